@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from embarcadero.broker.broker import Broker
+from embarcadero.broker.context import BrokerContext
 from embarcadero.config import FabricSizes
-from embarcadero.env import Inline, Workers
+from embarcadero.env import Env, Inline, Workers
 from embarcadero.fabric.durability import create_durable, create_ranges
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
@@ -218,10 +219,10 @@ class DiskWorld:
         member = self.directory.register_broker(number, "127.0.0.1", 9092 + number, 1)
         self.hand.count(member.handle, Standing.OPEN)
         fabric = self.memory.host(f"host-{number}.{member.incarnation}")
-        return Broker(
-            fabric, self.directory, self.clock, self.bell, member, self.sizes, workers=self.workers(),
-            disks=lambda replica: RealDisk(Path(replica.folder)),
-        )  # fmt: skip
+        env = Env(
+            self.clock, self.bell, workers=self.workers(), disks=lambda replica: RealDisk(Path(replica.folder))
+        )
+        return Broker(BrokerContext(env, fabric, self.directory, member, self.sizes))
 
     @staticmethod
     def make_folders(disk: RealDisk, lane: int) -> None:

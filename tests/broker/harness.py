@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from embarcadero.broker.broker import Broker
+from embarcadero.broker.context import BrokerContext
 from embarcadero.broker.net.connection import Connection
 from embarcadero.config import DEFAULTS, Config, FabricSizes
-from embarcadero.env import SilentBell
+from embarcadero.env import Env, SilentBell
 from embarcadero.fabric.leader import create_epochs
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
@@ -39,6 +40,7 @@ class Client:
 
     def __init__(self, broker: Broker, greet: bool = True) -> None:
         self.connection: Connection = broker.connect()
+        self.peer = self.connection.peer
         self._receiver = FrameReceiver(
             allowed=frozenset(set(FrameKind) - {FrameKind.BATCH}),
             scratch=memoryview(bytearray(65536)),
@@ -57,7 +59,7 @@ class Client:
     def send(self, data: bytes | memoryview) -> None:
         """Put bytes on the wire."""
         rest = memoryview(data)
-        while rest and not self.connection.closing:
+        while rest and not self.peer.closing:
             buffer = self.connection.get_buffer()
             count = min(len(buffer), len(rest))
             buffer[:count] = rest[:count]
@@ -85,7 +87,7 @@ class Client:
 
     def pump(self) -> None:
         """Take what the broker wrote."""
-        for chunk in self.connection.take_output():
+        for chunk in self.peer.take_output():
             rest = memoryview(bytes(chunk))
             while rest:
                 buffer = self._receiver.get_buffer()
@@ -162,7 +164,8 @@ class World:
         """A new incarnation of a broker, on a host of its own."""
         member = self.directory.register_broker(number, "127.0.0.1", 9092 + number, 1)
         fabric = self.memory.host(f"host-{number}.{member.incarnation}")
-        return Broker(fabric, self.directory, self.clock, self.bell, member, self.sizes, config=self.config)
+        env = Env(self.clock, self.bell)
+        return Broker(BrokerContext(env, fabric, self.directory, member, self.sizes, self.config))
 
     def restart_sequencer(self) -> None:
         """The sequencer is gone; the next one takes over."""

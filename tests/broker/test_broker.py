@@ -6,6 +6,8 @@ import pyarrow as pa
 import pytest
 
 from embarcadero.broker.broker import Broker
+from embarcadero.broker.context import BrokerContext
+from embarcadero.env import Env
 from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError
 from embarcadero.fabric.leader import EpochTable
 from embarcadero.fabric.log import BrokerLogs
@@ -90,13 +92,13 @@ def test_a_store_that_ceases_to_answer_half_way_is_read_again(world: World, monk
         raise Backpressure("the store does not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(broker._directory, "trims", silent)
+        patch.setattr(broker._context.directory, "trims", silent)
         with pytest.raises(Backpressure):
             broker.refresh()
     world.directory.next_epoch()
     broker.refresh()
 
-    assert made.lane in broker._lanes
+    assert made.lane in broker.store.lanes
 
 
 @pytest.mark.parametrize("error", [DiskFull("the store is full", "make room"), DiskFailed("EIO", "check its disk")])
@@ -105,7 +107,7 @@ def test_a_store_whose_disk_fails_is_asked_again(
 ) -> None:
     """Clients are told what is wrong, and that it may pass: readers and publishers ask again by themselves."""
     client = Client(world.brokers[0])
-    lane = world.brokers[0]._topics["t"].lane
+    lane = world.brokers[0].store.topics["t"].lane
 
     def fails(*_: object, **_options: object) -> None:
         raise error
@@ -226,7 +228,7 @@ def test_nonsense_ends_the_connection_with_a_typed_error_and_nobody_else_notices
     good.batch(opened, 0, b"good")
     world.run(6, good)
 
-    assert bad.connection.closing
+    assert bad.peer.closing
     assert _code(bad.pushed[-1]) == code
     assert _outcomes(good) == [(0, Outcome.ORDERED)]
     assert [bytes(p) for p in world.fetch(good, opened.lane, by="earliest").payloads] == [b"good"]
@@ -237,7 +239,7 @@ def test_a_batch_beyond_credit_ends_the_connection(world: World) -> None:
     client = Client(world.brokers[0])
     opened = world.open(client)
     payload = bytes(8000)
-    client.connection.granted_bytes = 8000
+    client.peer.credit.granted = 8000
     client.batch(opened, 0, payload)
     client.pump()
 
@@ -248,7 +250,7 @@ def test_a_batch_larger_than_the_cluster_takes_is_refused_before_room_is_taken(w
     """The header alone is enough to refuse."""
     client = Client(world.brokers[0])
     opened = world.open(client)
-    client.connection.granted_bytes = 1 << 30
+    client.peer.credit.granted = 1 << 30
     client.batch(opened, 0, bytes(SIZES.chunk_bytes + 1))
     client.pump()
 
@@ -261,7 +263,7 @@ def test_nothing_works_before_the_hello(world: World) -> None:
     client.send(control_frame(m.ListTopics(), 1))
     client.pump()
 
-    assert client.connection.closing
+    assert client.peer.closing
     assert _code(client.pushed[-1]) == "BadFrame"
 
 
@@ -425,7 +427,8 @@ def test_an_incarnation_that_is_dead_keeps_its_regions_until_it_is_removed(world
     late = world.directory.register_broker(1, "127.0.0.1", 9093, 1)
     world.directory.mark_dead(late.broker, late.incarnation)
     fabric = world.memory.host("host-late")
-    broker = Broker(fabric, world.directory, world.clock, world.bell, late, world.sizes, config=world.config)
+    env = Env(world.clock, world.bell)
+    broker = Broker(BrokerContext(env, fabric, world.directory, late, world.sizes, world.config))
     assert broker.deposed
     assert fabric.exists(f"{late.region_prefix}/pending")
 
@@ -439,7 +442,7 @@ def test_a_full_broker_grants_no_credit_then_says_so_and_recovers() -> None:
     broker = world.brokers[0]
     sent = 0
     for sequence in range(200):
-        if client.credit - client.connection.received_bytes < 1064:
+        if client.credit - client.peer.credit.received < 1064:
             break
         client.batch(opened, sequence, bytes(1000))
         sent += 1
@@ -465,7 +468,7 @@ def test_a_pending_ring_that_is_full_refuses_batches_and_loses_nothing() -> None
     world.topic(order=2)
     client = Client(world.brokers[0])
     opened = world.open(client)
-    client.connection.granted_bytes = 1 << 30
+    client.peer.credit.granted = 1 << 30
     for sequence in range(SIZES.pending_slots * 2):
         client.batch(opened, sequence, b"%d" % sequence)
     other = Client(world.brokers[0])

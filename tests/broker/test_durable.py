@@ -158,7 +158,7 @@ def test_a_payload_stays_in_memory_until_it_is_durable(world: DiskWorld) -> None
     for replica in world.of(range_)[:2]:
         replica.copy(range_, len(stored))
     world.run(3, client)
-    assert world.brokers[0].held.kept_chunks == 0
+    assert world.brokers[0].awaiting.kept_chunks == 0
     assert not world.brokers[0].ingest.log._held
 
 
@@ -172,7 +172,7 @@ def test_what_may_be_the_first_copy_is_kept_although_it_is_called_a_duplicate(wo
     for sequence in world.hand.outcomes:
         other.batch(opened, sequence, payload(sequence))
         world.run(1)
-    held = world.brokers[1].held.of(range_.lane)
+    held = world.brokers[1].awaiting.of(range_.lane)
     for stop, kept in ((1, [1, 2]), (2, [2]), (3, [])):
         for replica in world.of(range_)[:2]:
             replica.copy(range_, stop)
@@ -188,18 +188,18 @@ def test_a_topic_whose_replicas_are_dead_leaves_room_for_the_others(world: DiskW
     stuck, free = Client(world.brokers[0]), Client(world.brokers[0])
     into_dead, into_memory = world.open(stuck, "dead"), world.open(free, "memory")
     for sequence in range(60):
-        if stuck.connection.granted_bytes - stuck.connection.received_bytes < 3_000:
+        if stuck.peer.credit.granted - stuck.peer.credit.received < 3_000:
             break
         stuck.batch(into_dead, sequence, payload(sequence, 2_000))
         world.run(1, stuck)
-    granted = stuck.connection.granted_bytes
+    granted = stuck.peer.credit.granted
     for sequence in range(200):
         free.batch(into_memory, sequence, payload(sequence, 2_000))
         world.run(1, free)
     world.run(3, stuck, free)
     assert outcomes(free) == [(sequence, Outcome.ORDERED) for sequence in range(200)]
-    assert stuck.connection.granted_bytes == granted
-    assert world.brokers[0].held.kept_chunks <= 0.625 * world.brokers[0].ingest.log.chunks
+    assert stuck.peer.credit.granted == granted
+    assert world.brokers[0].awaiting.kept_chunks <= 0.625 * world.brokers[0].ingest.log.chunks
     assert not world.brokers[0].full
 
 
@@ -225,16 +225,16 @@ def test_credit_comes_back_when_disks_catch_up(world: DiskWorld) -> None:
     client = Client(world.brokers[0])
     opened = world.open(client)
     sequence = 0
-    while client.connection.granted_bytes - client.connection.received_bytes >= 3_000 and sequence < 60:
+    while client.peer.credit.granted - client.peer.credit.received >= 3_000 and sequence < 60:
         client.batch(opened, sequence, payload(sequence, 2_000))
         world.run(1, client)
         sequence += 1
-    granted = client.connection.granted_bytes
+    granted = client.peer.credit.granted
     ordered = sum(outcome == Outcome.ORDERED for _, outcome in outcomes(client))
     for replica in world.of(range_)[:2]:
         replica.copy(range_, ordered)
     world.run(3, client)
-    assert client.connection.granted_bytes > granted
+    assert client.peer.credit.granted > granted
 
 
 def test_a_client_that_is_gone_is_waited_for_by_nobody(world: DiskWorld) -> None:
@@ -244,12 +244,12 @@ def test_a_client_that_is_gone_is_waited_for_by_nobody(world: DiskWorld) -> None
     world.publish(client, world.open(client), 0, 2, flags=WANT_DURABLE)
     client.connection.closed()
     world.run(2)
-    assert world.brokers[0].held.waiting == 0
+    assert world.brokers[0].awaiting.waiting == 0
     assert waiting_line(world) == 0
     for replica in world.of(range_):
         replica.copy(range_, 2)
     world.run(2)
-    assert world.brokers[0].held.kept_chunks == 0
+    assert world.brokers[0].awaiting.kept_chunks == 0
 
 
 def test_a_deleted_topic_lets_go_of_everything(world: DiskWorld) -> None:
@@ -260,7 +260,7 @@ def test_a_deleted_topic_lets_go_of_everything(world: DiskWorld) -> None:
     world.directory.delete_topic("t")
     world.run(3, client)
     assert outcomes(client) == [(0, Outcome.UNKNOWN_TOPIC), (1, Outcome.UNKNOWN_TOPIC)]
-    assert world.brokers[0].held.kept_chunks == 0
+    assert world.brokers[0].awaiting.kept_chunks == 0
 
 
 def test_a_durable_ack_of_a_topic_without_replicas_is_a_mistake(world: DiskWorld) -> None:
@@ -270,7 +270,7 @@ def test_a_durable_ack_of_a_topic_without_replicas_is_a_mistake(world: DiskWorld
     opened = world.open(client, "memory")
     client.batch(opened, 0, flags=WANT_DURABLE)
     client.pump()
-    assert client.connection.closing
+    assert client.peer.closing
     assert [answer.code for answer in client.pushed if isinstance(answer, m.Failed)] == ["BadFrame"]
 
 
@@ -426,7 +426,7 @@ def test_what_a_closed_broker_lane_lost_is_a_gap_up_to_its_end(
     told = world.ask(reader, m.GetLanes(lane=lane.topic))
     assert (told.unsure, told.lanes[0].end) == ([lane.lane], 4), "publishers wait, too"
     asked: list[m.Fetch] = []
-    monkeypatch.setattr(world.brokers[1].reads.warm, "fetch", lambda _connection, read, *_: asked.append(read.ask))
+    monkeypatch.setattr(world.brokers[1].readers.disks, "fetch", lambda _connection, read, *_: asked.append(read.ask))
     waiting = [
         reader.ask(m.Fetch(lane=lane.lane, start=2, max_bytes=1_000, read=read, wait_ms=20_000))
         for read in ("ordered", "durable")
@@ -510,14 +510,14 @@ def test_a_broker_says_that_its_own_lanes_wait(world: DiskWorld, order: int) -> 
 
 def silence(patch: pytest.MonkeyPatch, broker: Broker, lane: int) -> None:
     """The store does not tell a lane's ranges any more, and nobody remembers any."""
-    known = broker._directory.ranges
+    known = broker._context.directory.ranges
 
     def ranges(of: int) -> list[Range]:
         if of == lane:
             raise Backpressure("the store does not answer")
         return known(of)
 
-    patch.setattr(broker._directory, "ranges", ranges)
+    patch.setattr(broker._context.directory, "ranges", ranges)
     broker.durable.changed()
 
 
@@ -544,7 +544,7 @@ def test_a_store_that_does_not_answer_one_client_keeps_no_acks_from_others(
     second.connection.closed()
     world.run(1, first)
     assert outcomes(first) == [(0, Outcome.ORDERED), (2, Outcome.ORDERED)]
-    assert broker.held.waiting == 1
+    assert broker.awaiting.waiting == 1
 
 
 def test_a_batch_that_came_when_the_store_did_not_answer_leaves_nothing_behind(
@@ -559,7 +559,7 @@ def test_a_batch_that_came_when_the_store_did_not_answer_leaves_nothing_behind(
     with monkeypatch.context() as patch:
         silence(patch, broker, int(client.acks[0]["extra"]))
         client.batch(opened, 1, payload(1))
-    assert client.connection.closing
+    assert client.peer.closing
     assert (broker.ingest.arriving, broker.unsettled) == (0, 0)
 
 
@@ -568,7 +568,7 @@ def test_publishers_without_credit_are_told_which_replica_is_in_trouble(world: D
     range_ = world.topic("stuck")
     stuck = Client(world.brokers[0])
     opened, sequence = world.open(stuck, "stuck"), 0
-    while stuck.connection.granted_bytes - stuck.connection.received_bytes >= 3_000:
+    while stuck.peer.credit.granted - stuck.peer.credit.received >= 3_000:
         stuck.batch(opened, sequence, payload(sequence, 2_000), flags=WANT_DURABLE)
         world.run(1, stuck)
         sequence += 1

@@ -50,19 +50,19 @@ def test_a_batch_that_never_ends_gives_its_room_back(patience_s: float) -> None:
     slow.send(_header(opened, 0, payload))
     other = world.open(steady)
     for n in range(8):
-        if not slow.connection.closing:
+        if not slow.peer.closing:
             slow.send(payload[:1])
         steady.send(_header(other, n, payload))
         _wait(world, patience_s / 4, slow, steady)
         steady.send(payload)
         _wait(world, patience_s / 4, slow, steady)
-    assert slow.connection.closing
+    assert slow.peer.closing
     failure = slow.pushed[-1]
     assert isinstance(failure, m.Failed)
     assert failure.code == "TimedOut"
-    assert slow.connection.arriving is None
+    assert not slow.peer.arriving
     assert [Outcome(int(ack["outcome"])) for ack in steady.acks] == [Outcome.ORDERED] * 8
-    assert not steady.connection.closing
+    assert not steady.peer.closing
 
 
 def test_a_subscriber_that_never_reads_is_given_no_more_than_its_share() -> None:
@@ -73,21 +73,21 @@ def test_a_subscriber_that_never_reads_is_given_no_more_than_its_share() -> None
     opened = world.open(writer)
     writer.batch(opened, 0, bytes(8_000))
     world.run(6, writer)
-    deaf.connection.socket_bytes = lambda: SEND_QUEUE_BYTES_MAX  # the socket is full
+    deaf.peer.transport.socket_bytes = lambda: SEND_QUEUE_BYTES_MAX  # the socket is full
     for _ in range(200):
         deaf.send(_fetch(opened.lane))
     world.run(3, writer)
     assert deaf.connection.stopped
-    assert sum(map(len, deaf.connection.take_output())) == 0
+    assert sum(map(len, deaf.peer.take_output())) == 0
     assert len(world.fetch(writer, opened.lane, by="earliest").payloads) == 1
-    deaf.connection.socket_bytes = lambda: 0
+    deaf.peer.transport.socket_bytes = lambda: 0
     sizes = []
     while deaf.connection.stopped or not sizes:
         world.run(1)
-        sizes.append(sum(map(len, deaf.connection.take_output())))
+        sizes.append(sum(map(len, deaf.peer.take_output())))
     assert sum(sizes) >= 200 * 8_000
     assert max(sizes) <= limits.UNREAD_PAUSE_BYTES + 10_000
-    assert deaf.connection.parked == 0
+    assert deaf.peer.parked == 0
 
 
 def _fetch(lane: int) -> bytes:
@@ -127,9 +127,9 @@ def test_readers_that_do_not_read_hold_a_bounded_amount_in_all() -> None:
         request = writer.ask(m.Fetch(lane=opened.lane, start=index, max_bytes=1))
         world.run(2, writer)
         assert len(writer.fetched[request].payloads) == 1
-        assert sum(reader.connection.unread_bytes() for reader in deaf) <= _UNREAD
+        assert sum(reader.peer.unread_bytes() for reader in deaf) <= _UNREAD
     assert world.brokers[0].unread.used <= _UNREAD
-    assert not writer.connection.closing
+    assert not writer.peer.closing
 
 
 def test_the_memory_of_a_reader_that_does_not_read_goes_to_those_who_wait() -> None:
@@ -142,25 +142,25 @@ def test_the_memory_of_a_reader_that_does_not_read_goes_to_those_who_wait() -> N
         if request in late.fetched:
             break
     assert request in late.fetched
-    ended = [reader for reader in deaf if reader.connection.closing]
+    ended = [reader for reader in deaf if reader.peer.closing]
     assert ended
-    assert all(reader.connection.aborted and not reader.connection.take_output() for reader in ended)
+    assert all(reader.peer.aborted and not reader.peer.take_output() for reader in ended)
     assert world.brokers[0].counters.hung_up["TimedOut"] == len(ended)
-    assert not late.connection.closing
+    assert not late.peer.closing
 
 
 def test_a_reader_that_does_not_read_is_left_alone_while_there_is_memory() -> None:
     """A slow link is no crime."""
     world, _, deaf, _ = _crowd(readers=1, fetches=3)
     _wait(world, 10 * limits.UNREAD_S_MAX)
-    assert not deaf[0].connection.closing
-    assert deaf[0].connection.unread_bytes() > 0
+    assert not deaf[0].peer.closing
+    assert deaf[0].peer.unread_bytes() > 0
 
 
 def test_answers_get_smaller_the_more_is_unread() -> None:
     """Each gets an eighth of what is free: the first ones do not take it all."""
     _, _, deaf, _ = _crowd(readers=8, fetches=1)
-    sizes = [reader.connection.unread_bytes() for reader in deaf]
+    sizes = [reader.peer.unread_bytes() for reader in deaf]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[-1] > 20_000
 
@@ -198,10 +198,10 @@ def test_requests_wait_while_their_answers_are_not_read() -> None:
     client.batch(opened, 0)  # behind the requests
     world.run(3)
     largest = limits.CONTROL_BYTES_MAX
-    assert limits.UNREAD_PAUSE_BYTES < client.connection.unread_bytes() < limits.UNREAD_PAUSE_BYTES + largest
-    assert world.brokers[0].unread.used == client.connection.held_bytes > client.connection.unread_bytes()
+    assert limits.UNREAD_PAUSE_BYTES < client.peer.unread_bytes() < limits.UNREAD_PAUSE_BYTES + largest
+    assert world.brokers[0].unread.used == client.peer.held_bytes > client.peer.unread_bytes()
     assert client.connection.stopped
-    assert not client.connection.closing
+    assert not client.peer.closing
     for _ in range(400):
         world.run(1, client)
     assert _answered(client) == list(range(1_000, 2_400))
@@ -217,8 +217,8 @@ def test_requests_of_many_connections_hold_a_bounded_amount_in_all() -> None:
     deaf = [Client(world.brokers[0]) for _ in range(100)]
     for one in deaf:
         _describe(one)
-    answer = max(map(len, deaf[0].connection._output))
-    held = sum(one.connection.unread_bytes() for one in deaf)
+    answer = max(map(len, deaf[0].peer._output))
+    held = sum(one.peer.unread_bytes() for one in deaf)
     assert held <= _UNREAD + len(deaf) * (answer + SMALL_BYTES)
     for index in range(1, 13):
         _describe(writer, first=index * 10_000, count=3)
@@ -231,9 +231,9 @@ def test_requests_of_many_connections_hold_a_bounded_amount_in_all() -> None:
         assert len(writer.fetched[request].payloads) == 1
         assert len(_answered(writer, index * 10_000)) == 3
         assert len(writer.acks) == 12 + index
-        assert sum(one.connection.unread_bytes() for one in deaf) <= held
-    assert any(one.connection.aborted for one in deaf)
-    assert not writer.connection.closing
+        assert sum(one.peer.unread_bytes() for one in deaf) <= held
+    assert any(one.peer.aborted for one in deaf)
+    assert not writer.peer.closing
 
 
 def test_acks_that_are_not_read_count() -> None:
@@ -246,7 +246,7 @@ def test_acks_that_are_not_read_count() -> None:
         client.batch(opened, sequence)
         world.run(1)
     world.run(3)
-    unread = client.connection.unread_bytes()
+    unread = client.peer.unread_bytes()
     assert unread > SMALL_BYTES
     assert world.brokers[0].unread.used == unread
     client.pump()
@@ -283,7 +283,7 @@ class _SlowReaders:
             if self._later.jobs:
                 self._later.step()
             self._world.run(1, self._fast)
-            assert sum(one.connection.held_bytes for one in self.deaf) <= self._broker.unread.total_bytes
+            assert sum(one.peer.held_bytes for one in self.deaf) <= self._broker.unread.total_bytes
         (text,) = texts(self._fast.fetched[request])
         return text
 
@@ -296,7 +296,7 @@ def test_reads_of_files_count_for_at_least_one_batch(tmp_path: Path) -> None:
     fill(world, range_, 120, size=1_500)
     readers = _SlowReaders(world, range_.lane, later)
     assert readers.run(20) == [payload(number, 1_500) for number in range(20)]
-    assert 1 <= sum(one.connection.unread_bytes() > 1_500 for one in readers.deaf) <= 3
+    assert 1 <= sum(one.peer.unread_bytes() > 1_500 for one in readers.deaf) <= 3
 
 
 def test_reads_of_tables_count_for_at_least_one_batch(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_reads_of_tables_count_for_at_least_one_batch(tmp_path: Path) -> None:
     tiered.forget(25)
     readers = _SlowReaders(tiered.world, tiered.lane, later, table=True)
     assert readers.run(20) == tiered.everything[1][:20]
-    assert 1 <= sum(one.connection.unread_bytes() > 1_500 for one in readers.deaf) <= 3
+    assert 1 <= sum(one.peer.unread_bytes() > 1_500 for one in readers.deaf) <= 3
 
 
 def test_what_is_read_ahead_counts_as_much_as_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,9 +321,9 @@ def test_what_is_read_ahead_counts_as_much_as_it_has(tmp_path: Path, monkeypatch
     for _ in range(30):
         Client(broker).ask(m.Fetch(lane=range_.lane, start=0, max_bytes=1))
     while later.jobs:
-        assert broker.reads.warm._ahead_bytes <= disk.WARM_AHEAD_BYTES_MAX
+        assert broker.readers.disks._ahead_bytes <= disk.WARM_AHEAD_BYTES_MAX
         later.step()
-    assert broker.reads.warm._ahead_bytes == len(broker.reads.warm._ahead) * (1_500 + ORDER.itemsize) > 0
+    assert broker.readers.disks._ahead_bytes == len(broker.readers.disks._ahead) * (1_500 + ORDER.itemsize) > 0
 
 
 def test_answers_from_files_keep_only_what_they_send(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_answers_from_files_keep_only_what_they_send(tmp_path: Path) -> None:
                 replica.copy(range_, sequence + 1)
     reader = Client(world.brokers[1])
     reader.send(control_frame(m.Fetch(lane=range_.lane, max_bytes=20_000, partitions=[1], wait_ms=1_000), 7))
-    (sent,) = [chunk for chunk in reader.connection._output if bytes(chunk) == payload(0, 500)]
+    (sent,) = [chunk for chunk in reader.peer._output if bytes(chunk) == payload(0, 500)]
     assert len(sent.obj if isinstance(sent, memoryview) else sent) == 500
 
 
@@ -351,21 +351,21 @@ def test_answers_that_take_a_while_wait_while_they_are_not_read(tmp_path: Path) 
     range_ = world.topic()
     fill(world, range_, 120, size=1_500)
     client, other = Client(world.brokers[1]), Client(world.brokers[1])
-    client.connection.socket_bytes = lambda: 0
+    client.peer.transport.socket_bytes = lambda: 0
     requests = [client.ask(m.GetTail(lane=range_.lane)) for _ in range(20)]
-    client.connection.socket_bytes = lambda: 2 * limits.UNREAD_PAUSE_BYTES
+    client.peer.transport.socket_bytes = lambda: 2 * limits.UNREAD_PAUSE_BYTES
     for _ in range(20):
         if later.jobs:
             later.step()
         world.run(1)
-    waiting = world.brokers[1].reads.warm.waiting
+    waiting = world.brokers[1].readers.disks.waiting
     assert 15 < waiting < 20
-    assert world.brokers[1].reads.warm.running == 0
+    assert world.brokers[1].readers.disks.running == 0
     request = other.ask(m.GetTail(lane=range_.lane))
     later.step()
     world.run(1, other)
     assert isinstance(other.answers[request], m.TailIs)
-    client.connection.socket_bytes = lambda: 0
+    client.peer.transport.socket_bytes = lambda: 0
     for _ in range(40):
         world.run(1, client)
         if later.jobs:
@@ -377,7 +377,7 @@ def test_answers_that_take_a_while_wait_while_they_are_not_read(tmp_path: Path) 
 def _begun(world: World, host: str, number: int, size: int) -> Client:
     """A client that sent the header of a batch, and nothing of its payload."""
     client = Client(world.brokers[0])
-    client.connection.host = host
+    client.peer.host = host
     opened = world.open(client)
     client.send(_header(opened, 0, bytes(size)))
     return client
@@ -390,9 +390,9 @@ def test_slow_batches_keep_a_small_part_of_the_log() -> None:
     slow = [_begun(world, f"10.0.0.{n}", n, 7_000) for n in range(5)]
     honest = Client(world.brokers[0])
     opened = world.open(honest)
-    assert not any(client.connection.closing for client in slow)
+    assert not any(client.peer.closing for client in slow)
     _wait(world, 2 * limits.STALLED_S, honest, *slow)
-    assert [client.connection.closing for client in slow] == [True] * 4 + [False]
+    assert [client.peer.closing for client in slow] == [True] * 4 + [False]
     failure = slow[0].pushed[-1]
     assert isinstance(failure, m.Failed)
     assert failure.code == "TimedOut"
@@ -409,14 +409,14 @@ def test_an_address_has_a_share_of_the_log_for_batches_under_way() -> None:
     first = [_begun(world, "10.0.0.1", n, 8_000) for n in range(4)]
     refused, other = _begun(world, "10.0.0.1", 4, 8_000), _begun(world, "10.0.0.2", 5, 8_000)
     refused.pump()
-    assert all(client.connection.arriving is not None for client in [*first, other])
+    assert all(client.peer.arriving for client in [*first, other])
     assert [Outcome(int(ack["outcome"])) for ack in refused.acks] == [Outcome.BACKPRESSURE]
-    assert not refused.connection.closing
+    assert not refused.peer.closing
 
 
 def _from(world: World, host: str, broker: int = 0) -> Client:
     client = Client(world.brokers[broker])
-    client.connection.host = host
+    client.peer.host = host
     return client
 
 
@@ -427,20 +427,20 @@ def test_stalled_batches_end_nobody_while_the_log_has_room() -> None:
     slow = [_begun(world, f"10.0.0.{n}", n, 3_000) for n in range(5)]
     assert world.brokers[0].ingest.occupancy() < world.brokers[0].settings.water_low
     _wait(world, 2 * limits.STALLED_S, *slow)
-    assert not any(client.connection.closing for client in slow)
+    assert not any(client.peer.closing for client in slow)
 
 
 def test_the_address_that_keeps_most_loses_its_stalled_batches_first() -> None:
     """The one that began first is honest, and slow."""
     world = World()
     world.topic()
-    world.brokers[0].peers._stalled_chunks_max = 2
+    world.brokers[0].admission.arriving._stalled_chunks_max = 2
     honest = _begun(world, "10.0.0.1", 0, 7_000)
     _wait(world, limits.STALLED_S, honest)
     crowd = [_begun(world, "10.0.0.2", n, 7_000) for n in range(1, 5)]
     _wait(world, 2 * limits.STALLED_S, honest, *crowd)
-    assert [client.connection.closing for client in crowd] == [True] * 3 + [False]
-    assert not honest.connection.closing
+    assert [client.peer.closing for client in crowd] == [True] * 3 + [False]
+    assert not honest.peer.closing
 
 
 def test_small_batches_count_for_the_share_of_an_address_too() -> None:
@@ -451,7 +451,7 @@ def test_small_batches_count_for_the_share_of_an_address_too() -> None:
     small = _begun(world, "10.0.0.1", 4, 1_500)
     small.pump()
     assert [Outcome(int(ack["outcome"])) for ack in small.acks] == [Outcome.BACKPRESSURE]
-    assert all(client.connection.arriving is not None for client in large)
+    assert all(client.peer.arriving for client in large)
 
 
 def test_an_address_has_a_share_of_a_topics_sessions() -> None:
@@ -496,7 +496,7 @@ def test_a_connection_may_open_one_name_again_and_again() -> None:
         world.open(clients[number % 2], name="taken over")
     for client in clients:
         world.open(client)
-    assert all(len(client.connection.sessions) <= 3 for client in clients)
+    assert all(len(client.peer.sessions) <= 3 for client in clients)
 
 
 def test_sessions_of_deleted_topics_count_no_longer() -> None:
@@ -508,8 +508,8 @@ def test_sessions_of_deleted_topics_count_no_longer() -> None:
         world.open(client)
         world.directory.delete_topic("t")
         world.run(4, client)
-        assert not client.connection.sessions
-        assert not client.connection.lanes
+        assert not client.peer.sessions
+        assert not client.peer.lanes
 
 
 def test_a_connection_that_opens_many_sessions_leaves_none_behind_when_it_goes() -> None:
@@ -606,16 +606,16 @@ def test_a_connection_of_many_sessions_has_few_in_mind_and_all_go_on() -> None:
     for opened in sessions:
         client.batch(opened, 0)
         world.run(2, client)
-    assert len(client.connection.sessions) == len(broker._attached) == 4
+    assert len(client.peer.sessions) == len(broker.sessions.attached) == 4
     client.batch(sessions[0], 1)
     world.run(2, client)
-    assert list(client.connection.sessions)[-1] == (sessions[0].lane, sessions[0].session)
+    assert list(client.peer.sessions)[-1] == (sessions[0].lane, sessions[0].session)
     assert [Outcome(int(ack["outcome"])) for ack in client.acks] == [Outcome.ORDERED] * 13
     assert [_departed(world, opened) for opened in sessions] == [False] + [True] * 8 + [False] * 3
     client.connection.closed()
     world.run(2)
     assert all(_departed(world, opened) for opened in sessions)
-    assert not broker._attached
+    assert not broker.sessions.attached
 
 
 @pytest.mark.parametrize("together", [1, 3])
@@ -628,10 +628,10 @@ def test_sessions_that_ended_are_not_kept_in_mind(together: int) -> None:
     for opened in (closed, named):
         client.batch(opened, 0)
     world.run(3, client)
-    assert len(broker._attached) == 2
+    assert len(broker.sessions.attached) == 2
     client.ask(m.CloseSession(lane=lane, session=closed.session))
     world.run(3, client)
-    assert list(broker._attached) == [(lane, named.session)]
+    assert list(broker.sessions.attached) == [(lane, named.session)]
     world.open(Client(world.brokers[1]), name="n")
     for session in (named.session, *range(1_000, 1_020)):
         for sequence in range(1, 1 + together):
@@ -639,8 +639,8 @@ def test_sessions_that_ended_are_not_kept_in_mind(together: int) -> None:
         world.run(3, client)
     last = [Outcome(int(ack["outcome"])) for ack in client.acks[2:]]
     assert last == [Outcome.FENCED] * together + [Outcome.UNKNOWN_SESSION] * 20 * together
-    assert not broker._attached
-    assert not client.connection.sessions
+    assert not broker.sessions.attached
+    assert not client.peer.sessions
 
 
 def test_a_detach_that_found_no_slot_does_not_undo_a_later_attach(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,9 +82,9 @@ def test_files_are_measured_by_their_indexes(world: DiskWorld) -> None:
     range_ = world.topic()
     client = fill(world, range_, BATCHES)
     tail = world.ask(client, m.GetTail(lane=range_.lane))
-    jobs = world.brokers[0].reads.warm.jobs
+    jobs = world.brokers[0].readers.disks.jobs
     found = _measure(world, client, range_.lane, stop=tail.index)
-    assert world.brokers[0].reads.warm.jobs == jobs + 1
+    assert world.brokers[0].readers.disks.jobs == jobs + 1
     assert isinstance(found, m.PiecesAre), found
     assert len(found.cuts) > BATCHES * 1_500 // 20_000 - 3
     assert (found.cuts[-1].index, found.cuts[-1].seq) == (tail.index, tail.seq)
@@ -172,7 +172,7 @@ def test_read_ahead_is_for_who_asks_alike(world: DiskWorld) -> None:
     fill(world, range_, BATCHES)
     reader = Client(world.brokers[1])
     first = world.fetch(reader, range_.lane, start=0, max_bytes=4_000)
-    warm = world.brokers[1].reads.warm
+    warm = world.brokers[1].readers.disks
     used = warm.ahead_used
     following = world.fetch(reader, range_.lane, start=first.next_index, max_bytes=4_000, stop=first.next_index + 1)
     assert (len(following.payloads), warm.ahead_used) == (1, used)

@@ -80,7 +80,7 @@ def test_a_store_that_is_locked_is_asked_half_of_the_time_at_most(
         raise Backpressure("the store stayed locked", "try again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(readers.world.brokers[0]._reader_notes._directory, "note_progress", locked)
+        patch.setattr(readers.world.brokers[0].requests.notes._directory, "note_progress", locked)
         readers.note("a", 1)
         for _ in range(60):
             readers.pass_s(0.2)

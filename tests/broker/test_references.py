@@ -95,7 +95,7 @@ def test_any_broker_copies_what_any_other_has_staged(world: World, staged_in: st
     assert texts(found) == [b"first", b"second" * 100]
     assert [int(entry["partition"]) for entry in found.entries[:2]] == [3, 3]
     assert [int(entry["count"]) for entry in found.entries[:2]] == [2, 2]
-    assert world.brokers[1].references.copied == 2
+    assert world.brokers[1].admission.references.copied == 2
 
 
 @pytest.mark.parametrize("order", ["zero", "one"])
@@ -186,14 +186,14 @@ def test_a_reference_costs_what_its_bytes_would(world: World) -> None:
     """Credit is taken for the staged size, so that nobody makes a broker copy more than it could have sent."""
     client = Client(world.brokers[0])
     at, session = stage(world, client, b"x" * 4_000), world.open(client)
-    before = client.connection.received_bytes
+    before = client.peer.credit.received
     refer(client, session, 0, at, b"x" * 4_000)
-    assert client.connection.received_bytes == before + 64 + 4_000
+    assert client.peer.credit.received == before + 64 + 4_000
     for sequence in range(1, 10):
         refer(client, session, sequence, at, b"x" * 4_000)
-        client.connection.granted_bytes = min(client.connection.granted_bytes, before + 10_000)
+        client.peer.credit.granted = min(client.peer.credit.granted, before + 10_000)
     client.pump()
-    assert client.connection.closing
+    assert client.peer.closing
     assert [message.code for message in client.pushed if isinstance(message, m.Failed)] == ["OverCredit"]
     assert world.brokers[0].ingest.arriving == 0
 
@@ -227,7 +227,7 @@ def test_without_room_in_the_log_it_comes_again(world: World) -> None:
     """Brokers that nobody orders fill up; a reference is then refused as a batch with bytes is."""
     client = Client(world.brokers[0])
     at, session = stage(world, client, b"x" * 4_000), world.open(client)
-    client.connection.granted_bytes = 1 << 30
+    client.peer.credit.granted = 1 << 30
     sequence = 0
     while not client.acks and sequence < 40:
         refer(client, session, sequence, at, b"x" * 4_000)
@@ -244,7 +244,7 @@ class StagedWorld:
     def __init__(self, path: Path) -> None:
         self.world = DiskWorld(path)
         self.jobs = Later()
-        self.world.brokers[1].reads.warm._workers = self.jobs
+        self.world.brokers[1].readers.disks._workers = self.jobs
         self.world.topic("zero", order=0)
         self.world.topic("t", order=5, replicas=0, durable_on=0)
         self.stager, self.publisher = Client(self.world.brokers[0]), Client(self.world.brokers[1])
@@ -327,7 +327,7 @@ def test_what_left_memory_is_read_on_a_worker_and_the_session_keeps_its_order(st
     staged.refer(3, 4)
     staged.refer(0, 58, session=other)
     staged.publisher.batch(other, 1, b"passes")
-    waiting = staged.broker.references.waiting
+    waiting = staged.broker.admission.references.waiting
     assert staged.published() == [payload(58, 1_500), b"passes"]
     assert (waiting, len(staged.jobs.jobs)) == (4, 1)
     assert staged.broker.unsettled == 5  # its bytes are in the log already, and have no entry
@@ -339,7 +339,7 @@ def test_what_left_memory_is_read_on_a_worker_and_the_session_keeps_its_order(st
     staged.jobs.step()
     assert staged.published()[5:] == [payload(4, 1_500)]
     assert staged.broker.unsettled == 0
-    assert staged.publisher.connection.staging_bytes == 0
+    assert staged.publisher.peer.credit.staging == 0
 
 
 def test_one_job_reads_what_a_session_needs_next(staged: StagedWorld) -> None:
@@ -362,7 +362,7 @@ def test_a_connection_that_goes_away_leaves_nothing(staged: StagedWorld) -> None
     staged.publisher.batch(staged.session, 1, b"carried")
     assert staged.broker.ingest.arriving == 1
     staged.publisher.connection.closed()
-    assert (staged.broker.ingest.arriving, staged.broker.references.waiting) == (0, 0)
+    assert (staged.broker.ingest.arriving, staged.broker.admission.references.waiting) == (0, 0)
     staged.jobs.step()
     assert staged.published() == []
     assert staged.broker.unsettled == 0
@@ -371,18 +371,18 @@ def test_a_connection_that_goes_away_leaves_nothing(staged: StagedWorld) -> None
 def test_credit_comes_back_when_a_batch_is_stored_and_not_before(staged: StagedWorld) -> None:
     """A client can't have more read for it than its credit, however slow the disk is."""
     staged.stage(60)
-    granted = staged.publisher.connection.granted_bytes
+    granted = staged.publisher.peer.credit.granted
     sequence = 0
-    while staged.publisher.connection.received_bytes + 1_564 <= granted:
+    while staged.publisher.peer.credit.received + 1_564 <= granted:
         staged.refer(sequence, sequence % 20)
         sequence += 1
     assert sequence > 4
     staged.world.run(5, staged.publisher)
-    assert staged.publisher.connection.granted_bytes == granted
+    assert staged.publisher.peer.credit.granted == granted
     while staged.jobs.jobs:
         staged.jobs.step()
     staged.world.run(2, staged.publisher)
-    assert staged.publisher.connection.granted_bytes > granted
+    assert staged.publisher.peer.credit.granted > granted
 
 
 def test_a_file_that_cannot_be_read_now_is_tried_again_later(
@@ -415,7 +415,7 @@ def test_more_than_a_connection_may_have_waiting_is_refused(
     staged.refer(2, 5)
     staged.publisher.batch(staged.session, 3, b"carried")
     assert outcomes(staged.publisher) == [(2, Outcome.BACKPRESSURE), (3, Outcome.BACKPRESSURE)]
-    assert (staged.broker.ingest.arriving, staged.broker.references.waiting) == (0, 2)
+    assert (staged.broker.ingest.arriving, staged.broker.admission.references.waiting) == (0, 2)
 
 
 def test_a_reference_on_disk_with_another_checksum_is_refused(staged: StagedWorld) -> None:

@@ -82,7 +82,7 @@ def test_a_batch_has_at_most_so_many_records() -> None:
 
     assert [Outcome(int(ack["outcome"])) for ack in client.acks] == [Outcome.ORDERED]
     assert isinstance(client.pushed[-1], m.Failed)
-    assert (client.pushed[-1].code, client.connection.closing) == ("FrameTooLarge", True)
+    assert (client.pushed[-1].code, client.peer.closing) == ("FrameTooLarge", True)
 
 
 def test_the_welcome_tells_the_limits() -> None:

@@ -39,7 +39,7 @@ class TableWorld:
         self.epoch = self.world.directory.open_tier(ask).epoch
         self.everything, self.metadata = everything, ""
         for broker in self.world.brokers:
-            broker.reads.tables = TableJobs(workers or Inline(), self.tables)
+            broker.readers.tables = TableJobs(workers or Inline(), self.tables)
 
     def _everything(self) -> tuple[Any, list[bytes]]:
         rows, payloads, at = [], [], 0
@@ -109,7 +109,7 @@ def test_what_neither_brokers_nor_the_table_have_is_a_gap(tiered: TableWorld) ->
     tiered.forget(10, cold=True)
     assert tiered.scan() == (EXPECTED[10:], [Gap(GapKind.TRIMMED, 0, 10)])
     bare = tiered.world.brokers[1]
-    bare.reads.tables = TableJobs(Inline(), None)
+    bare.readers.tables = TableJobs(Inline(), None)
     client = Client(bare)
     assert scan(tiered.world, client, tiered.lane, table=True)[1] == [Gap(GapKind.TRIMMED, 0, 25)]
 
@@ -163,15 +163,15 @@ def test_reads_of_tables_are_bounded_and_leave_disks_alone(tmp_path: Path) -> No
     for client in (tiered.client, *others):
         for _ in range(3):
             client.ask(m.Fetch(lane=tiered.lane, start=0, max_bytes=1 << 20, table=True))
-    assert len(later.jobs) == broker.reads.tables.running == TABLE_JOBS_MAX
-    assert broker.reads.tables.waiting == 12 - TABLE_JOBS_MAX
+    assert len(later.jobs) == broker.readers.tables.running == TABLE_JOBS_MAX
+    assert broker.readers.tables.waiting == 12 - TABLE_JOBS_MAX
     assert tiered.world.fetch(tiered.client, tiered.lane, by="index", start=26, table=True).payloads
-    broker.reads.disconnected(others[0].connection)
-    assert broker.reads.tables.waiting <= 12 - TABLE_JOBS_MAX - 2
+    broker.fetches.disconnected(others[0].peer)
+    assert broker.readers.tables.waiting <= 12 - TABLE_JOBS_MAX - 2
     while later.jobs:
         later.step()
     assert later.most == TABLE_JOBS_MAX
-    assert broker.reads.tables.running == 0
+    assert broker.readers.tables.running == 0
 
 
 def test_places_and_pieces_of_the_table_are_told(tiered: TableWorld) -> None:
@@ -184,7 +184,7 @@ def test_places_and_pieces_of_the_table_are_told(tiered: TableWorld) -> None:
     pieces = world.ask(client, measure)
     assert pieces.table
     assert [cut.index for cut in pieces.cuts] == [20]
-    world.brokers[0].reads.tables = TableJobs(Inline(), None)
+    world.brokers[0].readers.tables = TableJobs(Inline(), None)
     assert world.ask(client, measure).code == "NotAvailable"
 
 

@@ -91,8 +91,8 @@ def test_what_left_memory_is_read_from_files_and_the_reader_cannot_tell(world: D
     expected = [payload(sequence, 1_500) for sequence in range(120)]
     assert scan(world, reader, range_.lane, max_bytes=8_000) == (expected, [])
     assert scan(world, reader, range_.lane, by="earliest", max_bytes=100_000)[0] == expected
-    assert world.brokers[1].reads.warm.jobs > 0
-    assert world.brokers[1].reads.warm.ahead_used > 0
+    assert world.brokers[1].readers.disks.jobs > 0
+    assert world.brokers[1].readers.disks.ahead_used > 0
     assert scan(world, reader, range_.lane, read="ordered", max_bytes=8_000) == (expected, [])
 
 
@@ -103,7 +103,7 @@ def test_a_broker_holds_nothing_of_a_deleted_topic(world: DiskWorld) -> None:
     broker = world.brokers[1]
     reader = Client(broker)
     scan(world, reader, range_.lane, max_bytes=8_000)
-    copies, (connection,) = broker.reads.warm.copies, broker.connections.values()
+    copies, (connection,) = broker.readers.disks.copies, broker.peers.values()
     held = [idle for key, readers in copies._idle.items() if key[0] == range_.lane for idle in readers]
     assert held
     assert range_.lane in connection.reading
@@ -270,7 +270,7 @@ def test_disks_of_replicas_that_can_not_be_read_are_no_reason_to_ask_again(world
     """Only the store's disk is: without a good copy it is Corrupt, and says which disks there are."""
     range_ = world.topic()
     fill(world, range_, 100)
-    world.brokers[1].reads.warm.copies.members = {}
+    world.brokers[1].readers.disks.copies.members = {}
     answer = world.fetch(Client(world.brokers[1]), range_.lane, start=0)
     assert answer.code == "Corrupt"
     assert answer.message.count("is not known") == 3
@@ -712,7 +712,7 @@ def test_a_client_that_goes_leaves_no_jobs_behind(tmp_path: Path) -> None:
     client.connection.closed()
     while later.jobs:
         later.step()
-    disk = world.brokers[1].reads.warm
+    disk = world.brokers[1].readers.disks
     assert (disk.running, disk.waiting, disk._ahead_bytes) == (0, 0, 0)
     assert world.brokers[1].fetches_waiting == 0
 
@@ -723,7 +723,7 @@ def test_a_client_that_goes_before_its_next_span_is_read_gives_back_what_was_res
     world = DiskWorld(tmp_path, workers=lambda: later)
     range_ = world.topic()
     fill(world, range_, 100)
-    client, others, disk = Client(world.brokers[1]), Client(world.brokers[1]), world.brokers[1].reads.warm
+    client, others, disk = Client(world.brokers[1]), Client(world.brokers[1]), world.brokers[1].readers.disks
     client.ask(m.Fetch(lane=range_.lane, start=0, max_bytes=1_000))
     for index in range(10):
         others.ask(m.Fetch(lane=range_.lane, start=index, max_bytes=1_000))
@@ -762,7 +762,7 @@ def test_a_read_that_fails_in_an_unknown_way_is_answered(
     failed = client.answers[request]
     assert isinstance(failed, m.Failed)
     assert (failed.code, "nobody has thought" in failed.message) == ("Corrupt", True)
-    assert world.brokers[1].fetches_waiting == world.brokers[1].reads.warm.running == 0
+    assert world.brokers[1].fetches_waiting == world.brokers[1].readers.disks.running == 0
 
 
 def test_a_store_that_fails_while_a_file_is_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -801,7 +801,7 @@ def test_a_reader_of_files_that_is_let_go_is_in_nobody_elses_hands(
 
     range_ = world.topic()
     first, second, _ = range_.replicas
-    copies = world.brokers[1].reads.warm.copies
+    copies = world.brokers[1].readers.disks.copies
     monkeypatch.setattr(RangeReader, "close", lambda files: closed.append(files))  # noqa: PLW0108 - to be bound
     kept, other = copies.borrow(range_, first), copies.borrow(range_, second)
     copies.give_back(range_, first, kept, good=True)

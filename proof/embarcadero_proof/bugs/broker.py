@@ -8,9 +8,9 @@ from embarcadero_proof.bugs.bug import ENDED, ENDS, LOSS, POWER, ROLE, TABLES, T
 from embarcadero_proof.bugs.patch import Edit
 
 _RELAY: Final = "embarcadero.broker.write.pending:Relay.poll"
-_HELD: Final = "embarcadero.broker.durable:HeldLane"
+_AWAITING: Final = "embarcadero.broker.durable:AwaitingLane"
 _STORED: Final = "embarcadero.broker.durable:StoredLane"
-_READS: Final = "embarcadero.broker.read.fetches:Reads"
+_POSITIONS: Final = "embarcadero.broker.read.positions:Positions"
 
 BUGS: Final = (
     Bug("lane-ack-unchecked", "a broker acks batches of its lanes without looking whether it was closed", "P4",
@@ -25,8 +25,8 @@ BUGS: Final = (
                     "first = self._first_retained(ring, ordered, now_us)",
                     "first = min(self._first_retained(ring, ordered, now_us) + 1, bound)"),)),
     Bug("ack-before-durable", "a broker acks as durable what is only ordered", "P6", bias=POWER, witnesses=(0,),
-        edits=(Edit(f"{_HELD}.hold", '_STORED[acks["outcome"]]', 'np.zeros(len(acks), dtype=bool)'),
-               Edit(f"{_HELD}.hold_one", "and not connection.gone", "and False"))),
+        edits=(Edit(f"{_AWAITING}.hold", '_STORED[acks["outcome"]]', 'np.zeros(len(acks), dtype=bool)'),
+               Edit(f"{_AWAITING}.hold_one", "and not peer.gone", "and False"))),
     Bug("serve-above-durable", "a broker serves as durable what is only ordered", "P6", bias=POWER, witnesses=(0,),
         edits=(Edit(f"{_STORED}.bound", 'if read == "ordered":', "if True:"),)),
     Bug("lost-gap-from-reader", "a LOST gap begins where the reader is, though what it read before is lost",
@@ -41,19 +41,20 @@ BUGS: Final = (
             Edit(f"{_STORED}.kind_for", 'ask.read == "durable" and ask.never_durable', "ask.never_durable"),)),
     Bug("start-unsearched", "a broker takes memory for the start of a lane whose files it has not searched", "P4",
         bias=LOSS, witnesses=(80_020, 80_027, 80_046), edits=(
-            Edit(f"{_READS}._start_above", "if not segments.reach(", "if False and not segments.reach("),
-            Edit(f"{_READS}._check_unchanged", "if stored.chain.ranges !=", "if False and stored.chain.ranges !="))),
+            Edit(f"{_POSITIONS}._start_above", "if not segments.reach(", "if False and not segments.reach("),
+            Edit(f"{_POSITIONS}._check_unchanged", "if stored.chain", "if False and stored.chain"))),
     Bug("trimmed-gap-too-long", "a broker tells one index more than there are as trimmed", "P1", bias=TRIMS,
         witnesses=(7, 2), edits=(
             Edit(f"{_STORED}.not_in_memory", "if index < start:\n", "if index < start:\n            start += 1\n"),)),
     Bug("table-frontier-too-high", "a broker goes on one index behind what it read in a table", "P4",
         bias=TABLES, witnesses=(0,), edits=(
-            Edit(f"{_READS}._table_read", "result.tail_index = max(result.tail_index, tail)\n",
+            Edit("embarcadero.broker.read.fetches:Fetches._table_read",
+                 "result.tail_index = max(result.tail_index, tail)\n",
                  "result.tail_index = max(result.tail_index, tail)\n                result.next_index += 1\n"),)),
     Bug("filter-left-out", "a broker serves all partitions, whatever was asked for", "P4", witnesses=(6, 15),
         edits=(Edit("embarcadero.broker.read.results:wanted_entries", "if ask.partitions is not None:", "if False:"),)),
     Bug("tail-too-low", "a broker tells the durable end for the ordered one", "P4", bias=POWER, witnesses=(1,),
-        edits=(Edit(f"{_READS}.tail", "lane=lane, index=ends.index,", "lane=lane, index=ends.durable_index,"),)),
+        edits=(Edit(f"{_POSITIONS}.tail", "lane=lane, index=ends.index,", "lane=lane, index=ends.durable_index,"),)),
     Bug("reference-unchecked", "a broker does not compare a staged batch with what its reference says", "P2",
         witnesses=(170_015, 170_000), edits=(
             Edit("embarcadero.broker.write.references:_judged", "    seen = tuple(",
@@ -62,8 +63,7 @@ BUGS: Final = (
         witnesses=(170_002, 170_003), edits=(
             Edit("embarcadero.broker.write.references:References._look", 'read="durable"', 'read="ordered"'),)),
     Bug("connections-left", "a broker does not forget connections that are gone", "P9", witnesses=(1, 0),
-        edits=(Edit("embarcadero.broker.broker:Broker.disconnected",
-                    "self.connections.pop(connection.number, None)", "pass"),)),
+        edits=(Edit("embarcadero.broker.broker:Broker._disconnected", "self.peers.pop(peer.number, None)", "pass"),)),
     Bug("epoch-checked-first", "a broker looks at epoch lines first, and loads results then", scope="ack",
         edits=(Edit(_RELAY, "        frontier = results.frontier.load()",
                     "        checked = epoch.may_act()\n        frontier = results.frontier.load()"),

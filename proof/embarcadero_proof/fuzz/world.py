@@ -10,9 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from embarcadero.broker.broker import Broker
+from embarcadero.broker.context import BrokerContext
 from embarcadero.broker.net.connection import Connection
 from embarcadero.config import FabricSizes
-from embarcadero.env import SilentBell
+from embarcadero.env import Env, SilentBell
 from embarcadero.errors import BadRegion
 from embarcadero.fabric.durability import create_durable
 from embarcadero.fabric.leader import create_epochs
@@ -114,7 +115,7 @@ class World:
         create_epochs(self.fabric)
         self.sequencer = Sequencer(self.fabric, self.directory, self.clock, SilentBell(), SIZES)
         member = self.directory.register_broker(0, "127.0.0.1", 9092, 1)
-        self.broker = Broker(self.fabric, self.directory, self.clock, SilentBell(), member, SIZES)
+        self.broker = Broker(BrokerContext(Env(self.clock), self.fabric, self.directory, member, SIZES))
         for name, order in (("total", 2), ("strong", 5), ("loose", 0)):
             self.directory.create_topic(
                 name, order=order, partitions=2, replicas=0, durable_on=0, on_gap="fence", gap_timeout_ms=None
@@ -152,7 +153,7 @@ class World:
 def send(connection: Connection, data: bytes) -> None:
     """Bytes from a client, in reads of the usual size."""
     rest = memoryview(data)
-    while rest and not connection.closing:
+    while rest and not connection.peer.closing:
         buffer = connection.get_buffer()
         size = min(len(buffer), len(rest))
         buffer[:size] = rest[:size]

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from embarcadero.sequencer.leader.sequencer import Sequencer
 
 _BROKER: Final = (
-    "_attached", "_lanes", "connections.*.lanes", "connections.*.opened", "connections.*.reading",
-    "connections.*.sessions", "connections.*.turns", "counters.came_in", "counters.went_out",
-    "durable._durability._known", "durable._durability._open", "epoch._orders", "held._lanes", "lanes._roomless",
-    "lanes._trims", "lanes._writers", "lanes.known", "lanes.readers", "reads._readers", "reads._topics", "reads._trims",
-    "reads.warm.copies._good", "reads.warm.copies._idle", "references._queues.*",
+    "peers.*.lanes", "peers.*.reading", "peers.*.sessions", "peers.*.turns", "sessions.attached", "store.broker_lanes",
+    "store.lanes", "store.trims", "counters.came_in", "counters.went_out",
+    "durable._durability._known", "durable._durability._open", "epoch._orders", "awaiting._lanes", "lanes._roomless",
+    "lanes._writers", "readers._readers", "readers.disks.copies._good", "readers.disks.copies._idle",
+    "admission.references._queues.*",
 )  # fmt: skip
 
 _REPLICA: Final = (

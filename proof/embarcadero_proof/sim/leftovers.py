@@ -181,8 +181,8 @@ def _connections(process: BrokerProcess) -> Iterator[Amount]:
     does not read is not looked at: here nobody's socket is ever full.
     """
     if process.broker is not None:
-        yield Amount(process.name, "connections", len(process.broker.connections), len(process.wires))
-        yield Amount(process.name, "acks that wait for disks", process.broker.held.waiting, 0)
+        yield Amount(process.name, "connections", len(process.broker.peers), len(process.wires))
+        yield Amount(process.name, "acks that wait for disks", process.broker.awaiting.waiting, 0)
 
 
 def _objects(world: World, lanes: set[int]) -> Iterator[Amount]:

@@ -229,7 +229,8 @@ class Network:
                 wire.loses_next = wire.loses_next and lost
                 self._spoilt(wire, kind, "drops")
                 if kind is FrameKind.BATCH and wire.connection is not None:
-                    wire.connection.received_bytes += len(frame)  # it is lost behind the socket: it has used its credit
+                    credit = wire.connection.peer.credit  # it is lost behind the socket: it has used its credit
+                    credit.received += len(frame)
                 continue
             frames.append(frame)
             if dice < weather.drop_rate + weather.repeat_rate:

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from embarcadero.broker.broker import Broker
+from embarcadero.broker.clients import Transport
+from embarcadero.broker.context import BrokerContext, lane_margin
 from embarcadero.broker.net.connection import Connection
-from embarcadero.broker.write.lanes import lane_margin
+from embarcadero.broker.read.disk import TableJobs
 from embarcadero.config import DEFAULTS
+from embarcadero.env import Env
 from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
 from embarcadero.limits import HELLO_TIMEOUT_S
 from embarcadero.placement.directory import Directory
@@ -142,12 +145,10 @@ class BrokerProcess(Poller):
         return self.member.host, self.member.port
 
     def _boot(self) -> None:
-        self.broker = Broker(
-            self.fabric, self.directory, self.clock, self.bell, self.member, self.world.sizes, self.journal,
-            workers=self.workers, disks=self.world.disks.seen_by(self), steps=self.steps,
-            tables=self.world.tiering.tables if self.world.tiering.on else None,
-            table_workers=SimWorkers(self, self.world.tiering.read_us),
-        )  # fmt: skip
+        env = Env(self.clock, self.bell, self.journal, self.workers, self.steps, self.world.disks.seen_by(self))
+        context = BrokerContext(env, self.fabric, self.directory, self.member, self.world.sizes)
+        tables = self.world.tiering.tables if self.world.tiering.on else None
+        self.broker = Broker(context, TableJobs(SimWorkers(self, self.world.tiering.read_us), tables))
         listening = self.world.network.listening
         holder = listening.get(self.address)
         if holder is None or not holder.alive or holder.member.incarnation < self.member.incarnation:
@@ -173,19 +174,21 @@ class BrokerProcess(Poller):
         if self.broker is None:
             return
         self.wires.add(wire.number)
-        connection = wire.connection = self.broker.connect()
-        connection.on_output = lambda: self._ready.setdefault(wire.number, wire)  # type: ignore[assignment]
+        connection = wire.connection = self.broker.connect(Transport(lambda: self._is_ready(wire)))
         patience_us = int(HELLO_TIMEOUT_S * 1e6)
         self.world.queue.after(patience_us, lambda: self.tell(lambda: self._check_hello(wire, connection)))
 
+    def _is_ready(self, wire: Wire) -> None:
+        self._ready.setdefault(wire.number, wire)
+
     def _check_hello(self, wire: Wire, connection: Connection) -> None:
-        if not connection.greeted:
+        if not connection.peer.greeted:
             wire.cut(1, 1)
 
     def bytes_in(self, wire: Wire, data: bytes) -> None:
         """Bytes from a client."""
         connection, rest = wire.connection, memoryview(data)
-        while connection is not None and rest and not connection.closing:
+        while connection is not None and rest and not connection.peer.closing:
             buffer = connection.get_buffer()
             count = min(len(buffer), len(rest))
             buffer[:count] = rest[:count]
@@ -203,11 +206,11 @@ class BrokerProcess(Poller):
         ready, self._ready = self._ready, {}
         for wire in ready.values():
             connection = wire.connection
-            if connection is None or connection.gone:
+            if connection is None or connection.peer.gone:
                 continue
-            if output := connection.take_output():
+            if output := connection.peer.take_output():
                 wire.down.send(b"".join(output))
-            if connection.closing:
+            if connection.peer.closing:
                 wire.finish()
 
     def on_death(self, silently: bool) -> None:

@@ -199,11 +199,11 @@ class Tiering:
 
     def _move(self, broker: Broker, topic: str, lane: int) -> None:
         """Copy what a broker can read on disks of what is durable, and commit it."""
-        directory, reader = self._world.directory, broker.reads.reader(lane)
+        directory, reader = self._world.directory, broker.readers.reader(lane)
         if reader.stored is None:
             return
         known = directory.tier(topic)
-        segments = broker.reads.durable_files(lane)
+        segments = broker.readers.durable_files(lane)
         at, seq = (0, 0) if known is None else known.frontier(lane)
         for _ in range(self._rng.randint(1, 4)):
             if at >= segments.bound:

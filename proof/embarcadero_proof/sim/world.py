@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from embarcadero.broker.write.lanes import lane_margin, lane_slots
+from embarcadero.broker.context import lane_margin, lane_slots
 from embarcadero.env import Ids
 from embarcadero.fabric.layout import ORDER, RING_FRONTIER_OFFSET, SLOTS_OFFSET, BrokerLine, frontier_offset
 from embarcadero.fabric.leader import create_epochs

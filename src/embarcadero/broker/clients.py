@@ -1,4 +1,4 @@
-"""Memory for answers that clients have not read yet: bounded in total, and a slow reader slows only itself.
+"""The clients of one broker: where replies to each of them go, and memory for answers that they have not read yet.
 
 Theory of operation. An answer stays in the broker's memory until the client's socket has taken it, so a client that
 asks and does not read holds memory. Four rules bound that:
@@ -19,15 +19,38 @@ Whatever is sent counts, acks and credit too, once a connection holds more than 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+import numpy as np
+
+from embarcadero.broker.counters import BrokerCounters
+from embarcadero.broker.read.results import FetchResult
 from embarcadero.config.table import Broker as BrokerSettings
 from embarcadero.env import Clock
+from embarcadero.errors import DiskFailed, DiskFull, EmbarcaderoError, Retriable, TooMany
+from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.log import Reservation
 from embarcadero.limits import KIB, UNREAD_PAUSE_BYTES
+from embarcadero.types import NO_INDEX, Outcome
+from embarcadero.wire import messages as m
+from embarcadero.wire.codec import (
+    ACK,
+    NO_ACK,
+    PAYLOAD_ALIGN,
+    BatchHeader,
+    ack_frame,
+    control_frame,
+    credit_frame,
+    fetched_header,
+    full_frame,
+    one_ack_frame,
+)
 
-if TYPE_CHECKING:
-    from embarcadero.broker.net.connection import Connection
+_PADDING: Final = bytes(PAYLOAD_ALIGN)
 
 SMALL_BYTES: Final = 4 * KIB
 """A connection that holds no more than this is not counted: acks of clients that read are not worth the work."""
@@ -48,107 +71,108 @@ class UnreadBytes:
 
     def __init__(self, settings: BrokerSettings, batch_bytes: int, clock: Clock) -> None:
         self.total_bytes = max(settings.unread_bytes, _KEPT * batch_bytes)
+        self.send_queue_bytes = settings.send_queue_bytes
         self._batch_bytes, self._patience_us = batch_bytes, int(settings.unread_s * 1_000_000)
         self._pause_bytes = min(UNREAD_PAUSE_BYTES, settings.send_queue_bytes // _SHARE)
         self._clock = clock
-        self._holders: dict[Connection, _Holder] = {}
-        self._stopped: dict[Connection, None] = {}  # connections whose requests wait, in the order in which they came
+        self._holders: dict[Peer, _Holder] = {}
+        self._stopped: dict[Peer, None] = {}  # connections whose requests wait, in the order in which they came
         self.used = 0  # as of the last look, and what was added since
         self.refused = 0  # fetches and requests that had to wait for memory since the last look
         self.waits = 0  # how often a fetch had to, ever
 
     # --- before an answer ---------------------------------------------------------------------------------------------
-    def allowed(self, connection: Connection, wanted: int) -> int:
+    def allowed(self, peer: Peer, wanted: int) -> int:
         """How many bytes the next answer of a connection to a fetch may have; 0: not now."""
-        free = self._free(connection)
+        free = self._free(peer)
         if free < self._batch_bytes:
             self.refused += 1
             self.waits += 1
             return 0
         return max(1, min(wanted, free // _SHARE))
 
-    def full(self, connection: Connection) -> bool:
+    def full(self, peer: Peer) -> bool:
         """Whether the requests of a connection wait until it has read more."""
-        unread = connection.unread_bytes()
+        unread = peer.unread_bytes()
         if unread <= SMALL_BYTES:
             return False
-        free = self._free(connection)
+        free = self._free(peer)
         if unread <= min(free // _SHARE, self._pause_bytes):
             return False
         self.refused += free < self._batch_bytes
         return True
 
-    def stops(self, connection: Connection) -> bool:
+    def stops(self, peer: Peer) -> bool:
         """The same. If so, the connection goes on by itself later: see `go_on`."""
-        if not self.full(connection):
+        if not self.full(peer):
             return False
-        self._stopped[connection] = None
-        self.hold(connection)
+        self._stopped[peer] = None
+        self.hold(peer)
         return True
 
     def go_on(self) -> bool:
         """Take the requests of connections that have read enough since. True if there were any."""
         stopped, self._stopped = self._stopped, {}
         went_on = False
-        for connection in stopped:
-            if not connection.closing and not self.stops(connection):
-                connection.go_on()
+        for peer in stopped:
+            if not peer.closing and not self.stops(peer):
+                peer.go_on()
                 went_on = True
         return went_on
 
-    def _free(self, connection: Connection) -> int:
+    def _free(self, peer: Peer) -> int:
         free = self.total_bytes - self.used
-        return free if connection.prompt else free - self.total_bytes // _KEPT
+        return free if peer.prompt else free - self.total_bytes // _KEPT
 
     # --- what is held -------------------------------------------------------------------------------------------------
-    def given(self, connection: Connection, size: int) -> None:
+    def given(self, peer: Peer, size: int) -> None:
         """Count `size` bytes that were sent."""
         self.used += size
-        self.hold(connection)
+        self.hold(peer)
 
-    def reserve(self, connection: Connection, asked: int) -> None:
+    def reserve(self, peer: Peer, asked: int) -> None:
         """Count room for the result of a read of a file or a table that begins."""
         size = self.most(asked)
-        connection.reading_bytes += asked
-        connection.reserved_bytes += size
-        self.given(connection, size)
+        peer.reading_bytes += asked
+        peer.reserved_bytes += size
+        self.given(peer, size)
 
-    def release(self, connection: Connection, asked: int) -> None:
+    def release(self, peer: Peer, asked: int) -> None:
         """The result is there, or will not be: from now on it counts as what is sent."""
         size = self.most(asked)
-        connection.reading_bytes -= asked
-        connection.reserved_bytes -= size
+        peer.reading_bytes -= asked
+        peer.reserved_bytes -= size
         self.used -= size
 
     def most(self, asked: int) -> int:
         """How many bytes the result of a read that asks for `asked` may have: it has at least one batch."""
         return max(asked, self._batch_bytes)
 
-    def hold(self, connection: Connection) -> None:
+    def hold(self, peer: Peer) -> None:
         """See from now on whether a connection reads: it has an answer to a fetch, or holds memory."""
-        if connection not in self._holders:
-            self._holders[connection] = _Holder(connection.given_bytes, self._clock.now_us())
+        if peer not in self._holders:
+            self._holders[peer] = _Holder(peer.given_bytes, self._clock.now_us())
 
-    def look(self, now_us: int) -> Connection | None:
+    def look(self, now_us: int) -> Peer | None:
         """Count again what is unread. Returns a connection to end: the one that has not read for longest.
 
         None while nothing waits for memory, or while all connections read.
         """
         used, slowest, slowest_us = 0, None, now_us - self._patience_us
-        for connection, holder in list(self._holders.items()):
-            unread, held = connection.unread_bytes(), connection.held_bytes
-            if connection.gone or not held:
-                del self._holders[connection]
-                connection.prompt |= not connection.gone
+        for peer, holder in list(self._holders.items()):
+            unread, held = peer.unread_bytes(), peer.held_bytes
+            if peer.gone or not held:
+                del self._holders[peer]
+                peer.prompt |= not peer.gone
                 continue
             used += held
-            if connection.given_bytes - unread >= holder.mark:
-                connection.prompt = connection.prompt or now_us - holder.since_us < _PROMPT_US
-                holder.mark, holder.since_us = connection.given_bytes, now_us
+            if peer.given_bytes - unread >= holder.mark:
+                peer.prompt = peer.prompt or now_us - holder.since_us < _PROMPT_US
+                holder.mark, holder.since_us = peer.given_bytes, now_us
             elif now_us - holder.since_us >= _PROMPT_US:
-                connection.prompt = False
-                if holder.since_us <= slowest_us and not connection.closing:
-                    slowest, slowest_us = connection, holder.since_us
+                peer.prompt = False
+                if holder.since_us <= slowest_us and not peer.closing:
+                    slowest, slowest_us = peer, holder.since_us
         short, self.used, self.refused = self.refused > 0, used, 0
         return slowest if short else None
 
@@ -156,3 +180,222 @@ class UnreadBytes:
     def holders(self) -> int:
         """Connections that hold memory."""
         return len(self._holders)
+
+
+def _ignored() -> None:
+    """Tell no transport."""
+
+
+def _no_bytes() -> int:
+    """A transport that keeps no byte."""
+    return 0
+
+
+@dataclass(slots=True)
+class Transport:
+    """What carries the frames of one client: a socket, or the simulator's."""
+
+    on_output: Callable[[], None] = _ignored  # told when there is something to take
+    socket_bytes: Callable[[], int] = _no_bytes  # that the transport has and the peer's system has not
+    address: str = ""  # host:port of the peer
+
+
+class Door(Protocol):
+    """What a broker's parts may ask of the connection behind a peer."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Requests that came and are not parsed yet."""
+        ...
+
+    def go_on(self) -> None:
+        """Take the requests that waited until the peer has read more."""
+        ...
+
+    def hang_up(self, error: EmbarcaderoError) -> None:
+        """Tell the peer why, and end the connection."""
+        ...
+
+    def abort(self, error: EmbarcaderoError) -> None:
+        """End the connection without a word: the peer does not read."""
+        ...
+
+
+class Replies(ABC):
+    """Where replies to one client go: they are queued as frames until the transport takes them.
+
+    `closing`: send what is queued, then hang up. `aborted`: hang up at once, the peer does not read.
+    """
+
+    def __init__(self, unread: UnreadBytes, counters: BrokerCounters, transport: Transport) -> None:
+        self.closing = self.gone = self.aborted = False
+        self.transport = transport
+        self.given_bytes = 0  # all that was ever sent
+        self._output: list[bytes | memoryview] = []
+        self._output_bytes = 0
+        self._unread, self._counters = unread, counters
+
+    def take_output(self) -> list[bytes | memoryview]:
+        """What is to be written, in order."""
+        output, self._output, self._output_bytes = self._output, [], 0
+        return output
+
+    def drop_output(self) -> None:
+        """The peer will read nothing more."""
+        self._output.clear()
+        self._output_bytes = 0
+
+    def unread_bytes(self) -> int:
+        """What was sent to the peer and has not left the process."""
+        return self._output_bytes + self.transport.socket_bytes()
+
+    def _send(self, *buffers: bytes | memoryview) -> None:
+        if self.gone or self.aborted:
+            return
+        size = sum(map(len, buffers))
+        self._output += buffers
+        self._output_bytes += size
+        self.given_bytes += size
+        unread = self.unread_bytes()
+        if unread <= SMALL_BYTES or self._may_hold(unread, size):
+            self.transport.on_output()
+
+    @abstractmethod
+    def _may_hold(self, unread: int, size: int) -> bool:
+        """Count `size` more bytes of a peer with so many unread ones. False: it was ended for that."""
+
+    def answer(self, request: int, message: m.Message) -> None:
+        """Answer a control message, or push one (request 0)."""
+        self._send(control_frame(message, request))
+
+    def fail(self, request: int, error: EmbarcaderoError) -> None:
+        """Tell the peer what went wrong; request 0 means the connection itself.
+
+        A disk that fails here is the store's: copies that can't be read are Corrupt before they get here. The call did
+        nothing and may be made again, also by clients that go on by themselves.
+        """
+        kind = Retriable if isinstance(error, DiskFull | DiskFailed) else type(error)
+        self.answer(request, m.Failed(code=kind.__name__, message=error.message, hint=error.hint))
+
+    def refuse(self, header: BatchHeader, outcome: Outcome, extra: int = 0) -> None:
+        """Tell the publisher that its batch was not taken, unless it wants no acks."""
+        if header.flags & NO_ACK:
+            return
+        ack = np.zeros(1, dtype=ACK)
+        ack["lane"], ack["session"], ack["session_seq"] = header.lane, header.session, header.session_seq
+        ack["index"] = ack["seq"] = NO_INDEX
+        ack["outcome"], ack["extra"] = int(outcome), extra
+        self._counters.outcomes[int(outcome)] += 1
+        self.send_acks(ack)
+
+    def send_acks(self, acks: Entries) -> None:
+        """Outcomes of this client's batches."""
+        self._send(ack_frame(acks))
+
+    def send_ack(self, lane: int, session: int, sequence: int, index: int, seq: int, extra: int, outcome: int) -> None:
+        """The outcome of one batch."""
+        self._send(one_ack_frame(lane, session, sequence, index, seq, extra, outcome))
+
+    def send_full(self, lane: int = -1, replica: int = -1, trouble: int = 0) -> None:
+        """There has been no room for too long, in the broker or in a lane; `full_frame` has the meaning."""
+        self._send(full_frame(lane, replica, trouble))
+
+    def send_result(self, request: int, result: FetchResult) -> None:
+        """The answer to a fetch."""
+        body: list[bytes | memoryview] = []
+        for payload in result.payloads:
+            body.append(payload)
+            if pad := -len(payload) % PAYLOAD_ALIGN:
+                body.append(_PADDING[:pad])
+        entries = result.entries.tobytes()
+        length = len(entries) + sum(map(len, body))
+        header = fetched_header(
+            request=request,
+            next_index=result.next_index,
+            tail_index=result.tail_index,
+            count=len(result.entries),
+            gap=result.gap,
+            length=length,
+        )
+        self._send(header, entries, *body)
+
+
+@dataclass(slots=True)
+class Credit:
+    """Bytes of batches that a client sent, and may have sent, in all."""
+
+    received: int = 0
+    granted: int = 0
+    staging: int = 0  # of what was received: batches that wait for a staged one
+
+    @property
+    def taken(self) -> int:
+        """What was received and is not waiting."""
+        return self.received - self.staging
+
+
+class Peer(Replies):
+    """One client as all parts of the broker know it: where replies go, what it may send, and what it holds."""
+
+    def __init__(
+        self, number: int, door: Door, unread: UnreadBytes, counters: BrokerCounters, transport: Transport
+    ) -> None:
+        super().__init__(unread, counters, transport)
+        self.number, self._door = number, door
+        self.client = ""  # what it calls itself
+        self.host = transport.address.rpartition(":")[0]
+        self.greeted = False
+        self.credit = Credit()
+        self.arriving: deque[Reservation] = deque()  # room given to batches that are not whole yet, in order
+        self.reading: dict[int, tuple[int, int]] = {}  # lane -> next index of its last fetch, and when that was
+        self.parked = 0  # long polls that wait
+        self.acks_waiting = 0  # acks that wait for disks
+        self.lanes: set[int] = set()  # lanes of brokers that it feeds (orders 0 and 1)
+        self.sessions: dict[tuple[int, int], None] = {}  # (lane, session) that it feeds (orders 2 and 5), oldest first
+        self.turns: dict[tuple[int, int], int] = {}  # order 1: (lane, session) -> the sequence whose turn it is
+        self.reading_bytes = self.reserved_bytes = 0  # of reads of files: what was asked for, and what may come
+        self.prompt = False  # whether the peer read its last answer soon
+
+    @property
+    def feeds(self) -> set[int]:
+        """Lanes that its publishers feed."""
+        return self.lanes | {lane for lane, _ in self.sessions}
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds: answers, room for those that are being read, and requests that wait."""
+        return self.unread_bytes() + self.reserved_bytes + self._door.waiting_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether its requests wait until it has read more."""
+        return self._unread.full(self)
+
+    @property
+    def clogged(self) -> bool:
+        """Whether it gets no further answer to a fetch until it has read more."""
+        return self.unread_bytes() + self.reading_bytes > self._unread.send_queue_bytes // 8
+
+    def _may_hold(self, unread: int, size: int) -> bool:
+        self._unread.given(self, size)
+        if not self.closing and unread > self._unread.send_queue_bytes:
+            self.abort(TooMany("the client does not read what it asked for"))
+            return False
+        return True
+
+    def grant(self, granted_bytes: int) -> None:
+        """The client may have sent this many bytes in all."""
+        self.credit.granted = granted_bytes
+        self._send(credit_frame(granted_bytes))
+
+    def go_on(self) -> None:
+        """Have the requests taken that waited until it has read more."""
+        self._door.go_on()
+
+    def hang_up(self, error: EmbarcaderoError) -> None:
+        """Tell the client why, and end its connection."""
+        self._door.hang_up(error)
+
+    def abort(self, error: EmbarcaderoError) -> None:
+        """End its connection without a word: it does not read."""
+        self._door.abort(error)

@@ -16,11 +16,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 
+from embarcadero.broker.clients import Peer
 from embarcadero.broker.read.results import FetchResult
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.durability import Durability
@@ -35,9 +36,6 @@ from embarcadero.steps import Step
 from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef, count_outside
 from embarcadero.wire.codec import ACK, PACKED_ACK
 from embarcadero.wire.messages import Fetch
-
-if TYPE_CHECKING:
-    from embarcadero.broker.net.connection import Connection
 
 _STORED: Final = np.zeros(256, dtype=bool)
 _STORED[[Outcome.ORDERED, Outcome.DUP_OF, Outcome.DUP]] = True
@@ -109,13 +107,13 @@ class DurableFrontiers:
         self._durability.keep(lanes)
 
 
-class HeldLane:
+class AwaitingLane:
     """What waits until one lane is durable: payloads, by (index, location); acks, by the frontier that they need."""
 
     def __init__(self, lane: int, log: LogWriter, durable: DurableFrontiers, end: Callable[[int], int | None]) -> None:
         self.lane, self._log, self._durable, self._end = lane, log, durable, end
         self._kept: list[tuple[int, int]] = []  # a heap
-        self._acks: list[tuple[int, int, Connection, Entries]] = []  # a heap
+        self._acks: list[tuple[int, int, Peer, Entries]] = []  # a heap
         self._blocks = 0
         self.chunks: dict[int, int] = {}  # chunks of the log that it keeps: how many payloads in each
         self.waiting = 0  # acks
@@ -153,63 +151,63 @@ class HeldLane:
         else:
             self._log.release(location)
 
-    def hold(self, connection: Connection, acks: Entries) -> None:
+    def hold(self, peer: Peer, acks: Entries) -> None:
         """Send refusals now, and the others when what they speak of is durable."""
-        if connection.gone:
+        if peer.gone:
             return
         stored = _STORED[acks["outcome"]]
         if not stored.all():
-            connection.send_acks(acks[~stored])
+            peer.send_acks(acks[~stored])
             acks = acks[stored]
         if not len(acks):
             return
         need = None if self.gone else self._need(acks)
         if self.gone:
-            self._refuse(connection, acks, Outcome.UNKNOWN_TOPIC)
-        elif need is None or connection.acks_waiting + len(acks) > DURABLE_ACKS_PER_CONNECTION_MAX:
-            self._refuse(connection, acks, Outcome.UNDECIDED)  # sent again, it is found to be a duplicate
+            self._refuse(peer, acks, Outcome.UNKNOWN_TOPIC)
+        elif need is None or peer.acks_waiting + len(acks) > DURABLE_ACKS_PER_CONNECTION_MAX:
+            self._refuse(peer, acks, Outcome.UNDECIDED)  # sent again, it is found to be a duplicate
         elif need <= self.through:
-            connection.send_acks(acks)
+            peer.send_acks(acks)
         else:
-            self._wait(need, connection, acks)
+            self._wait(need, peer, acks)
 
-    def hold_one(self, connection: Connection, outcome: int, index: int, acks: Entries) -> None:
+    def hold_one(self, peer: Peer, outcome: int, index: int, acks: Entries) -> None:
         """The same for one ack, whose outcome and index are these; the usual ones without arrays."""
-        waits = outcome in _AT_INDEX and not self.gone and not connection.gone
-        if not waits or index < self.through or connection.acks_waiting >= DURABLE_ACKS_PER_CONNECTION_MAX:
-            self.hold(connection, acks)
+        waits = outcome in _AT_INDEX and not self.gone and not peer.gone
+        if not waits or index < self.through or peer.acks_waiting >= DURABLE_ACKS_PER_CONNECTION_MAX:
+            self.hold(peer, acks)
             return
-        self._wait(index + 1, connection, acks)
+        self._wait(index + 1, peer, acks)
 
-    def _wait(self, need: int, connection: Connection, acks: Entries) -> None:
+    def _wait(self, need: int, peer: Peer, acks: Entries) -> None:
         self._blocks += 1
-        heapq.heappush(self._acks, (need, self._blocks, connection, acks))
+        heapq.heappush(self._acks, (need, self._blocks, peer, acks))
         self.waiting += len(acks)
-        connection.acks_waiting += len(acks)
+        peer.acks_waiting += len(acks)
 
     def settle(self) -> int:
         """Count how far the lane is durable; free and ack what is below. How many payloads and acks there were."""
         through = self._durable.through(self.lane)
         kept, before = self._kept, len(self._kept) + self.waiting
-        ready: dict[Connection, list[Entries]] = {}
+        ready: dict[Peer, list[Entries]] = {}
         while kept and kept[0][0] < through:
             self._free(heapq.heappop(kept)[1])
         while self._acks and self._acks[0][0] <= through:
-            _, _, connection, acks = heapq.heappop(self._acks)
-            self._less(connection, len(acks))
-            ready.setdefault(connection, []).append(acks)
-        for connection, blocks in ready.items():
-            if not connection.gone:
-                connection.send_acks(blocks[0] if len(blocks) == 1 else np.concatenate(blocks))
+            _, _, peer, acks = heapq.heappop(self._acks)
+            self._less(peer, len(acks))
+            ready.setdefault(peer, []).append(acks)
+        for peer, blocks in ready.items():
+            if not peer.gone:
+                peer.send_acks(blocks[0] if len(blocks) == 1 else np.concatenate(blocks))
         if ready:
             self._durable.steps.at(Step.ACK_DURABLE)
         return before - len(kept) - self.waiting
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, peer: Peer) -> None:
         """Nobody waits for its acks any more; its payloads stay until they are durable."""
-        for block in [block for block in self._acks if block[2] is connection]:
-            self._less(connection, len(block[3]))
-        self._acks = [block for block in self._acks if block[2] is not connection]
+        for block in [block for block in self._acks if block[2] is peer]:
+            self._less(peer, len(block[3]))
+        self._acks = [block for block in self._acks if block[2] is not peer]
         heapq.heapify(self._acks)
 
     def drop(self) -> None:
@@ -218,16 +216,16 @@ class HeldLane:
         for _, location in self._kept:
             self._free(location)
         self._kept.clear()
-        for _, _, connection, acks in self._acks:
-            self._less(connection, len(acks))
-            self._refuse(connection, acks, Outcome.UNKNOWN_TOPIC)
+        for _, _, peer, acks in self._acks:
+            self._less(peer, len(acks))
+            self._refuse(peer, acks, Outcome.UNKNOWN_TOPIC)
         self._acks.clear()
 
     @staticmethod
-    def _refuse(connection: Connection, acks: Entries, outcome: Outcome) -> None:
+    def _refuse(peer: Peer, acks: Entries, outcome: Outcome) -> None:
         acks["outcome"], acks["index"], acks["seq"] = int(outcome), NO_INDEX, NO_INDEX
-        if not connection.gone:
-            connection.send_acks(acks)
+        if not peer.gone:
+            peer.send_acks(acks)
 
     def _need(self, acks: Entries) -> int | None:
         """The frontier at which all of these are durable. A duplicate without an index is somewhere below the end."""
@@ -238,9 +236,9 @@ class HeldLane:
         end = self._end(self.lane)
         return None if end is None else max(need, end)
 
-    def _less(self, connection: Connection, count: int) -> None:
+    def _less(self, peer: Peer, count: int) -> None:
         self.waiting -= count
-        connection.acks_waiting -= count
+        peer.acks_waiting -= count
 
     def _free(self, location: int) -> None:
         chunk = self._log.chunk_of(location)
@@ -250,52 +248,52 @@ class HeldLane:
         self._log.release(location)
 
 
-class HeldLanes:
+class AwaitingDurability:
     """All lanes of one broker in which something waits for disks."""
 
     def __init__(self, log: LogWriter, durable: DurableFrontiers, end: Callable[[int], int | None]) -> None:
         self._log, self._durable, self._end = log, durable, end
-        self._lanes: dict[int, HeldLane] = {}
+        self._lanes: dict[int, AwaitingLane] = {}
 
-    def of(self, lane: int) -> HeldLane:
+    def of(self, lane: int) -> AwaitingLane:
         """What waits in a lane."""
-        held = self._lanes.get(lane)
-        if held is None:
-            held = self._lanes[lane] = HeldLane(lane, self._log, self._durable, self._end)
-        return held
+        awaiting = self._lanes.get(lane)
+        if awaiting is None:
+            awaiting = self._lanes[lane] = AwaitingLane(lane, self._log, self._durable, self._end)
+        return awaiting
 
     def settle(self) -> int:
         """Free and ack what has become durable; how many payloads and acks there were."""
         settled = 0
-        for held in self._lanes.values():
-            if held:
-                settled += held.settle()
+        for awaiting in self._lanes.values():
+            if awaiting:
+                settled += awaiting.settle()
         return settled
 
     @property
     def waiting(self) -> int:
         """Acks that wait for disks."""
-        return sum([held.waiting for held in self._lanes.values()])
+        return sum([awaiting.waiting for awaiting in self._lanes.values()])
 
     @property
     def kept_chunks(self) -> int:
         """Chunks of the log that are kept for disks."""
-        return len(set().union(*(held.chunks for held in self._lanes.values())))
+        return len(set().union(*(awaiting.chunks for awaiting in self._lanes.values())))
 
     def stalled(self, now_us: int, patience_us: int) -> list[int]:
         """Lanes in which something has waited for disks for so long without any progress; each once in that time."""
         found = []
-        for lane, held in self._lanes.items():
-            if not held or held.through != held.stood_at:
-                held.stood_at, held.since_us = held.through if held else -1, now_us
-            elif now_us - held.since_us >= patience_us:
-                held.since_us = now_us
+        for lane, awaiting in self._lanes.items():
+            if not awaiting or awaiting.through != awaiting.stood_at:
+                awaiting.stood_at, awaiting.since_us = awaiting.through if awaiting else -1, now_us
+            elif now_us - awaiting.since_us >= patience_us:
+                awaiting.since_us = now_us
                 found.append(lane)
         return found
 
     def facts(self) -> dict[int, tuple[int, int]]:
         """By lane: how far it is durable as counted last, and how many acks wait for more."""
-        return {lane: (held.through, held.waiting) for lane, held in self._lanes.items()}
+        return {lane: (awaiting.through, awaiting.waiting) for lane, awaiting in self._lanes.items()}
 
     @property
     def pressed(self) -> bool:
@@ -311,19 +309,19 @@ class HeldLanes:
         return self._keeps_too_much(lane, KEPT_SHARE_MAX)
 
     def _keeps_too_much(self, lane: int, share: float) -> bool:
-        held = self._lanes.get(lane)
-        if held is None or len(held.chunks) < 2:  # one chunk is being filled, by everybody
+        awaiting = self._lanes.get(lane)
+        if awaiting is None or len(awaiting.chunks) < 2:  # one chunk is being filled, by everybody
             return False
         if self.kept_chunks < share * self._log.chunks:
             return False
         keepers = [len(other.chunks) for other in self._lanes.values() if other.chunks]
-        return len(held.chunks) * len(keepers) >= sum(keepers)
+        return len(awaiting.chunks) * len(keepers) >= sum(keepers)
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, peer: Peer) -> None:
         """A client is gone."""
-        if connection.acks_waiting:
-            for held in self._lanes.values():
-                held.disconnected(connection)
+        if peer.acks_waiting:
+            for awaiting in self._lanes.values():
+                awaiting.disconnected(peer)
 
     def keep(self, lanes: AbstractSet[int]) -> None:
         """Drop what waits in other lanes, which are gone."""
@@ -332,9 +330,9 @@ class HeldLanes:
 
     def forget(self, lane: int) -> None:
         """A topic, or a lane of it, is gone."""
-        held = self._lanes.pop(lane, None)
-        if held is not None:
-            held.drop()
+        awaiting = self._lanes.pop(lane, None)
+        if awaiting is not None:
+            awaiting.drop()
         self._durable.forget(lane)
 
 

@@ -24,10 +24,12 @@ import msgspec
 import uvloop
 
 from embarcadero.broker.broker import Broker
+from embarcadero.broker.context import BrokerContext
 from embarcadero.broker.net.server import Left, serve_broker
+from embarcadero.broker.read.disk import TableJobs
 from embarcadero.config import DEFAULTS, Config
 from embarcadero.config.secrets import secret_values
-from embarcadero.env import NO_STEPS, Inline, Steps, SystemClock, Workers
+from embarcadero.env import NO_STEPS, Env, Inline, Steps, SystemClock, Workers
 from embarcadero.errors import ClusterError, EmbarcaderoError, FabricFull, PortInUse
 from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, TABLE_JOBS_MAX, WARM_JOBS_MAX
 from embarcadero.node.env import PipeBell, ThreadWorkers
@@ -204,22 +206,13 @@ class Node:
         bell = PipeBell(Path(self._info.fabric), name)
         self._open.callback(bell.close)
         journal = LogJournal(name)
-        broker = Broker(
-            self._fabric,
-            self._directory,
-            SystemClock(),
-            bell,
-            member,
-            self._info.sizes,
-            journal,
-            self._config,
-            self._threads(WARM_JOBS_MAX, name, bell.wake),
-            self._disks,
-            self._surroundings.steps(f"broker:{number}", self._folder.path),
-            table_reader(self._config, self._folder.path),
-            self._threads(TABLE_JOBS_MAX, f"{name}-tables", bell.wake),
-        )
-        broker.metrics = self._metrics
+        workers = self._threads(WARM_JOBS_MAX, name, bell.wake)
+        steps = self._surroundings.steps(f"broker:{number}", self._folder.path)
+        env = Env(SystemClock(), bell, journal, workers, steps, self._disks)
+        context = BrokerContext(env, self._fabric, self._directory, member, self._info.sizes, self._config)
+        table_workers = self._threads(TABLE_JOBS_MAX, f"{name}-tables", bell.wake)
+        tables = TableJobs(table_workers, table_reader(self._config, self._folder.path))
+        broker = Broker(context, tables, self._metrics)
         on = ":".join(map(str, sock.getsockname()[:2]))
         journal.note("listening", on=on, address=member.address, pid=os.getpid())
         return _Made(name, serve_broker(broker, sock, bell, self._stop), WatchedBroker(broker))

@@ -88,12 +88,12 @@ class WatchedBroker:
             page.put("embarcadero_outcomes_total", counters.outcomes[int(outcome)], broker=number, outcome=outcome.name)
         again = counters.outcomes[int(Outcome.DUP_OF)] + counters.outcomes[int(Outcome.DUP)]
         page.put("embarcadero_duplicates_rejected_total", again, broker=number)
-        page.put("embarcadero_connections", len(broker.connections), broker=number)
+        page.put("embarcadero_connections", len(broker.peers), broker=number)
         page.put("embarcadero_connections_total", counters.connections, broker=number)
         for error, count in (counters.hung_up or {"ProtocolError": 0}).items():
             page.put("embarcadero_connections_ended_total", count, broker=number, error=error)
         page.put("embarcadero_pending_entries", ingest.next - ingest.free_below, broker=number)
-        page.put("embarcadero_pending_slots", broker.sizes.pending_slots, broker=number)
+        page.put("embarcadero_pending_slots", broker.ingest.slots, broker=number)
         page.put("embarcadero_unresolved_entries", broker.unsettled, broker=number)
         page.put("embarcadero_published_index", ingest.next, broker=number)
         page.put("embarcadero_read_through_index", broker.epoch.read_through(), broker=number)
@@ -105,38 +105,38 @@ class WatchedBroker:
         page.put("embarcadero_unread_bytes", broker.unread.used, broker=number)
         page.put("embarcadero_unread_connections", broker.unread.holders, broker=number)
         page.put("embarcadero_unread_waits_total", broker.unread.waits, broker=number)
-        page.put("embarcadero_references_copied_total", broker.references.copied, broker=number)
-        page.put("embarcadero_references_waiting", broker.references.waiting, broker=number)
+        page.put("embarcadero_references_copied_total", broker.admission.references.copied, broker=number)
+        page.put("embarcadero_references_waiting", broker.admission.references.waiting, broker=number)
         page.put("embarcadero_followed_epoch", broker.epoch.number, broker=number)
         self._write_disks(page)
         for lane, (index, seq) in broker.lanes.frontiers().items():
-            topic = broker.topic_of(lane) or lane
+            topic = broker.store.topic_name(lane) or lane
             page.put("embarcadero_lane_index", index, broker=number, topic=topic)
             page.put("embarcadero_lane_seq", seq, broker=number, topic=topic)
         for lane, lags in broker.reader_lags().items():
-            topic = broker.topic_of(lane) or lane
+            topic = broker.store.topic_name(lane) or lane
             page.put("embarcadero_readers", len(lags), broker=number, topic=topic)
             page.put("embarcadero_reader_lag_batches", max(lags), broker=number, topic=topic)
 
     def _write_disks(self, page: Page) -> None:
         """What waits for disks, and what is read from them."""
         broker, number = self._broker, self._broker.member.broker
-        held, warm = broker.held, broker.reads.warm
-        page.put("embarcadero_acks_waiting_for_disks", held.waiting, broker=number)
-        kept = held.kept_chunks / broker.ingest.log.chunks
+        awaiting, disks = broker.awaiting, broker.readers.disks
+        page.put("embarcadero_acks_waiting_for_disks", awaiting.waiting, broker=number)
+        kept = awaiting.kept_chunks / broker.ingest.log.chunks
         page.put("embarcadero_log_kept_for_disks_ratio", kept, broker=number)
-        for lane, (through, _) in held.facts().items():
+        for lane, (through, _) in awaiting.facts().items():
             page.put("embarcadero_durable_index", through, broker=number, lane=lane)
-            if (tiered := broker.reads.tiered(lane)) is not None:
+            if (tiered := broker.readers.tiered(lane)) is not None:
                 behind = broker.durable.chain(lane).batches(tiered, through)
                 page.put("embarcadero_tier_lag_batches", behind, broker=number, lane=lane)
-        page.put("embarcadero_warm_reads", warm.running + warm.waiting, broker=number)
-        page.put("embarcadero_warm_reads_total", warm.jobs, broker=number)
-        page.put("embarcadero_warm_reads_ahead_total", warm.ahead_used, broker=number)
+        page.put("embarcadero_warm_reads", disks.running + disks.waiting, broker=number)
+        page.put("embarcadero_warm_reads_total", disks.jobs, broker=number)
+        page.put("embarcadero_warm_reads_ahead_total", disks.ahead_used, broker=number)
 
     def _write_traffic(self, page: Page, way: str, traffic: dict[int, Traffic]) -> None:
         for lane, found in traffic.items():
-            labels = {"broker": self._broker.member.broker, "topic": self._broker.topic_of(lane) or lane}
+            labels = {"broker": self._broker.member.broker, "topic": self._broker.store.topic_name(lane) or lane}
             page.put(f"embarcadero_{way}_bytes_total", found.bytes, **labels)
             page.put(f"embarcadero_{way}_batches_total", found.batches, **labels)
             page.put(f"embarcadero_{way}_records_total", found.records, **labels)

@@ -108,15 +108,15 @@ def _broker(data: bytes) -> str:
     world.work()
     send(world.connect(), batch_frame(raw_payload(1), lane=2, session=0, count=1))  # for references
     hostile = world.connect()
-    hostile.take_output()
+    hostile.peer.take_output()
     send(hostile, data)
     world.turn(3)
-    answers = _answers(hostile.take_output())
+    answers = _answers(hostile.peer.take_output())
     hostile.closed()
     other = world.connect()
     send(other, codec.control_frame(messages.GetTail(lane=0), 77))
     world.turn(2)
-    agree(any(isinstance(one, messages.TailIs | messages.Failed) for one in _messages(other.take_output())),
+    agree(any(isinstance(one, messages.TailIs | messages.Failed) for one in _messages(other.peer.take_output())),
           "a broker that no longer answers others")  # fmt: skip
     return answers
 

@@ -1,15 +1,37 @@
-"""Requests of clients: settings of new topics, tables of topics, progress of readers.
+"""Requests of clients: a table of handlers; settings of new topics, tables of topics, progress of readers.
 
 Readers say how far they are often, and a commit in the store waits for a disk: notes are written once a second at most.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
+import msgspec
+
+from embarcadero import limits
+from embarcadero.broker.clients import Peer
+from embarcadero.broker.context import BrokerContext, StoreView
+from embarcadero.broker.read.fetches import Fetches
+from embarcadero.broker.read.positions import Positions
+from embarcadero.broker.write.admission import Admission, WritePath, peer_number
+from embarcadero.broker.write.pending import Entry
 from embarcadero.config import Config
 from embarcadero.env import Clock
-from embarcadero.errors import Backpressure, BadName, BadValue, Deposed, EmbarcaderoError
+from embarcadero.errors import (
+    Backpressure,
+    BadFrame,
+    BadName,
+    BadValue,
+    Deposed,
+    EmbarcaderoError,
+    Retriable,
+    UnknownSession,
+    UnknownTopic,
+)
+from embarcadero.fabric.layout import OPEN_STRONG
 from embarcadero.limits import (
     COPIES_DEFAULT,
     READER_LANES_MAX,
@@ -18,12 +40,14 @@ from embarcadero.limits import (
     READERS_ANSWER_BYTES_MAX,
     READERS_PER_TOPIC_MAX,
 )
+from embarcadero.orders import session_order
 from embarcadero.placement.decisions import check_id
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.progress import ReaderNote
 from embarcadero.placement.store import rested_us
-from embarcadero.types import CRC32C, OnGap, ReaderProgress
+from embarcadero.types import CRC32C, NO_SESSION, EntryKind, OnGap, Order, ReaderProgress, Topic
 from embarcadero.wire import messages as m
+from embarcadero.wire.codec import PROTOCOL_VERSION
 from embarcadero.wire.messages import CreateTopic
 
 
@@ -162,3 +186,175 @@ class ReaderNotes:
         except EmbarcaderoError:
             self._notes = notes | self._notes  # the store is busy, or its disk is full: with the next write
             self._write_from_us = max(self._write_from_us, rested_us(began_us, self._clock.now_us()))
+
+
+Handler = Callable[[Peer, int, Any], None]
+"""Answers one request of a client, now or later. What it raises becomes the answer."""
+
+
+class Requests:
+    """Answers requests: a table of handlers by the type of the message."""
+
+    def __init__(
+        self, context: BrokerContext, store: StoreView, admission: Admission, path: WritePath, fetches: Fetches,
+        positions: Positions, status: Callable[[], dict[str, object]],
+    ) -> None:  # fmt: skip
+        self._context, self._directory, self._clock = context, context.directory, context.env.clock
+        self._store, self._admission, self._path = store, admission, path
+        self._fetches, self._positions, self._status = fetches, positions, status
+        self.notes = ReaderNotes(context.directory, context.env.clock)
+        self._handlers: dict[type[m.Message], Handler] = {
+            m.Fetch: fetches.fetch,
+            m.OpenSession: self._open_session,
+            m.CloseSession: self._close_session,
+            m.CreateTopic: self._create_topic,
+            m.AlterTopic: self._alter_topic,
+            m.DescribeTopic: self._describe_topic,
+            m.ListTopics: self._list_topics,
+            m.DeleteTopic: self._delete_topic,
+            m.GetLanes: self._watch_lanes,
+            m.GetTail: positions.tail,
+            m.Find: positions.find,
+            m.Trim: positions.trim,
+            m.Measure: positions.measure,
+            m.NoteProgress: self._note_progress,
+            m.RemoveReader: self._note_progress,
+            m.GetReaders: self._get_readers,
+            m.OpenTier: self._answer_tier,
+            m.AdvanceTier: self._answer_tier,
+            m.KeepTier: self._answer_tier,
+            m.CloseTier: self._answer_tier,
+            m.GetStatus: self._get_status,
+            m.Ping: self._ping,
+        }
+
+    def handle(self, peer: Peer, request: int, message: m.AnyMessage) -> None:
+        """Answer a request, now or later. Raises what is wrong with it."""
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise BadFrame(f"{type(message).__name__} is not a question", "see the protocol's table of messages")
+        handler(peer, request, message)
+
+    def welcome(self) -> m.Welcome:
+        """The answer to a hello."""
+        self._store.refresh()
+        context, member, limit = self._context, self._context.member, self._context.config.limits
+        return m.Welcome(
+            version=PROTOCOL_VERSION,
+            cluster=self._directory.cluster_id,
+            broker=member.broker,
+            incarnation=member.incarnation,
+            brokers=self._store.addresses(but=member if self._admission.credit.leaving else None),
+            frame_bytes_max=self._path.ingest.frame_bytes_max,
+            record_bytes_max=limit.record_bytes,
+            records_max=limit.records_per_batch,
+            generation=context.directory.generation & 0xFFFF_FFFF,
+            tables=self._fetches.tables_offered,
+            references=True,
+        )
+
+    # --- topics -------------------------------------------------------------------------------------------------------
+    def _create_topic(self, peer: Peer, request: int, ask: m.CreateTopic) -> None:
+        settings = with_defaults(ask, self._context.config, self._directory.live_replicas())
+        self._directory.create_topic(ask.name, columns=ask.columns, created_us=self._clock.wall_us(), **settings)
+        self._context.env.bell.ring("sequencer")
+        peer.answer(request, self._described(ask.name))
+
+    def _alter_topic(self, peer: Peer, request: int, ask: m.AlterTopic) -> None:
+        check_partitions(ask.partitions, self._context.config)
+        self._directory.alter_topic(ask)
+        self._context.env.bell.ring("sequencer")
+        peer.answer(request, self._described(ask.name))
+
+    def _describe_topic(self, peer: Peer, request: int, ask: m.DescribeTopic) -> None:
+        peer.answer(request, self._described(ask.name))
+
+    def _list_topics(self, peer: Peer, request: int, ask: m.ListTopics) -> None:  # noqa: ARG002 - a handler
+        peer.answer(request, m.TopicsAre(topics=self._listed()))
+
+    def _delete_topic(self, peer: Peer, request: int, ask: m.DeleteTopic) -> None:
+        self._directory.delete_topic(ask.name, ask.topic_id)
+        self._context.env.bell.ring("sequencer")
+        peer.answer(request, m.Done())
+
+    def _watch_lanes(self, peer: Peer, request: int, ask: m.GetLanes) -> None:
+        self._store.refresh()
+        if ask.lane not in self._store.lanes:
+            raise UnknownTopic(f"there is no topic with lane {ask.lane}", "look it up again by name")
+        self._path.lanes.watch(peer, request, ask, self._clock.now_us())
+
+    def _described(self, name: str) -> m.TopicIs:
+        """A topic with its schema, all its lanes and its ranges, as the store has them now."""
+        topic, schema = self._directory.described(name)
+        if topic.order <= Order.BROKER:
+            topic = msgspec.structs.replace(topic, lanes=self._directory.lanes(topic.lane))
+        age_us = self._clock.wall_us() - topic.created_us
+        lanes = [topic.lane, *(lane.lane for lane in topic.lanes)] if topic.replicas else []
+        ranges = [range_ for lane in lanes for range_ in self._directory.ranges(lane)]
+        return m.TopicIs(
+            topic=topic, columns=schema.columns, widths=schema.widths, ranges=ranges[-limits.RANGES_LISTED_MAX :],
+            tier=self._directory.tier(name), age_us=age_us if topic.created_us and age_us >= 0 else None,
+        )  # fmt: skip
+
+    def _listed(self) -> list[Topic]:
+        """All topics, with their lanes unless these would not fit the answer."""
+        topics, lanes = self._directory.topics(), self._directory.lanes()
+        if len(lanes) > limits.LANES_LISTED_MAX:
+            return topics
+        return [
+            msgspec.structs.replace(topic, lanes=[lane for lane in lanes if lane.topic == topic.lane])
+            if topic.order <= Order.BROKER else topic
+            for topic in topics
+        ]  # fmt: skip
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+    def _open_session(self, peer: Peer, request: int, ask: m.OpenSession) -> None:
+        if len(ask.name.encode()) > limits.SESSION_NAME_BYTES_MAX:
+            raise BadName(
+                f"a session name of {len(ask.name.encode())} bytes", f"use at most {limits.SESSION_NAME_BYTES_MAX}"
+            )
+        if self._admission.credit.leaving:
+            raise Retriable("this broker is leaving", "ask another")
+        self._store.refresh()
+        if (topic := self._store.topics.get(ask.topic)) is None:
+            raise UnknownTopic(f"there is no topic {ask.topic!r}", "create it first")
+        check_id(topic, ask.topic_id)
+        if ask.lane not in (None, topic.lane):
+            raise UnknownSession(f"topic {ask.topic!r} was made again since", "open a new publisher")
+        if topic.order <= Order.BROKER:
+            peer.answer(request, self._path.lanes.open_session(topic, ask))
+            return
+        asked = topic.order if ask.order is None else session_order(topic.name, topic.order, ask.order)
+        flags = OPEN_STRONG if asked == Order.STRONG != topic.order else 0
+        name_hash = int.from_bytes(blake2b(ask.name.encode(), digest_size=8).digest(), "little") if ask.name else 0
+        earlier = NO_SESSION if ask.resume is None else ask.resume
+        at = 0 if ask.at is None else ask.at + 1
+        holder = 0 if ask.holder is None else min(ask.holder + 1, NO_SESSION)
+        entry = Entry(
+            EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash, low=at, crc=holder, flags=flags,
+            size=peer_number(peer.host),
+        )  # fmt: skip
+        self._path.sessions.request(peer, request, entry)
+
+    def _close_session(self, peer: Peer, request: int, ask: m.CloseSession) -> None:
+        if (topic := self._store.lanes.get(ask.lane)) is not None and topic.order <= Order.BROKER:
+            peer.answer(request, m.Done())
+            return
+        self._path.sessions.request(peer, request, Entry(EntryKind.SESSION_CLOSE, ask.lane, ask.session))
+
+    # --- readers, tables, status --------------------------------------------------------------------------------------
+    def _note_progress(self, peer: Peer, request: int, ask: m.NoteProgress | m.RemoveReader) -> None:
+        self.notes.take(ask)
+        peer.answer(request, m.Done())
+
+    def _get_readers(self, peer: Peer, request: int, ask: m.GetReaders) -> None:
+        peer.answer(request, self.notes.readers(ask.topic))
+
+    def _answer_tier(self, peer: Peer, request: int, ask: TierQuestion) -> None:
+        peer.answer(request, answer_tier(self._directory, ask, self._clock.wall_us()))
+
+    def _get_status(self, peer: Peer, request: int, ask: m.GetStatus) -> None:  # noqa: ARG002 - a handler
+        peer.answer(request, m.StatusIs(facts=self._status()))
+
+    def _ping(self, peer: Peer, request: int, ask: m.Ping) -> None:  # noqa: ARG002 - a handler
+        peer.answer(request, m.Pong())

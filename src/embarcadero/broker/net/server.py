@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
 from embarcadero.broker.broker import Broker
+from embarcadero.broker.clients import Transport
 from embarcadero.broker.net.connection import Connection
 from embarcadero.errors import ProtocolError, TooMany
 from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX, UNREAD_PAUSE_BYTES
@@ -40,13 +41,12 @@ class Live(set["BrokerProtocol"]):
         self._broker = broker
         self._planned: list[BrokerProtocol] = []
         self._polling = self._poll_planned = False
-        broker.on_settled = self._flush
 
     def poll(self) -> bool:
         """A pass of the broker; what it has to say is written at once. True if there may be more to do."""
         self._polling = True
         try:
-            more = self._broker.poll()
+            more = self._broker.poll(self._flush)
         finally:
             self._polling = False
             self._flush()
@@ -97,24 +97,20 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         self._descriptor = prepare(transport)
         transport.set_write_buffer_limits(high=UNREAD_PAUSE_BYTES)
         self._live_protocols.add(self)
-        self._connection = self._broker.connect()
-        self._connection.on_output, self._connection.socket_bytes = self._plan_flush, transport.get_write_buffer_size
-        self._connection.peer = peer = _address(transport.get_extra_info("peername"))
-        self._connection.host = peer.rpartition(":")[0]
+        address = _address(transport.get_extra_info("peername"))
+        carrier = Transport(self._plan_flush, transport.get_write_buffer_size, address)
+        self._connection = self._broker.connect(carrier)
         most = self._broker.settings.max_connections
-        if len(self._broker.connections) > most:
+        if len(self._broker.peers) > most:
             problem = f"this broker has all the connections it may have ({most})"
-            refusal = TooMany(problem, "close some, or try another broker")
-            self._broker.hung_up(self._connection, refusal)
-            self._connection.fail(0, refusal)
-            self._connection.closing = True
+            self._connection.hang_up(TooMany(problem, "close some, or try another broker"))
         patience_s = self._broker.settings.hello_timeout_s
         self._hello_timer = asyncio.get_running_loop().call_later(patience_s, self._check_hello)
 
     def _check_hello(self) -> None:
-        if self._connection is not None and not self._connection.greeted and self._transport is not None:
-            if not self._connection.closing:
-                self._broker.hung_up(self._connection, ProtocolError("no hello in time"))
+        if self._connection is not None and not self._connection.peer.greeted and self._transport is not None:
+            if not self._connection.peer.closing:
+                self._connection.note_end(ProtocolError("no hello in time"))
             self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's signature
@@ -142,11 +138,11 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         self._flush_planned = False
         if self._connection is None or self._transport is None or self._said_goodbye or self._transport.is_closing():
             return
-        if output := self._connection.take_output():
+        if output := self._connection.peer.take_output():
             write_frames(self._transport, self._descriptor, output)
-        if self._connection.aborted:
+        if self._connection.peer.aborted:
             self._transport.abort()
-        elif self._connection.closing:
+        elif self._connection.peer.closing:
             self._transport.close()
             patience_s = self._broker.settings.hello_timeout_s  # for the peer to read why
             asyncio.get_running_loop().call_later(patience_s, self._transport.abort)
@@ -168,7 +164,7 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         """End our half: the client reads all that was sent to it, and then hangs up."""
         self.flush()
         if self._connection is not None and self._transport is not None and not self._transport.is_closing():
-            self._said_goodbye = self._connection.closing = True
+            self._said_goodbye = self._connection.peer.closing = True
             self._transport.write_eof()
 
     def hang_up(self) -> None:
@@ -194,7 +190,6 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         if self._connection is not None:
-            self._connection.on_output = lambda: None
             self._connection.closed()
             self._connection = None
         self._transport, self._descriptor = None, -1

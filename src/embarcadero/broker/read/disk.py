@@ -24,10 +24,11 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from embarcadero.broker.clients import Peer
 from embarcadero.broker.durable import Chain
 from embarcadero.broker.read.results import FetchResult, TableReader, wanted_entries
 from embarcadero.env import Disk, Workers
@@ -55,10 +56,6 @@ from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.segment import Point
 from embarcadero.types import Gap, GapKind, Range, ReplicaMember, ReplicaRef
 from embarcadero.wire.messages import Fetch
-
-if TYPE_CHECKING:
-    from embarcadero.broker.net.connection import Connection
-    from embarcadero.broker.read.results import FetchResult
 
 T = TypeVar("T")
 
@@ -359,6 +356,11 @@ Done = Callable[[Any], None]
 _AHEAD_KEPT_US = 2_000_000
 
 
+def no_disks(member: ReplicaMember) -> Disk:
+    """For brokers of clusters without replicas."""
+    raise DiskFailed(f"this broker can't reach the disk of replica {member.replica}", "run it on the replica's host")
+
+
 class DiskCopies:
     """Copies of ranges in replicas' folders. Readers are kept for the next job; each has one user at a time."""
 
@@ -493,21 +495,21 @@ class FairJobs:
         return sum(map(len, self._queues.values()))
 
     def run(
-        self, connection: Connection, job: Callable[[], Any], done: Done, may_start: Callable[[], bool] = _always
+        self, peer: Peer, job: Callable[[], Any], done: Done, may_start: Callable[[], bool] = _always
     ) -> None:
         """Run a job when it is this client's turn; `done` gets its result or its error. Raises TooMany.
 
         `may_start` is asked before that, and again later if it says no: there is no room for the result yet.
         """
-        if len(self._queues.get(connection.number, ())) >= WARM_JOBS_QUEUED_MAX:
+        if len(self._queues.get(peer.number, ())) >= WARM_JOBS_QUEUED_MAX:
             problem = f"{WARM_JOBS_QUEUED_MAX} reads of this connection wait for their turn"
             raise TooMany(problem, "wait for their answers")
-        self._queues.setdefault(connection.number, deque()).append(_Job(job, done, may_start))
+        self._queues.setdefault(peer.number, deque()).append(_Job(job, done, may_start))
         self.start()
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, peer: Peer) -> None:
         """Drop the jobs of a client that is gone; the result of one that runs is ignored."""
-        self._queues.pop(connection.number, None)
+        self._queues.pop(peer.number, None)
 
     def start(self) -> None:
         """Start the jobs whose turn it is."""
@@ -541,10 +543,10 @@ class DiskReads(FairJobs):
         self._ahead_bytes = 0
         self.ahead_used = 0  # reads whose answer was there already, or on its way
 
-    def fetch(self, connection: Connection, read: PlannedRead, segments: Segments, done: Done) -> None:
+    def fetch(self, peer: Peer, read: PlannedRead, segments: Segments, done: Done) -> None:
         """Read from segment files, unless that was done ahead."""
         ask = read.ask
-        span = self._ahead.pop((connection.number, ask.lane), None)
+        span = self._ahead.pop((peer.number, ask.lane), None)
         if span is not None and span.key == _what(ask) and not isinstance(span.result, Exception):
             self.ahead_used += 1
             self._ahead_bytes -= span.reserved
@@ -556,19 +558,19 @@ class DiskReads(FairJobs):
             return
         if span is not None:
             self._drop(span)
-        self.run(connection, lambda: segments.fetch(read.ask), done, read.may_start)
+        self.run(peer, lambda: segments.fetch(read.ask), done, read.may_start)
 
-    def read_ahead(self, connection: Connection, ask: Fetch, segments: Segments, now_us: int, most: int) -> None:
+    def read_ahead(self, peer: Peer, ask: Fetch, segments: Segments, now_us: int, most: int) -> None:
         """A client is about to ask for this, it seems. The result has at most `most` bytes."""
-        key = (connection.number, ask.lane)
+        key = (peer.number, ask.lane)
         if key in self._ahead or self._ahead_bytes + most > WARM_AHEAD_BYTES_MAX:
             return
-        if connection.number in self._queues:
+        if peer.number in self._queues:
             return  # it has enough under way
         span = self._ahead[key] = _Span(_what(ask), most, now_us)
         self._ahead_bytes += span.reserved
         self.run(
-            connection, lambda: None if span.dropped else segments.fetch(ask), lambda result: self._came(span, result)
+            peer, lambda: None if span.dropped else segments.fetch(ask), lambda result: self._came(span, result)
         )
 
     def poll(self, now_us: int) -> None:
@@ -577,10 +579,10 @@ class DiskReads(FairJobs):
             if now_us - span.at_us > _AHEAD_KEPT_US:
                 self._drop(self._ahead.pop(key))
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, peer: Peer) -> None:
         """Drop the jobs of a client that is gone, and what was read ahead for it."""
-        super().disconnected(connection)
-        for key in [key for key in self._ahead if key[0] == connection.number]:
+        super().disconnected(peer)
+        for key in [key for key in self._ahead if key[0] == peer.number]:
             self._drop(self._ahead.pop(key))
 
     def _came(self, span: _Span, result: Any) -> None:

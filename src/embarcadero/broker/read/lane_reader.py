@@ -18,9 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embarcadero.broker.durable import ON_DISK, StoredLane, at_index
+from embarcadero.broker.clients import Peer
+from embarcadero.broker.context import BrokerContext, StoreView, lane_margin
+from embarcadero.broker.durable import ON_DISK, DurableFrontiers, StoredLane, at_index
+from embarcadero.broker.read.disk import DiskCopies, DiskReads, Segments, TableJobs, no_disks
 from embarcadero.broker.read.results import FetchResult, Hot, wanted_entries
-from embarcadero.errors import FuturePosition
+from embarcadero.errors import BadValue, EmbarcaderoError, FuturePosition, UnknownTopic
 from embarcadero.fabric.layout import ORDER, Entries, join, pick
 from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.log import BrokerLogs
@@ -28,7 +31,7 @@ from embarcadero.fabric.region import Fabric, attach_unless_removed
 from embarcadero.fabric.ring import RingReader
 from embarcadero.limits import FETCH_ENTRIES_MAX
 from embarcadero.steps import Step
-from embarcadero.types import EntryKind, Gap, GapKind, TopicLane
+from embarcadero.types import EntryKind, Gap, GapKind, Order, Tier, TopicLane
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
 
@@ -70,6 +73,11 @@ class LaneReader:
     def news(self, read: str) -> int | None:
         """A number that changes when a waiting fetch should be tried again."""
         return self.ordered() if self.stored is None or read == "ordered" else self.stored.known()
+
+    def follow(self, store: StoreView) -> bool:
+        """Learn what the store says of the lane. False: it is gone."""
+        self.trimmed = store.trims.get(self.lane, 0)
+        return self.lane in store.lanes
 
     @property
     def closed(self) -> bool:
@@ -382,6 +390,14 @@ class BrokerLaneReader(LaneReader):
             return super().news(read)
         return _CLOSED
 
+    def follow(self, store: StoreView) -> bool:
+        self.trimmed = store.trims.get(self.lane, 0)
+        lane_is, before = store.broker_lanes.get(self.lane), self.lane_is
+        if lane_is is None or (lane_is.removed and not before.removed):
+            return False  # the next one finds that nothing is on disk, or in memory, any more
+        self.lane_is = lane_is
+        return True
+
     @property
     def closed(self) -> bool:
         return self.lane_is.end is not None
@@ -500,3 +516,99 @@ class BrokerLaneReader(LaneReader):
         if place > end:
             raise FuturePosition(f"index {place} is beyond the end of the lane ({end})", "the lane is closed")
         return place
+
+
+class LaneReaders:
+    """The readers of all lanes, and what they read besides memory: replicas' disks, and tables of topics."""
+
+    def __init__(
+        self, context: BrokerContext, store: StoreView, epoch: LeaderView, logs: BrokerLogs, durable: DurableFrontiers,
+        tables: TableJobs,
+    ) -> None:  # fmt: skip
+        self._context, self._store, self._epoch, self._logs, self._durable = context, store, epoch, logs, durable
+        self.disks = DiskReads(context.env.workers, DiskCopies(context.env.disks or no_disks))
+        self.tables = tables
+        self._readers: dict[int, LaneReader] = {}
+
+    def update(self) -> None:
+        """The store has changed."""
+        for lane, reader in list(self._readers.items()):
+            if not reader.follow(self._store):
+                del self._readers[lane]
+        members = {member.replica: member for member in self._context.directory.replicas()}
+        self.disks.copies.keep(self._store.lanes.keys() | self._store.broker_lanes.keys(), members)
+
+    def disconnected(self, peer: Peer) -> None:
+        """A client is gone."""
+        self.disks.disconnected(peer)
+        self.tables.disconnected(peer)
+
+    # --- readers ------------------------------------------------------------------------------------------------------
+    def known(self, lane: int) -> LaneReader | None:
+        """The reader of a lane that is being read."""
+        return self._readers.get(lane)
+
+    def reader(self, lane: int) -> LaneReader:
+        """The reader of a lane. Raises UnknownTopic."""
+        if (known := self._readers.get(lane)) is not None:
+            return known
+        if lane not in self._store.lanes and lane not in self._store.broker_lanes:
+            self._store.refresh()
+        reader = self._readers[lane] = self._new_reader(lane)
+        reader.follow(self._store)
+        return reader
+
+    def _new_reader(self, lane: int) -> LaneReader:
+        durable, sizes = StoredLane(lane, self._durable), self._context.sizes
+        if (lane_is := self._store.broker_lanes.get(lane)) is not None:
+            stored = durable if durable.chain.ranges else None
+            fabric, margin = self._context.fabric, lane_margin(sizes)
+            return BrokerLaneReader(fabric, self._epoch, self._logs, lane_is, margin, stored)
+        if (topic := self._store.lanes.get(lane)) is None:
+            raise UnknownTopic(f"there is no topic with lane {lane}", "it was deleted; look it up again by name")
+        if topic.order <= Order.BROKER:
+            raise BadValue(f"topic {topic.name!r} has order {topic.order}: it has a lane per broker", "ask for a lane")
+        stored = durable if topic.replicas else None
+        return LaneReader(self._epoch, self._logs, lane, sizes.round_entries, stored)
+
+    def fresh_reader(self, lane: int) -> LaneReader:
+        """A reader that knows of every trim that was answered before now, by whichever broker."""
+        self._store.refresh()
+        return self.reader(lane)
+
+    def lag(self, lane: int, index: int) -> int | None:
+        """How many batches a reader at an index is behind the order; positions that are lost do not count."""
+        reader = self._readers.get(lane)
+        ordered = None if reader is None else reader.ordered()
+        if reader is None or ordered is None:
+            return None
+        return max(0, ordered - index) if reader.stored is None else reader.stored.chain.batches(index, ordered)
+
+    # --- files and tables ---------------------------------------------------------------------------------------------
+    def durable_files(self, lane: int) -> Segments:
+        """The files of a lane with replicas, as far as they are durable: for jobs beside the broker."""
+        reader = self.fresh_reader(lane)
+        if (stored := reader.stored) is None:
+            raise BadValue(f"lane {lane} has no replicas", "ask for a lane of a topic with replicas")
+        return self.segments(reader, stored)
+
+    def segments(self, reader: LaneReader, stored: StoredLane, bound: int | None = None) -> Segments:
+        """A lane's files, as far as they are durable, and below a bound.
+
+        First it is counted, then ranges are looked at: what is counted by a new range says nothing of the old one.
+        """
+        durable = stored.through()
+        below = durable if bound is None else min(bound, durable)
+        return Segments(reader.lane, stored.chain, below, reader.trimmed, self.disks.copies)
+
+    def tier(self, lane: int) -> Tier | None:
+        """The table of a lane's topic, as the store has it now."""
+        return self._context.directory.tier(self._store.topic_name(lane) or "")
+
+    def tiered(self, lane: int) -> int | None:
+        """Batches of a lane below this index are in its topic's table; None if it has none, or nobody can tell now."""
+        try:
+            tier = self.tier(lane)
+        except EmbarcaderoError:
+            return None
+        return None if tier is None else tier.frontier(lane)[0]

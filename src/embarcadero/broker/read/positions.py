@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.broker.read.disk import Place, Segments
-from embarcadero.broker.read.lane_reader import LaneReader
-from embarcadero.broker.read.results import Hot
+from embarcadero.broker.clients import Peer
+from embarcadero.broker.context import BrokerContext, StoreView
+from embarcadero.broker.durable import ON_DISK, StoredLane
+from embarcadero.broker.read.disk import FairJobs, Place, Segments
+from embarcadero.broker.read.lane_reader import LaneReader, LaneReaders
+from embarcadero.broker.read.results import Hot, raise_unknown, typed
 from embarcadero.env import Clock
-from embarcadero.errors import BadValue, FuturePosition, Trimmed
-from embarcadero.limits import INDEX_EVERY_BYTES, PIECES_MAX
+from embarcadero.errors import BadValue, Corrupt, FuturePosition, Retriable, Trimmed
+from embarcadero.limits import INDEX_EVERY_BYTES, PIECES_MAX, TAIL_HOLES_MAX
 from embarcadero.storage.segment import Point
-from embarcadero.types import Cut
+from embarcadero.types import Cut, Tier, united
 from embarcadero.wire import messages as m
 from embarcadero.wire.messages import Measure
 
-_WAYS = ("index", "seq", "time")
+WAYS_TO_FIND = ("index", "seq", "time")
 
 
 def check_way(by: str) -> None:
     """Refuse what is no way to name a place."""
-    if by not in _WAYS:
-        raise BadValue(f"a place by {by!r}", f"by {', '.join(_WAYS)}")
+    if by not in WAYS_TO_FIND:
+        raise BadValue(f"a place by {by!r}", f"by {', '.join(WAYS_TO_FIND)}")
 
 
 def check_trim(ask: m.Trim, clock: Clock) -> None:
@@ -99,3 +105,239 @@ def cuts(
     ends = zip([*indices[begins].tolist(), end[0]], [*seqs[begins].tolist(), end[1]], strict=True)
     weights = np.add.reduceat(sizes, np.concatenate(([0], begins))).tolist()
     return [Cut(index, seq, size) for (index, seq), size in zip(ends, weights, strict=True)][:pieces_max]
+
+
+class Positions:
+    """Answers where something is: ends of lanes, positions by seq and time, pieces of spans. Moves a lane's start."""
+
+    def __init__(self, context: BrokerContext, store: StoreView, readers: LaneReaders) -> None:
+        self._clock, self._directory = context.env.clock, context.directory
+        self._store, self._readers = store, readers
+
+    # --- ends and positions -------------------------------------------------------------------------------------------
+    def tail(self, peer: Peer, request: int, ask: m.GetTail) -> None:
+        """Answer with both ends of a lane, and with where its readable part starts."""
+        lane = ask.lane
+
+        def answer(reader: LaneReader, start: Place) -> m.TailIs:
+            ends = reader.ends()
+            if ends is None:
+                raise Retriable("the end of the log can't be told while a sequencer takes over", "try again")
+            tier = self._readers.tier(lane)
+            cold = _cold_start(tier, lane, start)
+            hot = (None, None) if cold is start else (start.index, start.seq)
+            in_table = [] if tier is None else [(hole.start_seq, hole.stop_seq) for hole in tier.holes.get(lane, ())]
+            holes = [hole for hole in united([*in_table, *reader.seq_holes()]) if hole[1] > cold.seq][-TAIL_HOLES_MAX:]
+            return m.TailIs(
+                lane=lane, index=ends.index, seq=ends.seq, start_index=cold.index, start_seq=cold.seq,
+                durable_index=ends.durable_index, durable_seq=ends.durable_seq,
+                hot_index=hot[0], hot_seq=hot[1], holes=holes,
+            )  # fmt: skip
+
+        self._with_start(peer, request, lane, answer)
+
+    def find(self, peer: Peer, request: int, ask: m.Find) -> None:
+        """Answer where a place is."""
+        if ask.table:
+            self._find_in_table(peer, request, ask)
+            return
+        self._locate(peer, request, ask.lane, ask.by, ask.start, found)
+
+    def _find_in_table(self, peer: Peer, request: int, ask: m.Find, last: bool = False) -> None:
+        """Answer where a place is in the topic's table; a table that changed meanwhile is asked once more."""
+        check_way(ask.by)
+        self._readers.fresh_reader(ask.lane)
+        tables, tier = self._readers.tables.reader, self._readers.tier(ask.lane)
+
+        def answer(found: tuple[int, int] | None) -> m.PlaceIs:
+            index, seq = found or (0, 0)
+            return m.PlaceIs(lane=ask.lane, index=index, seq=seq, table=True, missing=found is None)
+
+        if tier is None:
+            peer.answer(request, answer(None))
+            return
+        job = partial(tables.find, tier, ask.lane, ask.by, ask.start)
+        again = None if last else partial(self._find_in_table, peer, request, ask, last=True)
+        self._answer_later(peer, request, job, answer, again, self._readers.tables)
+
+    def trim(self, peer: Peer, request: int, ask: m.Trim) -> None:
+        """Move the start of a lane, and answer where it is then."""
+        check_trim(ask, self._clock)
+
+        def trim_it(_reader: LaneReader, start: Place, index: int, seq: int | None) -> None:
+            if index < start.index:
+                seq = ask.seq if ask.by == "index" and index == ask.before else None
+            name = self._store.topic_name(ask.lane) or ""
+            self._directory.trim(name, ask.lane, index, seq=seq, cold=ask.cold, topic_id=ask.topic_id)
+            self._with_start(peer, request, ask.lane, self._place_now)
+
+        self._locate(peer, request, ask.lane, ask.by, ask.before, trim_it, trims=True)
+
+    def _place_now(self, reader: LaneReader, start: Place) -> m.PlaceIs:
+        """Where a lane starts for readers, whether brokers still have that or not."""
+        return place_is(reader, _cold_start(self._readers.tier(reader.lane), reader.lane, start))
+
+    def _with_start(
+        self, peer: Peer, request: int, lane: int, answer: Callable[[LaneReader, Place], m.Message],
+        last: bool = False,
+    ) -> None:  # fmt: skip
+        """Answer with what needs to know where the readable part of a lane starts."""
+        reader = self._readers.fresh_reader(lane)
+
+        if (stored := reader.stored) is None:
+            peer.answer(request, answer(reader, self._memory_start(reader)))
+            return
+        segments = self._readers.segments(reader, stored)
+
+        def with_first(first: Place | None) -> m.Message:
+            message = answer(reader, first or self._start_above(reader, segments))
+            self._check_unchanged(stored, segments)
+            return message
+
+        again = None if last else partial(self._with_start, peer, request, lane, answer, last=True)
+        self._answer_later(peer, request, segments.first, with_first, again)
+
+    def _memory_start(self, reader: LaneReader) -> Place:
+        start = reader.start(self._clock.now_us())
+        if start is None:
+            raise Retriable("the start of the log can't be told while a sequencer takes over", "try again")
+        return Place(*start)
+
+    def _start_above(self, reader: LaneReader, segments: Segments) -> Place:
+        """The start of a lane whose files have nothing below the bound of the search: it is in memory.
+
+        Raises Retriable if memory starts above that bound: then the files between were not searched. It does so after
+        a loss of memory, when the lane goes on at its ceiling, and when others counted more as durable than we did.
+        """
+        start = self._memory_start(reader)
+        if not segments.reach(start.index, reader.trimmed):
+            raise Retriable("the start of the log can't be told: its files were searched too early", "try again")
+        return start
+
+    def _check_unchanged(self, stored: StoredLane, segments: Segments) -> None:
+        """Raise Retriable if the ranges have changed since they were read: files and memory are of two moments then.
+
+        To be called once everything else is loaded. A lane goes on in memory only after the store has its new range.
+        """
+        self._store.refresh()
+        if stored.chain.ranges != segments.chain.ranges:
+            raise Retriable("the ranges of the log changed while they were looked at", "try again")
+
+    def _locate(
+        self, peer: Peer, request: int, lane: int, by: str, value: int,
+        answer: Callable[[LaneReader, Place, int, int | None], m.Message | None], last: bool = False,
+        trims: bool = False,
+    ) -> None:  # fmt: skip
+        """Answer with what needs to know where a place is, and where the lane starts.
+
+        If no copy of the start can be read, only a trim goes on: it needs no seq there, and is how to get rid of it.
+        """
+        check_way(by)
+        reader = self._readers.fresh_reader(lane)
+        place, stored = reader.locate(by, value), reader.stored
+        if place is None:
+            raise Retriable("a place can't be told while a sequencer takes over", "try again")
+        if stored is None:
+            message = answer(reader, self._memory_start(reader), *place)
+            if message is not None:
+                peer.answer(request, message)
+            return
+        segments = self._readers.segments(reader, stored)
+        if by == "index" and value < max(reader.trimmed, stored.chain.start):
+            place = value, None  # files that had it may be gone: not to be taken for a place above all that is there
+        on_disk = place[0] == ON_DISK
+
+        def look() -> tuple[Place | None, Place | None]:
+            try:
+                first = segments.first()
+            except Corrupt:
+                if not trims:
+                    raise
+                first = Place(max(reader.trimmed, stored.chain.start), 0)
+            return first, segments.locate(by, value) if on_disk else None
+
+        def with_places(found: tuple[Place | None, Place | None]) -> m.Message | None:
+            index, seq = place
+            if on_disk:  # nothing as young: the end, as far as it is durable
+                index, seq = segments.bound, stored.chain.seq_at(segments.bound)
+            if found[1] is not None:
+                index, seq = found[1].index, None if found[1].instead else found[1].seq
+            start = found[0] or self._start_above(reader, segments)
+            self._check_unchanged(stored, segments)
+            return answer(reader, start, index, seq)
+
+        again = None if last else partial(
+            self._locate, peer, request, lane, by, value, answer, last=True, trims=trims
+        )  # fmt: skip
+        self._answer_later(peer, request, look, with_places, again)
+
+    def _answer_later(
+        self, peer: Peer, request: int, job: Callable[[], object],
+        answer: Callable[..., m.Message | None], again: Callable[[], None] | None, queue: FairJobs | None = None,
+    ) -> None:  # fmt: skip
+        """Run a job on segment files (or in another queue); its result becomes the answer.
+
+        `again` asks once more if no copy was good: it may have been trimmed and dropped, or compacted, meanwhile.
+        """
+
+        def done(result: object) -> None:
+            if peer.gone:
+                return
+            try:
+                if isinstance(result, Corrupt) and again is not None:
+                    again()
+                    return
+                if isinstance(result, Exception):
+                    raise result
+                message = answer(result)
+            except Exception as error:
+                peer.fail(request, typed(error))
+                raise_unknown(error)
+                return
+            if message is not None:
+                peer.answer(request, message)
+
+        (queue or self._readers.disks).run(peer, job, done, lambda: not peer.full)
+
+    def measure(self, peer: Peer, request: int, ask: m.Measure, last: bool = False) -> None:
+        """Answer with pieces of a span."""
+        if ask.table:
+            self._measure_table(peer, request, ask)
+            return
+        reader = self._readers.fresh_reader(ask.lane)
+        check_measure(ask, reader.trimmed)
+        if (hot := reader.measured(ask.start, ask.stop)) is None:
+            raise Retriable("a span can't be measured while a sequencer takes over", "try again")
+
+        def answer(found: list[Cut]) -> m.PiecesAre:
+            return m.PiecesAre(lane=ask.lane, cuts=found)
+
+        if (stored := reader.stored) is None or hot.start <= ask.start:
+            peer.answer(request, answer(pieces(ask, hot, None)))
+            return
+        segments = self._readers.segments(reader, stored)
+        again = None if last else partial(self.measure, peer, request, ask, last=True)
+        self._answer_later(peer, request, partial(pieces, ask, hot, segments), answer, again)
+
+    def _measure_table(self, peer: Peer, request: int, ask: m.Measure, last: bool = False) -> None:
+        """Answer with files of the topic's table; a table that changed meanwhile is asked once more."""
+        self._readers.fresh_reader(ask.lane)
+        check_measure(ask, 0)
+        tables, tier = self._readers.tables.reader, self._readers.tier(ask.lane)
+
+        def answer(cuts: list[Cut]) -> m.PiecesAre:
+            return m.PiecesAre(lane=ask.lane, cuts=cuts[: ask.pieces_max], table=True)
+
+        if tier is None:
+            peer.answer(request, answer([]))
+            return
+        job = partial(tables.cuts, tier, ask.lane, ask.start, ask.stop, ask.piece_bytes)
+        again = None if last else partial(self._measure_table, peer, request, ask, last=True)
+        self._answer_later(peer, request, job, answer, again, self._readers.tables)
+
+
+def _cold_start(tier: Tier | None, lane: int, hot: Place) -> Place:
+    """Where the lane's part in the topic's table starts, if that is below what brokers have; else `hot` itself."""
+    if tier is None or tier.start(lane) >= min(tier.frontier(lane), (hot.index, hot.seq)):
+        return hot
+    return Place(*tier.start(lane))

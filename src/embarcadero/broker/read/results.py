@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from embarcadero.errors import Corrupt, EmbarcaderoError
 from embarcadero.fabric.layout import Entries
 from embarcadero.types import BATCH_KIND, Cut, EntryKind, Gap, Tier
 from embarcadero.wire.messages import Fetch
@@ -80,3 +81,16 @@ class TableReader(Protocol):
     def cuts(self, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
         """Files with batches [start, stop), joined to pieces of about `piece_bytes`."""
         ...
+
+
+def typed(error: Exception) -> EmbarcaderoError:
+    """What a client is told: also of an error that nobody thought of, for nobody else answers it."""
+    if isinstance(error, EmbarcaderoError):
+        return error
+    return Corrupt(f"this can't be read: {error!r}", "look at the broker's log, and report it: this is a bug")
+
+
+def raise_unknown(error: Exception) -> None:
+    """Let what is a bug be seen: on an event loop that is a line in the log, with its place."""
+    if not isinstance(error, EmbarcaderoError):
+        raise error

@@ -1,4 +1,8 @@
-"""What one connection, and all connections of one address, may hold of the log while a batch arrives.
+"""What is taken in: sessions that connections feed, credit, and checks of each batch before a byte of it is stored.
+
+Above the high water mark no credit is granted, below the low one it is again; control frames always flow.
+
+What one connection, and all connections of one address, may hold of the log while a batch arrives.
 
 A header takes room in the log for its payload, and the bytes may come slowly. Three rules keep a few connections from
 excluding all others:
@@ -14,17 +18,37 @@ and has no share. What an address may have of the tables of sessions is decided 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from embarcadero.broker.clients import Peer
+from embarcadero.broker.context import BrokerContext, StoreView
+from embarcadero.broker.durable import AwaitingDurability, DurableFrontiers
+from embarcadero.broker.read.lane_reader import LaneReaders
+from embarcadero.broker.write.lanes import BrokerLanes
+from embarcadero.broker.write.pending import Entry, Ingest, Relay, Waiting
+from embarcadero.broker.write.references import References
 from embarcadero.config.table import Broker as BrokerSettings
+from embarcadero.errors import Backpressure, BadFrame, ChecksumMismatch, FrameTooLarge, OverCredit, TimedOut
+from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.log import Reservation
 from embarcadero.limits import LINE_BYTES, STALLED_S
+from embarcadero.types import NO_SESSION, EntryKind, Order, Outcome
+from embarcadero.wire.codec import (
+    HEADER_BYTES,
+    REFERENCE,
+    WANT_DURABLE,
+    BatchHeader,
+    BatchReference,
+    FrameKind,
+    payload_crc,
+)
 
-if TYPE_CHECKING:
-    from embarcadero.broker.net.connection import Connection
-    from embarcadero.fabric.log import Reservation
-
+_HEADER_BYTES: Final = HEADER_BYTES[FrameKind.BATCH]
 _STALLED_PARTS: Final = 8
 
 
@@ -38,70 +62,440 @@ class _Arriving(NamedTuple):
     since_us: int
 
 
-class Peers:
+class ArrivingBatches:
     """Accounts of the batches that are arriving at one broker."""
 
     def __init__(self, settings: BrokerSettings, log_bytes: int, chunk_bytes: int) -> None:
         self._settings, self._log_bytes = settings, log_bytes
         self._chunk_lines = chunk_bytes // LINE_BYTES
         self._stalled_chunks_max = max(1, log_bytes // chunk_bytes // _STALLED_PARTS)
-        self._arriving: dict[Connection, _Arriving] = {}
+        self._arriving: dict[Peer, _Arriving] = {}
         self._bytes: Counter[str] = Counter()  # by address
 
-    def received(self, connection: Connection, now_us: int) -> None:
+    def received(self, peer: Peer, now_us: int) -> None:
         """Bytes of a connection came: remember since when its batch is arriving."""
-        arriving, known = connection.arriving, self._arriving.get(connection)
+        arriving, known = peer.arriving[0] if peer.arriving else None, self._arriving.get(peer)
         if known is not None and known.reservation is not arriving:
-            self._forget(connection)
+            self._forget(peer)
         if arriving is not None and (known is None or known.reservation is not arriving):
-            self._arriving[connection] = _Arriving(arriving, now_us)
-            self._bytes[connection.host] += arriving.size
+            self._arriving[peer] = _Arriving(arriving, now_us)
+            self._bytes[peer.host] += arriving.size
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, peer: Peer) -> None:
         """A connection is gone, with all that it held."""
-        self._forget(connection)
+        self._forget(peer)
 
-    def _forget(self, connection: Connection) -> None:
-        if (known := self._arriving.pop(connection, None)) is not None:
-            self._bytes[connection.host] -= known.reservation.size
-            if not self._bytes[connection.host]:
-                del self._bytes[connection.host]
+    def _forget(self, peer: Peer) -> None:
+        if (known := self._arriving.pop(peer, None)) is not None:
+            self._bytes[peer.host] -= known.reservation.size
+            if not self._bytes[peer.host]:
+                del self._bytes[peer.host]
 
-    def may_send(self, connection: Connection, size: int) -> bool:
+    def may_send(self, peer: Peer, size: int) -> bool:
         """Whether the log has room for another batch of this connection's address."""
-        if not connection.host or connection.host not in self._bytes:
+        if not peer.host or peer.host not in self._bytes:
             return True
-        return self._bytes[connection.host] + size <= self._settings.arriving_share * self._log_bytes
+        return self._bytes[peer.host] + size <= self._settings.arriving_share * self._log_bytes
 
-    def too_slow(self, now_us: int, occupied: float) -> list[Connection]:
+    def too_slow(self, now_us: int, occupied: float) -> list[Peer]:
         """Return the connections to end. `occupied`: the share of the log that is in use."""
         if not self._arriving:
             return []
         late_us = now_us - int(self._settings.frame_timeout_s * 1e6)
-        ended = [connection for connection, one in self._arriving.items() if one.since_us <= late_us]
+        ended = [peer for peer, one in self._arriving.items() if one.since_us <= late_us]
         if occupied >= self._settings.water_low:
             ended += self._stalled(now_us, set(ended))
         return ended
 
-    def _stalled(self, now_us: int, but: set[Connection]) -> list[Connection]:
+    def _stalled(self, now_us: int, but: set[Peer]) -> list[Peer]:
         """Return the connections to end so that stalled batches keep no more than their part of the log."""
         stalled_us = now_us - int(STALLED_S * 1e6)
-        kept: dict[str, list[tuple[int, int, int, Connection]]] = defaultdict(list)  # by address, the oldest last
+        kept: dict[str, list[tuple[int, int, int, Peer]]] = defaultdict(list)  # by address, the oldest last
         chunks: Counter[int] = Counter()
-        for connection, one in self._arriving.items():
-            if one.since_us <= stalled_us and connection not in but:
+        for peer, one in self._arriving.items():
+            if one.since_us <= stalled_us and peer not in but:
                 chunk = one.reservation.location // self._chunk_lines
-                who = connection.host or str(connection.number)
-                kept[who].append((-one.since_us, -connection.number, chunk, connection))
+                who = peer.host or str(peer.number)
+                kept[who].append((-one.since_us, -peer.number, chunk, peer))
                 chunks[chunk] += 1
         for held in kept.values():
             held.sort(key=lambda one: one[:2])
         ended = []
         while len(chunks) > self._stalled_chunks_max:
             most = max(kept.values(), key=lambda held: (len({chunk for _, _, chunk, _ in held}), held[-1][:2]))
-            _, _, chunk, connection = most.pop()
-            ended.append(connection)
+            _, _, chunk, peer = most.pop()
+            ended.append(peer)
             chunks[chunk] -= 1
             chunks += Counter()  # drops those that are 0
             kept = {who: held for who, held in kept.items() if held}
         return ended
+
+
+class Sessions:
+    """Which connections feed which sessions. The sequencer is told of the first one, and when the last one has left."""
+
+    def __init__(self, ingest: Ingest, waiting: dict[int, Waiting], per_connection_max: int) -> None:
+        self._ingest, self._waiting, self._per_connection_max = ingest, waiting, per_connection_max
+        self.attached: dict[tuple[int, int], int] = {}  # (lane, session) -> connections that feed it
+        self._owed: deque[Entry] = deque()  # detach entries that have no slot yet
+
+    def request(self, peer: Peer, request: int, entry: Entry) -> None:
+        """Pass a session request on to the sequencer; its outcome is the answer."""
+        pending = self._ingest.stage_control(entry)
+        if pending is None:
+            raise Backpressure("the broker has no room for session requests now", "try again, or another broker")
+        self._waiting[pending] = Waiting(entry.kind, entry.lane, None, peer, request)
+
+    def opened(self, peer: Peer, key: tuple[int, int]) -> None:
+        """A session was opened: the sequencer counts it as connected here until a detach entry."""
+        if peer.gone:
+            self._owed.append(Entry(EntryKind.SESSION_DETACH, *key))
+            return
+        if key not in peer.sessions:
+            self.attached[key] = self.attached.get(key, 0) + 1
+            self._remember(peer, key)
+
+    def attach(self, peer: Peer, lane: int, session: int) -> bool:
+        """Tell the sequencer that the session's publisher is here. False when there is no slot for that now."""
+        key = (lane, session)
+        if key in peer.sessions:
+            return True
+        if key not in self.attached:
+            self.stage_owed()  # a detach of the same session that came later would undo this
+            entry = Entry(EntryKind.SESSION_ATTACH, lane, session)
+            if self._owed or (pending := self._ingest.stage_control(entry)) is None:
+                return False
+            self._waiting[pending] = Waiting(EntryKind.SESSION_ATTACH, lane, None, None)
+            self.attached[key] = 0
+        self.attached[key] += 1
+        self._remember(peer, key)
+        return True
+
+    def stage_owed(self) -> None:
+        """Tell the sequencer of sessions that were left while there was no slot for that."""
+        while self._owed and (pending := self._ingest.stage_control(self._owed[0])) is not None:
+            entry = self._owed.popleft()
+            self._waiting[pending] = Waiting(entry.kind, entry.lane, None, None)
+
+    def _remember(self, peer: Peer, key: tuple[int, int]) -> None:
+        """A session is fed by a connection. Of too many, the first one counts as left, until it sends again."""
+        peer.sessions[key] = None
+        if len(peer.sessions) > self._per_connection_max:
+            self._leave(peer, next(iter(peer.sessions)))
+
+    def _leave(self, peer: Peer, key: tuple[int, int]) -> None:
+        """A connection feeds a session no longer. The sequencer is told if no other connection does."""
+        self.forget(peer, key)
+        if key not in self.attached:
+            self._owed.append(Entry(EntryKind.SESSION_DETACH, *key))
+
+    def forget(self, peer: Peer, key: tuple[int, int]) -> None:
+        """Have a session in mind no longer: it ended, or its connection did. Another batch would attach it again."""
+        if key not in peer.sessions:
+            return
+        del peer.sessions[key]
+        self.attached[key] -= 1
+        if not self.attached[key]:
+            del self.attached[key]
+
+    def disconnected(self, peer: Peer) -> None:
+        """A client is gone."""
+        for key in list(peer.sessions):
+            self._leave(peer, key)
+
+
+class OutcomeCounts:
+    """Counts outcomes as they are relayed, and keeps sessions and LOST gaps known to the relay."""
+
+    def __init__(self, context: BrokerContext, sessions: Sessions, durable: DurableFrontiers) -> None:
+        self._counters, self._clock = context.counters, context.env.clock
+        self._durable = durable
+        self.opened, self.ended = sessions.opened, sessions.forget
+
+    def relayed(self, results: Entries) -> None:
+        """Many outcomes came."""
+        self._counters.answered(results, self._clock.now_us())
+
+    def relayed_one(self, pending: int, outcome: int) -> None:
+        """One came alone."""
+        self._counters.answered_one(pending, outcome, self._clock.now_us())
+
+    def lost(self, lane: int) -> list[tuple[int, int]]:
+        """A lane's LOST gaps."""
+        return self._durable.chain(lane).lost
+
+
+@dataclass(frozen=True, slots=True)
+class WritePath:
+    """The parts that a batch goes through on its way in, and its outcome on its way back."""
+
+    ingest: Ingest
+    sessions: Sessions
+    relay: Relay
+    durable: DurableFrontiers
+    awaiting: AwaitingDurability
+    lanes: BrokerLanes
+
+    @property
+    def largest_frame(self) -> int:
+        """Bytes of the largest batch with its header."""
+        return self.ingest.frame_bytes_max + _HEADER_BYTES
+
+
+class CreditGranter:
+    """How much clients may send: none while the broker is above its mark, or while disks of all their lanes lag."""
+
+    def __init__(self, context: BrokerContext, store: StoreView, path: WritePath, peers: dict[int, Peer]) -> None:
+        self._context, self._settings, self._store = context, context.settings, store
+        self._path, self._peers = path, peers
+        self._above_since_us: int | None = None
+        self._told_full_us = 0
+        self._starving: dict[int, int] = {}  # connections without credit as their lane is behind with disks: since when
+        self._least_bytes = max(path.largest_frame, self._settings.credit_bytes // 2)
+        self.leaving = False
+
+    @property
+    def full(self) -> bool:
+        """Whether no credit is granted because the broker is above the mark."""
+        return self._above_since_us is not None
+
+    @property
+    def starving(self) -> int:
+        """Connections without credit because their lanes are behind with disks."""
+        return len(self._starving)
+
+    def _window(self) -> tuple[int, int]:
+        """How much credit a connection gets, and what it must not fall below: the largest frame always fits it."""
+        share = self._context.sizes.log_bytes // 4 // max(1, len(self._peers))
+        window = max(self._path.largest_frame, min(self._settings.credit_bytes, share))
+        return window, max(self._path.largest_frame, window // 2)
+
+    def grant(self, peer: Peer) -> None:
+        """Top up a connection's credit, unless we are above the mark."""
+        credit = peer.credit
+        taken = credit.received - credit.staging
+        left = credit.granted - taken
+        if left >= self._least_bytes and peer.number not in self._starving:
+            return  # whatever its share is, that is enough
+        if not peer.greeted or peer.closing or self._above_since_us is not None or self.leaving:
+            return
+        if (self._path.awaiting.pressed or self._starving) and self._behind_with_disks(peer):
+            return
+        window, least = self._window()
+        if left < least:
+            peer.grant(taken + window)
+
+    def _behind_with_disks(self, peer: Peer) -> bool:
+        """Whether a connection gets no credit because all lanes that it feeds keep too much of the log."""
+        lanes = peer.feeds
+        behind = bool(lanes) and all(map(self._path.awaiting.without_credit, lanes))
+        if behind:
+            self._starving.setdefault(peer.number, self._context.env.clock.now_us())
+        else:
+            self._starving.pop(peer.number, None)
+        return behind
+
+    def _feed_starving(self, now_us: int) -> None:
+        """Credit for those whose lanes caught up; a word for those who have waited for long."""
+        patience_us = int(self._settings.backpressure_after_s * 1_000_000)
+        for number, since_us in list(self._starving.items()):
+            peer = self._peers.get(number)
+            if peer is None:
+                del self._starving[number]
+                continue
+            self.grant(peer)
+            if number in self._starving and now_us - since_us >= patience_us:
+                self._starving[number] = now_us
+                for lane in peer.feeds:
+                    self._send_stalled(peer, lane)
+
+    def _tell_stalled(self, now_us: int) -> None:
+        """Tell those who feed a lane that its disks stand still, and which replica is in trouble."""
+        for lane in self._path.awaiting.stalled(now_us, int(self._settings.backpressure_after_s * 1_000_000)):
+            for peer in self._peers.values():
+                if lane in peer.feeds:
+                    self._send_stalled(peer, lane)
+
+    def _send_stalled(self, peer: Peer, lane: int) -> None:
+        """Tell a client that the disks of a lane do not keep up, and which replica is in trouble."""
+        replica, trouble = self._path.durable.trouble(lane)
+        peer.send_full(self._store.topic_lane(lane), replica, trouble)
+
+    def regulate(self, now_us: int) -> None:
+        """Stop granting credit above the high water mark, go on below the low one, and say so."""
+        self._tell_stalled(now_us)
+        if self._starving:
+            self._feed_starving(now_us)
+        occupancy, journal = self._path.ingest.occupancy(), self._context.env.journal
+        if self._above_since_us is None:
+            if occupancy >= self._settings.water_high:
+                self._above_since_us = self._told_full_us = now_us
+                self._context.counters.backpressure += 1
+                unresolved = len(self._path.relay.waiting)
+                journal.warn("backpressure on", occupied=round(occupancy, 3), unresolved=unresolved)
+        elif occupancy <= self._settings.water_low:
+            self._above_since_us = None
+            journal.note("backpressure off", occupied=round(occupancy, 3))
+            for peer in self._peers.values():
+                self.grant(peer)
+        elif now_us - self._told_full_us >= self._settings.backpressure_after_s * 1_000_000:
+            self._told_full_us = now_us  # and again each time: publishers go on waiting as long as they are told
+            for peer in self._peers.values():
+                if peer.greeted:
+                    peer.send_full()
+
+
+class Admission:
+    """Takes batches in, or says why not. `announce` says who waits here, before others can act."""
+
+    def __init__(
+        self, context: BrokerContext, store: StoreView, path: WritePath, epoch: LeaderView, readers: LaneReaders,
+        peers: dict[int, Peer], announce: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._context, self._store, self._path, self._epoch = context, store, path, epoch
+        self._announce, self._clock = announce, context.env.clock
+        self.credit = CreditGranter(context, store, path, peers)
+        self.arriving = ArrivingBatches(context.settings, context.sizes.log_bytes, context.sizes.chunk_bytes)
+        self.references = References(self, context, store, readers, path.ingest)
+
+    # --- before a batch -----------------------------------------------------------------------------------------------
+    def admit(self, peer: Peer, header: BatchHeader) -> memoryview | None:
+        """Reserve room for a batch's payload; None refuses this batch only. An error ends the connection."""
+        outcome = self._check(peer, header)
+        if outcome is None:
+            reservation = self._path.ingest.reserve(header.length)
+            if reservation is not None:
+                peer.arriving.append(reservation)
+                return reservation.view
+            outcome = Outcome.BACKPRESSURE
+        peer.refuse(header, outcome)
+        return None
+
+    def _check(self, peer: Peer, header: BatchHeader) -> Outcome | None:
+        """Why a batch of `header.length` bytes can't be taken; None when it can. Counts its credit."""
+        credit, records_max = peer.credit, self._context.config.limits.records_per_batch
+        credit.received += _HEADER_BYTES + header.length
+        if credit.received > credit.granted:
+            raise OverCredit(
+                f"{credit.received} bytes sent, {credit.granted} granted", "wait for credit before sending"
+            )
+        if header.length > self._path.ingest.frame_bytes_max:
+            raise FrameTooLarge(
+                f"a batch of {header.length} bytes; this cluster takes {self._path.ingest.frame_bytes_max}",
+                "make smaller batches (batch_bytes)",
+            )
+        if header.count > records_max:
+            raise FrameTooLarge(
+                f"a batch of {header.count} records; this cluster takes {records_max}", "make smaller batches"
+            )
+        outcome = self._refusal(peer, header)
+        if outcome is None and not self.arriving.may_send(peer, header.length):
+            outcome = Outcome.BACKPRESSURE
+        return outcome
+
+    def _refusal(self, peer: Peer, header: BatchHeader) -> Outcome | None:
+        """Why a batch can't be taken, from its header alone; None when it can."""
+        topic = self._store.lanes.get(header.lane)
+        if topic is None or header.partition >= topic.partitions or header.schema > topic.schema_version:
+            self._store.refresh()  # the topic may be new, or altered since we looked
+            if (topic := self._store.lanes.get(header.lane)) is None:
+                return Outcome.UNKNOWN_TOPIC
+        if header.partition >= topic.partitions:
+            raise BadFrame(
+                f"partition {header.partition} of topic {topic.name}, which has {topic.partitions}",
+                "use partitions below that number",
+            )
+        if header.schema > topic.schema_version or bool(header.schema) != bool(topic.schema_version):
+            return Outcome.UNKNOWN_SCHEMA
+        if header.session == NO_SESSION:
+            return Outcome.UNKNOWN_SESSION
+        if header.flags & WANT_DURABLE and not topic.replicas:
+            raise BadFrame(f"a durable ack of topic {topic.name}, which has no replicas", "use ack=1")
+        if topic.order <= Order.BROKER:
+            return self._path.lanes.check(topic)
+        if topic.replicas and self._path.awaiting.crowded(header.lane):
+            return Outcome.BACKPRESSURE
+        return None if self._path.sessions.attach(peer, header.lane, header.session) else Outcome.BACKPRESSURE
+
+    # --- a batch ------------------------------------------------------------------------------------------------------
+    def take_reference(self, peer: Peer, header: BatchHeader, reference: BatchReference) -> None:
+        """Take a batch that names a staged one: from here on it has that one's size."""
+        header = header._replace(length=reference.size, flags=header.flags & ~REFERENCE)
+        outcome = self._check(peer, header)
+        if outcome is None:
+            self.references.received(peer, header, reference)
+        else:
+            peer.refuse(header, outcome)
+
+    def take_arrived(self, peer: Peer, header: BatchHeader) -> None:
+        """Take the batch whose bytes are in the log now."""
+        arrived = peer.arriving[0]  # until somebody has it: hanging up gives its room back
+        if payload_crc(arrived.view) != header.crc:
+            raise ChecksumMismatch(
+                f"batch {header.session_seq} of session {header.session}: payload checksum differs",
+                "the bytes changed on the way; send it again",
+            )
+        if not self.references.follows(peer, header, arrived):
+            self.take(peer, header, arrived)
+        peer.arriving.popleft()
+
+    def take(self, peer: Peer, header: BatchHeader, arrived: Reservation) -> None:
+        """A whole, right batch: stage its entry."""
+        topic, path = self._store.lanes.get(header.lane), self._path
+        if topic is not None and topic.order <= Order.BROKER:
+            if path.lanes.take(peer, topic, header, arrived):
+                self._context.counters.came_in[header.lane].add(1, header.count, header.length)
+            return
+        waiting = Waiting(EntryKind.BATCH, header.lane, arrived.location, peer)
+        if topic is not None and topic.replicas:
+            waiting.awaiting, waiting.durable = path.awaiting.of(header.lane), bool(header.flags & WANT_DURABLE)
+        pending = path.ingest.stage_batch(
+            arrived,
+            Entry(
+                EntryKind.BATCH, header.lane, header.session, header.session_seq, header.low, arrived.location,
+                header.length, header.count, header.crc, header.partition, header.schema, waiting.durable,
+            ),
+        )  # fmt: skip
+        path.relay.wait(pending, waiting)
+        self._context.counters.came_in[header.lane].add(1, header.count, header.length)
+
+    def drop(self, peer: Peer) -> None:
+        """Give back the room of batches that will not come: their connection ends."""
+        while peer.arriving:
+            self._path.ingest.abandon(peer.arriving.popleft())
+        self.references.drop(peer)
+
+    # --- after a read of a socket -------------------------------------------------------------------------------------
+    def after_receive(self, peer: Peer) -> None:
+        """A read of a socket was taken apart: publish what it brought, top up credit."""
+        self.arriving.received(peer, self._clock.now_us())
+        if self._path.relay.for_disks:
+            self._announce()  # before anybody can order it, and replicas sync it
+        self.publish()
+        if self._path.lanes.publish(peer):
+            self._announce()
+            self._path.awaiting.settle()  # what became durable before that rang nobody
+        self.credit.grant(peer)
+
+    def publish(self) -> None:
+        """Publish what is staged."""
+        ingest = self._path.ingest
+        if not ingest.publish():
+            return
+        self._context.counters.published(ingest.next, self._clock.now_us())
+        if self._epoch.sequencer_sleeps():
+            self._context.env.bell.ring("sequencer")
+
+    def end_slow(self, now_us: int) -> None:
+        """End connections whose batch has held its room for too long."""
+        for peer in self.arriving.too_slow(now_us, self._path.ingest.occupancy()):
+            peer.hang_up(TimedOut("a batch took too long to arrive", "send it at once, over a faster connection"))
+
+    def disconnected(self, peer: Peer) -> None:
+        """A client is gone; what it sent stays on its way."""
+        self.arriving.disconnected(peer)
+        self._path.lanes.disconnected(peer)
+        self._path.awaiting.disconnected(peer)
+        self._path.sessions.disconnected(peer)
+        self._path.sessions.stage_owed()
+        self.publish()

@@ -9,98 +9,108 @@ slots which readers of a closed lane may ask for are never overwritten.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embarcadero.broker.counters import BrokerCounters
-from embarcadero.broker.durable import DurableFrontiers, HeldLane, HeldLanes, StoredLane
-from embarcadero.broker.read.lane_reader import BrokerLaneReader
+from embarcadero.broker.clients import Peer
+from embarcadero.broker.context import BrokerContext, StoreView, lane_margin, lane_slots
+from embarcadero.broker.durable import AwaitingDurability, AwaitingLane, DurableFrontiers
 from embarcadero.broker.write.pending import Ingest
 from embarcadero.config import FabricSizes
-from embarcadero.env import NO_STEPS, Clock, Doorbell, Steps
+from embarcadero.env import Doorbell
 from embarcadero.errors import LATER, BadFrame, BadValue, FabricFull, TooMany
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import ORDER, BrokerLine, RegionKind, frontier_offset
 from embarcadero.fabric.leader import LeaderView
-from embarcadero.fabric.log import BrokerLogs, Reservation
+from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.names import broker_frontiers_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import create_ring
 from embarcadero.invariants import invariant
 from embarcadero.limits import FETCH_WAIT_MS_MAX, FETCHES_PARKED_PER_CONNECTION_MAX, SESSIONS_PER_CONNECTION_MAX
-from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import rested_us
 from embarcadero.steps import Step
-from embarcadero.types import EntryKind, Member, MemberState, Order, Outcome, Topic, TopicLane
+from embarcadero.types import EntryKind, Member, Order, Outcome, Topic, TopicLane
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import ACK, NO_ACK, PACKED_ACK, WANT_DURABLE, BatchHeader
 
-if TYPE_CHECKING:
-    from embarcadero.broker.net.connection import Connection
 
 @dataclass(slots=True)
 class _Watch:
     """A subscriber that waits for new lanes of a topic."""
 
-    connection: Connection
+    peer: Peer
     request: int
     ask: m.GetLanes
     deadline_us: int
+
+
+class ReaderBells:
+    """Rings brokers where reads wait, our own included."""
+
+    def __init__(self, fabric: Fabric, bell: Doorbell) -> None:
+        self._fabric, self._bell = fabric, bell
+        self._live: list[str] = []
+        self._waiting_at: dict[str, FrontierReader] = {}  # region prefix of live brokers -> do reads wait there
+
+    def update(self, members: list[Member]) -> None:
+        """Learn which brokers are live."""
+        self._live = [member.region_prefix for member in members]
+        for prefix in self._waiting_at.keys() - set(self._live):
+            del self._waiting_at[prefix]
+
+    def ring(self) -> None:
+        """Ring where somebody waits."""
+        for prefix in self._live:
+            waiting = self._waiting_at.get(prefix)
+            if waiting is None:
+                if not self._fabric.exists(broker_frontiers_region(prefix)):
+                    continue
+                region = self._fabric.attach(broker_frontiers_region(prefix))
+                waiting = FrontierReader(region, frontier_offset(BrokerLine.READS_WAITING))
+                self._waiting_at[prefix] = waiting
+            if waiting.load():
+                self._bell.ring(prefix)
 
 
 class BrokerLanes:
     """Lanes of orders 0 and 1 as one broker incarnation sees and writes them."""
 
     def __init__(
-        self, fabric: Fabric, directory: Directory, clock: Clock, bell: Doorbell, member: Member, sizes: FabricSizes,
-        ingest: Ingest, epoch: LeaderView, logs: BrokerLogs, counters: BrokerCounters, durable: DurableFrontiers,
-        held: HeldLanes, steps: Steps = NO_STEPS,
+        self, context: BrokerContext, store: StoreView, ingest: Ingest, epoch: LeaderView, durable: DurableFrontiers,
+        awaiting: AwaitingDurability,
     ) -> None:  # fmt: skip
-        self._steps = steps
-        self._fabric, self._directory, self._clock, self._bell = fabric, directory, clock, bell
-        self._member, self._sizes, self._ingest, self._epoch, self._logs = member, sizes, ingest, epoch, logs
-        self._margin, self._counters, self._durable, self._held = lane_margin(sizes), counters, durable, held
-        self.known: dict[int, TopicLane] = {}
+        self._context, self._clock, self._steps = context, context.env.clock, context.env.steps
+        self._store = store
+        self._directory, self._margin = context.directory, lane_margin(context.sizes)
+        self._ingest, self._epoch, self._durable, self._awaiting = ingest, epoch, durable, awaiting
+        self._bells = ReaderBells(context.fabric, context.env.bell)
         self._writers: dict[int, LaneWriter] = {}  # by their topic's lane number
-        self.readers: dict[int, BrokerLaneReader] = {}
         self._staged: dict[LaneWriter, None] = {}  # what the read under way touched
         self._staged_count = 0
         self._locations: list[int] = []  # payloads that need not be kept once their entries are written
-        self._unacked: list[tuple[Connection, bytearray, HeldLane | None]] = []
+        self._unacked: list[tuple[Peer, bytearray, AwaitingLane | None]] = []
         self.unacked = 0  # entries written since we last knew that we are open
         self._unacked_since_us = 0
         self.taken = 0  # all batches that ever got a position
         self._sessions = 0
-        self._trims: dict[int, int] = {}  # lane -> index below which it was trimmed
         self._store_us = 0  # until then the store is not asked for lanes: it has failed
         self._roomless: dict[int, TopicLane] = {}  # lanes of ours that found no memory yet, by topic
         self._watches: list[_Watch] = []
-        self._waiting_at: dict[str, FrontierReader] = {}  # region prefix of live brokers -> do reads wait there
-        self._live: list[str] = []
         self.closed = False  # a sequencer closed this incarnation
 
     # --- the world around ---------------------------------------------------------------------------------------------
-    def update(self, topics: Iterable[int], members: list[Member], trims: dict[int, int]) -> None:
-        """The store has changed: learn of lanes and brokers that came or went, and of trims."""
-        self.known, self._trims = {lane.lane: lane for lane in self._directory.lanes()}, trims
-        for topic in self._writers.keys() - set(topics):
+    def update(self) -> None:
+        """The store has changed: let go of lanes whose topics are gone, and learn of brokers that came or went."""
+        for topic in self._writers.keys() - self._store.lanes.keys():
             writer = self._writers.pop(topic)
-            self._fabric.remove(writer.lane.region)
-            if writer.held is not None:
-                self._held.forget(writer.lane.lane)
-        for topic in self._roomless.keys() - set(topics):
+            self._context.fabric.remove(writer.lane.region)
+            if writer.awaiting is not None:
+                self._awaiting.forget(writer.lane.lane)
+        for topic in self._roomless.keys() - self._store.lanes.keys():
             del self._roomless[topic]
-        for lane, reader in list(self.readers.items()):
-            if lane not in self.known or (self.known[lane].removed and not reader.lane_is.removed):
-                del self.readers[lane]  # the next one finds that nothing is on disk, or in memory, any more
-        for lane, reader in self.readers.items():
-            reader.lane_is, reader.trimmed = self.known[lane], trims.get(lane, 0)
-        self._live = [member.region_prefix for member in members if member.state is MemberState.LIVE]
-        for prefix in self._waiting_at.keys() - set(self._live):
-            del self._waiting_at[prefix]
+        self._bells.update(self._store.live())
 
     def poll(self, now_us: int) -> bool:
         """Send acks that had to wait, and answer those who wait for lanes. True if something moved."""
@@ -109,8 +119,8 @@ class BrokerLanes:
         for watch in waiting:
             found = self._above(watch.ask)
             if found or now_us >= watch.deadline_us:
-                watch.connection.parked -= 1
-                watch.connection.answer(watch.request, m.LanesAre(lane=watch.ask.lane, lanes=found))
+                watch.peer.parked -= 1
+                watch.peer.answer(watch.request, m.LanesAre(lane=watch.ask.lane, lanes=found))
             else:
                 self._watches.append(watch)
         return moved or len(self._watches) != len(waiting)
@@ -132,7 +142,7 @@ class BrokerLanes:
                 "leave session and session_at out, or use order 2 or 5",
             )
         self._sessions += 1
-        session = self._member.handle << 16 | self._sessions & 0xFFFF
+        session = self._context.member.handle << 16 | self._sessions & 0xFFFF
         return m.Opened(lane=topic.lane, session=session, index=0, expected=0, low=0)
 
     def check(self, topic: Topic) -> Outcome | None:
@@ -140,7 +150,8 @@ class BrokerLanes:
         if self.closed:
             return Outcome.BACKPRESSURE
         if (writer := self._writers.get(topic.lane)) is not None:
-            return Outcome.BACKPRESSURE if writer.held is not None and self._held.crowded(writer.lane.lane) else None
+            crowded = writer.awaiting is not None and self._awaiting.crowded(writer.lane.lane)
+            return Outcome.BACKPRESSURE if crowded else None
         return None if self._make_lane(topic) else Outcome.BACKPRESSURE
 
     def _make_lane(self, topic: Topic) -> bool:
@@ -149,12 +160,12 @@ class BrokerLanes:
         if lane is None and began_us < self._store_us:
             return False
         try:
-            if lane is None and (lane := self._directory.make_lane(topic, self._member)) is None:
+            if lane is None and (lane := self._directory.make_lane(topic, self._context.member)) is None:
                 return False
             self._roomless[topic.lane] = lane
             self._steps.at(Step.LANE_MADE)
-            held = self._held.of(lane.lane) if topic.replicas else None
-            self._writers[topic.lane] = LaneWriter(self._fabric, lane, self._sizes, held)
+            awaiting = self._awaiting.of(lane.lane) if topic.replicas else None
+            self._writers[topic.lane] = LaneWriter(self._context.fabric, lane, self._context.sizes, awaiting)
         except LATER:
             self._store_us = rested_us(began_us, self._clock.now_us())
             return False
@@ -163,37 +174,37 @@ class BrokerLanes:
         del self._roomless[topic.lane]
         return True
 
-    def take(self, connection: Connection, topic: Topic, header: BatchHeader, arrived: Reservation) -> bool:
+    def take(self, peer: Peer, topic: Topic, header: BatchHeader, arrived: Reservation) -> bool:
         """A whole, right batch: give it a position in our lane, or refuse it (False)."""
         writer, wants_ack = self._writers.get(topic.lane), not header.flags & NO_ACK
         full = self.unacked + self._staged_count >= self._margin or (writer is not None and writer.full)
-        out_of_turn = wants_ack and topic.order == Order.BROKER and not self._in_turn(connection, header)
+        out_of_turn = wants_ack and topic.order == Order.BROKER and not self._in_turn(peer, header)
         if writer is None or full or out_of_turn:
             self._ingest.abandon(arrived)
-            connection.refuse(header, Outcome.UNKNOWN_TOPIC if writer is None else Outcome.BACKPRESSURE)
+            peer.refuse(header, Outcome.UNKNOWN_TOPIC if writer is None else Outcome.BACKPRESSURE)
             return False
         if wants_ack and topic.order == Order.BROKER:
             key = (header.lane, header.session)
-            connection.turns[key] = max(connection.turns.get(key, 0), header.session_seq + 1)
+            peer.turns[key] = max(peer.turns.get(key, 0), header.session_seq + 1)
         self._ingest.keep(arrived)
         writer.stage(header, arrived.location, self._clock.wall_us())
         self._staged[writer] = None
         self._staged_count += 1
-        if writer.held is None:
+        if writer.awaiting is None:
             self._locations.append(arrived.location)
-        connection.lanes.add(writer.lane.lane)
+        peer.lanes.add(writer.lane.lane)
         self.taken += 1
         return True
 
     @staticmethod
-    def _in_turn(connection: Connection, header: BatchHeader) -> bool:
+    def _in_turn(peer: Peer, header: BatchHeader) -> bool:
         """Order 1: a batch that overtook an earlier one (which was refused, or is elsewhere) has to come again."""
-        turns = connection.turns
+        turns = peer.turns
         if len(turns) > SESSIONS_PER_CONNECTION_MAX:
             del turns[next(iter(turns))]
         return header.session_seq <= turns.get((header.lane, header.session), header.low)
 
-    def publish(self, connection: Connection) -> bool:
+    def publish(self, peer: Peer) -> bool:
         """Write what one read of a socket brought, then ack it if we may. True: some of it is for disks first."""
         if not self._staged:
             return False
@@ -203,9 +214,9 @@ class BrokerLanes:
             soon, later = writer.publish()
             acks.append(soon)
             if later:
-                self._unacked.append((connection, later, writer.held))
+                self._unacked.append((peer, later, writer.awaiting))
         self._steps.at(Step.LANE_PUBLISHED)
-        with_replicas = [writer for writer in self._staged if writer.held is not None]
+        with_replicas = [writer for writer in self._staged if writer.awaiting is not None]
         self._staged.clear()
         if not self.unacked:
             self._unacked_since_us = self._clock.now_us()
@@ -214,10 +225,10 @@ class BrokerLanes:
         for location in self._locations:
             self._ingest.log.release(location)
         self._locations.clear()
-        self._unacked.append((connection, acks[0] if len(acks) == 1 else bytearray().join(acks), None))
+        self._unacked.append((peer, acks[0] if len(acks) == 1 else bytearray().join(acks), None))
         self._settle()
         self._wake_replicas(with_replicas)
-        self._wake_readers()
+        self._bells.ring()
         return bool(with_replicas)
 
     def _settle(self) -> bool:
@@ -228,62 +239,39 @@ class BrokerLanes:
             self.closed |= self._epoch.closing()
             return False
         self._steps.at(Step.LANE_CHECKED)
-        for _, _, held in self._unacked:
-            if held is not None:
-                self._durable.chain(held.lane)  # the store may not answer: before acks of anybody are taken out
-        self._counters.ordered_here(self.unacked, self._clock.now_us() - self._unacked_since_us)
+        for _, _, awaiting in self._unacked:
+            if awaiting is not None:
+                self._durable.chain(awaiting.lane)  # the store may not answer: before acks of anybody are taken out
+        self._context.counters.ordered_here(self.unacked, self._clock.now_us() - self._unacked_since_us)
         settled, self._unacked, self.unacked = self._unacked, [], 0
-        for connection, acks, held in settled:
-            if held is not None:
-                held.hold(connection, np.frombuffer(acks, dtype=ACK))
+        for peer, acks, awaiting in settled:
+            if awaiting is not None:
+                awaiting.hold(peer, np.frombuffer(acks, dtype=ACK))
             elif acks:
-                connection.send_acks(np.frombuffer(acks, dtype=ACK))
+                peer.send_acks(np.frombuffer(acks, dtype=ACK))
         return True
 
     def _wake_replicas(self, writers: list[LaneWriter]) -> None:
         """Ring at the replicas of what was written."""
         for writer in writers:
             for ref in self._durable.chain(writer.lane.lane).replicas:
-                self._bell.ring(ref.region_prefix)
-
-    def _wake_readers(self) -> None:
-        """Ring at brokers where reads wait, ourselves included."""
-        for prefix in self._live:
-            waiting = self._waiting_at.get(prefix)
-            if waiting is None:
-                if not self._fabric.exists(broker_frontiers_region(prefix)):
-                    continue
-                region = self._fabric.attach(broker_frontiers_region(prefix))
-                waiting = FrontierReader(region, frontier_offset(BrokerLine.READS_WAITING))
-                self._waiting_at[prefix] = waiting
-            if waiting.load():
-                self._bell.ring(prefix)
+                self._context.env.bell.ring(ref.region_prefix)
 
     # --- subscribers --------------------------------------------------------------------------------------------------
-    def reader(self, lane: int) -> BrokerLaneReader | None:
-        """The reader of a lane; None when no such lane is known."""
-        reader = self.readers.get(lane)
-        if reader is None and (lane_is := self.known.get(lane)) is not None:
-            stored = StoredLane(lane, self._durable) if self._durable.chain(lane).ranges else None
-            reader = BrokerLaneReader(self._fabric, self._epoch, self._logs, lane_is, self._margin, stored)
-            reader.trimmed = self._trims.get(lane, 0)
-            self.readers[lane] = reader
-        return reader
-
-    def watch(self, connection: Connection, request: int, ask: m.GetLanes, now_us: int) -> None:
+    def watch(self, peer: Peer, request: int, ask: m.GetLanes, now_us: int) -> None:
         """Answer with lanes above a number, or when some have come, or when the client's patience is over."""
         if ask.wait_ms > FETCH_WAIT_MS_MAX:
             raise BadFrame(f"waiting for lanes for {ask.wait_ms} ms", f"wait at most {FETCH_WAIT_MS_MAX} ms")
-        if connection.parked >= FETCHES_PARKED_PER_CONNECTION_MAX:
-            raise TooMany(f"{connection.parked} requests of this connection wait", "wait for their answers")
+        if peer.parked >= FETCHES_PARKED_PER_CONNECTION_MAX:
+            raise TooMany(f"{peer.parked} requests of this connection wait", "wait for their answers")
         if not ask.wait_ms:
-            connection.answer(request, self._fates(ask))
+            peer.answer(request, self._fates(ask))
             return
         if found := self._above(ask):
-            connection.answer(request, m.LanesAre(lane=ask.lane, lanes=found))
+            peer.answer(request, m.LanesAre(lane=ask.lane, lanes=found))
             return
-        connection.parked += 1
-        self._watches.append(_Watch(connection, request, ask, now_us + ask.wait_ms * 1000))
+        peer.parked += 1
+        self._watches.append(_Watch(peer, request, ask, now_us + ask.wait_ms * 1000))
 
     def _fates(self, ask: m.GetLanes) -> m.LanesAre:
         """Lanes above a number as the store has them now, and those whose last range is not known to be sealed.
@@ -298,26 +286,16 @@ class BrokerLanes:
         return [lane for lane in self._directory.lanes(ask.lane) if lane.lane > ask.above]
 
     def _above(self, ask: m.GetLanes) -> list[TopicLane]:
-        return [lane for lane in self.known.values() if lane.topic == ask.lane and lane.lane > ask.above]
+        return [lane for lane in self._store.broker_lanes.values() if lane.topic == ask.lane and lane.lane > ask.above]
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, peer: Peer) -> None:
         """A client is gone."""
-        self._watches = [watch for watch in self._watches if watch.connection is not connection]
+        self._watches = [watch for watch in self._watches if watch.peer is not peer]
 
 
 _ENTRY = struct.Struct("<QQQQIIIIIHHHBBI")
 _BATCH, _ORDERED = int(EntryKind.BATCH), int(Outcome.ORDERED)
 invariant(_ENTRY.size == ORDER.itemsize, "packed entries are the table's own")
-
-
-def lane_slots(sizes: FabricSizes) -> int:
-    """Slots of a lane's ring: fewer than a topic's one lane of orders 2 and 5 has, since every broker has one."""
-    return sizes.order_slots // 2
-
-
-def lane_margin(sizes: FabricSizes) -> int:
-    """How many entries a broker may write beyond what it knows to be acked; readers keep that far from its lap."""
-    return min(sizes.round_entries, lane_slots(sizes) // 4)
 
 
 class LaneWriter:
@@ -326,8 +304,10 @@ class LaneWriter:
     Of a topic with replicas (`held`) a slot is reused only once its entry is durable.
     """
 
-    def __init__(self, fabric: Fabric, lane: TopicLane, sizes: FabricSizes, held: HeldLane | None = None) -> None:
-        self.lane, self.held = lane, held
+    def __init__(
+        self, fabric: Fabric, lane: TopicLane, sizes: FabricSizes, awaiting: AwaitingLane | None = None
+    ) -> None:
+        self.lane, self.awaiting = lane, awaiting
         self._not_durable_max = lane_slots(sizes) - lane_margin(sizes)
         self._ring = create_ring(
             fabric, lane.region, RegionKind.ORDER, ORDER, lane_slots(sizes), "index", lane.broker, lane.incarnation
@@ -341,7 +321,7 @@ class LaneWriter:
     @property
     def full(self) -> bool:
         """Whether there is no slot for another entry: the oldest ones are not durable yet."""
-        return self.held is not None and self.next - self.held.through >= self._not_durable_max
+        return self.awaiting is not None and self.next - self.awaiting.through >= self._not_durable_max
 
     @property
     def next(self) -> int:
@@ -357,11 +337,11 @@ class LaneWriter:
             header.crc, lane.handle, header.partition, header.schema, _BATCH, 0, 0,
         )  # fmt: skip
         self.next_seq += header.count
-        if self.held is not None:
-            self.held.keep(index, location)
+        if self.awaiting is not None:
+            self.awaiting.keep(index, location)
         if not header.flags & NO_ACK:
             session, sequence = header.session, header.session_seq
-            acks = self._acks if self.held is None or not header.flags & WANT_DURABLE else self._durable_acks
+            acks = self._acks if self.awaiting is None or not header.flags & WANT_DURABLE else self._durable_acks
             acks += PACKED_ACK.pack(lane.topic, session, sequence, index, seq, lane.lane, _ORDERED)
 
     def publish(self) -> tuple[bytearray, bytearray]:

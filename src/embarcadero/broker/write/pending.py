@@ -16,11 +16,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import numpy as np
 
-from embarcadero.broker.durable import HeldLane, one_ack
+from embarcadero.broker.clients import Peer
+from embarcadero.broker.durable import AwaitingLane, one_ack
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import Backpressure, EmbarcaderoError, SessionFenced, TooMany, UnknownSession, UnknownTopic
@@ -47,9 +48,6 @@ from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Member, Outcome
 from embarcadero.wire.codec import ACK
 from embarcadero.wire.messages import Done, NameHeld, Opened
-
-if TYPE_CHECKING:
-    from embarcadero.broker.net.connection import Connection
 
 _ENTRY = struct.Struct("<QQQIIIIIIHHHBBII")
 invariant(_ENTRY.size == PENDING.itemsize, "the packed entry is the table's entry")
@@ -99,6 +97,11 @@ class Ingest:
     def next(self) -> int:
         """Index of the next pending entry."""
         return self._ring.next + len(self._staged) // PENDING.itemsize
+
+    @property
+    def slots(self) -> int:
+        """Slots of the pending ring."""
+        return self._ring.slots
 
     @property
     def arriving(self) -> int:
@@ -179,28 +182,74 @@ class Waiting:
     kind: EntryKind
     lane: int
     location: int | None  # where in the log its payload is, if it has one
-    connection: Connection | None
+    peer: Peer | None
     request: int = 0
-    held: HeldLane | None = None  # of a topic with replicas: where its payload is kept until it is durable
+    awaiting: AwaitingLane | None = None  # of a topic with replicas: where its payload is kept until it is durable
     durable: bool = False  # its ack is to wait for that too
+
+
+class OutcomeListener(Protocol):
+    """Told of outcomes as they are relayed."""
+
+    def relayed(self, results: Entries) -> None:
+        """Many outcomes came."""
+        ...
+
+    def relayed_one(self, pending: int, outcome: int) -> None:
+        """One came alone."""
+        ...
+
+    @property
+    def ended(self) -> Callable[[Peer, tuple[int, int]], None]:
+        """Told of a session (lane and number) that takes no more batches."""
+        ...
+
+    @property
+    def opened(self) -> Callable[[Peer, tuple[int, int]], None]:
+        """Told of a session that was opened for a client."""
+        ...
+
+    def lost(self, lane: int) -> list[tuple[int, int]]:
+        """A lane's LOST gaps."""
+        ...
+
+
+class NoListener:
+    """For relays without a broker around them."""
+
+    def relayed(self, results: Entries) -> None:
+        pass
+
+    def relayed_one(self, pending: int, outcome: int) -> None:
+        pass
+
+    def ended(self, peer: Peer, session: tuple[int, int]) -> None:
+        pass
+
+    def opened(self, peer: Peer, session: tuple[int, int]) -> None:
+        pass
+
+    def lost(self, lane: int) -> list[tuple[int, int]]:  # noqa: ARG002 - the protocol's signature
+        return []
+
+
+NO_LISTENER: Final = NoListener()
 
 
 class Relay:
     """Follows the results of our entries in the current epoch."""
 
-    def __init__(self, frontiers: Region, release: Callable[[int], None], steps: Steps = NO_STEPS) -> None:
-        self._steps = steps
+    def __init__(
+        self, frontiers: Region, release: Callable[[int], None], waiting: dict[int, Waiting] | None = None,
+        listener: OutcomeListener | None = None, steps: Steps = NO_STEPS,
+    ) -> None:  # fmt: skip
+        self._steps, self._listener = steps, listener or NO_LISTENER
         self._read = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_READ))
         self._read_epoch = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_EPOCH))
         self._release = release
-        self.waiting: dict[int, Waiting] = {}
+        self.waiting = {} if waiting is None else waiting  # by pending index
         self.for_disks = 0  # how many of those will wait for disks then
         self._next = 0
-        self.on_results: Callable[[Entries], None] = lambda _results: None
-        self.on_result: Callable[[int, int], None] = lambda _pending, _outcome: None  # one alone
-        self.on_ended: Callable[[Connection, tuple[int, int]], None] = lambda _connection, _session: None
-        self.on_opened: Callable[[Connection, tuple[int, int]], None] = lambda _connection, _session: None
-        self.lost: Callable[[int], list[tuple[int, int]]] = lambda _lane: []  # a lane's LOST gaps
 
     def wait(self, pending: int, waiting: Waiting) -> None:
         """A batch was staged: somebody waits for its outcome."""
@@ -226,7 +275,7 @@ class Relay:
         if not len(found) or not epoch.may_act():
             return 0
         self._steps.at(Step.ACK_CHECKED)
-        self.on_results(found)
+        self._listener.relayed(found)
         self._pass_on(found)
         self._steps.at(Step.ACK_HANDED)
         self._next += len(found)
@@ -247,9 +296,9 @@ class Relay:
         self._steps.at(Step.ACK_CHECKED)
         del self.waiting[line[1]]
         self.for_disks -= waiting.durable
-        self.on_result(line[1], line[6] >> 32 & 0xFF)
-        if waiting.held is not None:
-            self._one_for_disks(waiting, waiting.held, line)
+        self._listener.relayed_one(line[1], line[6] >> 32 & 0xFF)
+        if waiting.awaiting is not None:
+            self._one_for_disks(waiting, waiting.awaiting, line)
         else:
             self._release(waiting.location)
             self._ack_one(waiting, line)
@@ -261,25 +310,25 @@ class Relay:
 
     @staticmethod
     def _ack_one(waiting: Waiting, line: Line) -> None:
-        if waiting.connection is not None and not waiting.connection.gone:
-            waiting.connection.send_ack(
+        if waiting.peer is not None and not waiting.peer.gone:
+            waiting.peer.send_ack(
                 waiting.lane, line[6] & 0xFFFF_FFFF, line[4], line[2], line[3], line[5], line[6] >> 32 & 0xFF
             )
 
-    def _one_for_disks(self, waiting: Waiting, held: HeldLane, line: Line) -> None:
+    def _one_for_disks(self, waiting: Waiting, awaiting: AwaitingLane, line: Line) -> None:
         """The same for a topic with replicas."""
-        held.answered(line[6] >> 32 & 0xFF, line[2], waiting.location or 0)
+        awaiting.answered(line[6] >> 32 & 0xFF, line[2], waiting.location or 0)
         if not waiting.durable:
             self._ack_one(waiting, line)
-        elif waiting.connection is not None and not waiting.connection.gone:
+        elif waiting.peer is not None and not waiting.peer.gone:
             outcome = line[6] >> 32 & 0xFF
             acks = one_ack(waiting.lane, line[6] & 0xFFFF_FFFF, line[4], line[2], line[3], line[5], outcome)
-            held.hold_one(waiting.connection, outcome, line[2], acks)
+            awaiting.hold_one(waiting.peer, outcome, line[2], acks)
 
     def _pass_on(self, results: Entries) -> None:
         """Free what is settled; acks go out as one array per connection."""
-        acks: dict[Connection, tuple[list[int], list[int]]] = {}
-        for_disks: dict[tuple[Connection, HeldLane], list[int]] = {}
+        acks: dict[Peer, tuple[list[int], list[int]]] = {}
+        for_disks: dict[tuple[Peer, AwaitingLane], list[int]] = {}
         outcomes = results["outcome"].tolist()
         for row, pending in enumerate(results["pending"].tolist()):
             waiting = self.waiting.pop(pending, None)
@@ -287,36 +336,36 @@ class Relay:
                 continue
             self.for_disks -= waiting.durable
             if waiting.location is not None:
-                if waiting.held is None:
+                if waiting.awaiting is None:
                     self._release(waiting.location)
                 else:
-                    waiting.held.answered(outcomes[row], int(results["index"][row]), waiting.location)
-            connection = waiting.connection
-            if connection is not None and outcomes[row] == Outcome.OPENED:
-                self.on_opened(connection, (waiting.lane, int(results["session"][row])))
-            if connection is None or connection.gone:
+                    waiting.awaiting.answered(outcomes[row], int(results["index"][row]), waiting.location)
+            peer = waiting.peer
+            if peer is not None and outcomes[row] == Outcome.OPENED:
+                self._listener.opened(peer, (waiting.lane, int(results["session"][row])))
+            if peer is None or peer.gone:
                 continue
             if outcomes[row] in _ENDED:
-                self.on_ended(connection, (waiting.lane, int(results["session"][row])))
-            if waiting.held is not None and waiting.durable:
-                for_disks.setdefault((connection, waiting.held), []).append(row)
+                self._listener.ended(peer, (waiting.lane, int(results["session"][row])))
+            if waiting.awaiting is not None and waiting.durable:
+                for_disks.setdefault((peer, waiting.awaiting), []).append(row)
             elif waiting.kind == EntryKind.BATCH:
-                rows, lanes = acks.setdefault(connection, ([], []))
+                rows, lanes = acks.setdefault(peer, ([], []))
                 rows.append(row)
                 lanes.append(waiting.lane)
             else:
-                self._answer(connection, waiting, results[row : row + 1])
-        for connection, (rows, lanes) in acks.items():
-            connection.send_acks(_acks(pick(results, np.array(rows)), lanes))
-        for (connection, held), rows in for_disks.items():
-            waits = _acks(pick(results, np.array(rows)), [held.lane] * len(rows))
-            held.hold(connection, waits)
+                self._answer(peer, waiting, results[row : row + 1])
+        for peer, (rows, lanes) in acks.items():
+            peer.send_acks(_acks(pick(results, np.array(rows)), lanes))
+        for (peer, awaiting), rows in for_disks.items():
+            waits = _acks(pick(results, np.array(rows)), [awaiting.lane] * len(rows))
+            awaiting.hold(peer, waits)
 
-    def _answer(self, connection: Connection, waiting: Waiting, result: Entries) -> None:
+    def _answer(self, peer: Peer, waiting: Waiting, result: Entries) -> None:
         outcome = Outcome(int(result["outcome"][0]))
         if outcome == Outcome.OPENED:
-            *before, (lost_from, lost_to) = self.lost(waiting.lane) or [(0, 0)]
-            connection.answer(
+            *before, (lost_from, lost_to) = self._listener.lost(waiting.lane) or [(0, 0)]
+            peer.answer(
                 waiting.request,
                 Opened(
                     lane=waiting.lane,
@@ -332,12 +381,12 @@ class Relay:
                 ),
             )
         elif outcome == Outcome.NAME_HELD:
-            held = NameHeld(session=int(result["session"][0]), expected=int(result["extra"][0]))
-            connection.answer(waiting.request, held)
+            answer = NameHeld(session=int(result["session"][0]), expected=int(result["extra"][0]))
+            peer.answer(waiting.request, answer)
         elif outcome in (Outcome.CLOSED, Outcome.NOTED):
-            connection.answer(waiting.request, Done())
+            peer.answer(waiting.request, Done())
         else:
-            connection.fail(waiting.request, refusal(outcome, bool(result["extra"][0])))
+            peer.fail(waiting.request, refusal(outcome, bool(result["extra"][0])))
 
 
 def _acks(results: Entries, lanes: list[int]) -> Entries:

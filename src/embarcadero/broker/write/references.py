@@ -6,7 +6,7 @@ found must have the size, count and CRC32C that the frame has; then nothing tell
 
 Order: while a session has a batch here that waits for a file, later batches of that session on the same connection wait
 behind it, those with bytes of their own too. One job at a time reads for a session, and no more than about one frame.
-Credit bounds what waits: it is granted again once a batch is staged or refused (`Connection.staging_bytes`).
+Credit bounds what waits: it is granted again once a batch is staged or refused (`Credit.staging`).
 
     received --in memory--> staged or refused
        `----on disk, or behind one that is--> queue --job--> staged or refused; dropped with its connection
@@ -15,26 +15,22 @@ Credit bounds what waits: it is granted again once a batch is staged or refused 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
+from embarcadero.broker.clients import Peer
+from embarcadero.broker.context import BrokerContext, StoreView
 from embarcadero.broker.read.disk import Segments
-from embarcadero.broker.read.fetches import Reads
+from embarcadero.broker.read.lane_reader import LaneReaders
 from embarcadero.broker.read.results import FetchResult
-from embarcadero.broker.write.lanes import BrokerLanes
 from embarcadero.broker.write.pending import Ingest
-from embarcadero.env import Clock
 from embarcadero.errors import EmbarcaderoError, FuturePosition, TooMany, UnknownTopic
 from embarcadero.fabric.log import Reservation
 from embarcadero.limits import REFERENCES_WAITING_MAX
-from embarcadero.types import BATCH_KIND, Outcome, ReferenceFault, Topic
+from embarcadero.types import BATCH_KIND, Outcome, ReferenceFault
 from embarcadero.wire.codec import HEADER_BYTES, BatchHeader, BatchReference, FrameKind
 from embarcadero.wire.messages import Fetch
-
-if TYPE_CHECKING:
-    from embarcadero.broker.net.connection import Connection
 
 _HEADER_BYTES: Final = HEADER_BYTES[FrameKind.BATCH]
 _READ_AT_ONCE: Final = 64  # batches that one job reads, at most
@@ -76,89 +72,99 @@ def _refused(fault: ReferenceFault) -> _Refused:
     return _Refused(Outcome.NO_REFERENCE, int(fault))
 
 
+class BatchTaker(Protocol):
+    """Takes batches whose bytes are in the log: the broker's admission."""
+
+    def take(self, peer: Peer, header: BatchHeader, arrived: Reservation) -> None:
+        """Stage the entry of a whole, right batch."""
+        ...
+
+    def after_receive(self, peer: Peer) -> None:
+        """Publish what was staged for a client."""
+        ...
+
+
 class References:
-    """Copies staged batches for all connections of one broker. `take` stages a whole, right batch."""
+    """Copies staged batches for all connections of one broker. `taker` stages a whole, right batch."""
 
     def __init__(
-        self, clock: Clock, reads: Reads, lanes: BrokerLanes, ingest: Ingest, topic: Callable[[int], Topic | None],
-        refresh: Callable[[], None], take: Callable[[Connection, BatchHeader, Reservation], None],
-        after: Callable[[Connection], None],
-    ) -> None:  # fmt: skip
-        self._clock, self._reads, self._lanes, self._ingest = clock, reads, lanes, ingest
-        self._topic, self._refresh, self._take, self._after = topic, refresh, take, after
-        self._queues: dict[Connection, dict[Session, deque[_Waiting]]] = {}
+        self, taker: BatchTaker, context: BrokerContext, store: StoreView, readers: LaneReaders, ingest: Ingest
+    ) -> None:
+        self._taker, self._clock, self._store, self._readers = taker, context.env.clock, store, readers
+        self._ingest = ingest
+        self._queues: dict[Peer, dict[Session, deque[_Waiting]]] = {}
         self.copied = 0  # batches that were copied, ever
         self.waiting = 0  # batches in all queues
 
     # --- batches come -------------------------------------------------------------------------------------------------
-    def received(self, connection: Connection, header: BatchHeader, reference: BatchReference) -> None:
+    def received(self, peer: Peer, header: BatchHeader, reference: BatchReference) -> None:
         """Take a batch by reference that was checked. `header.length` is the size of its payload."""
-        if self._queue(connection, header) is None:
+        if self._queue(peer, header) is None:
             answer = self._look(header, reference)
             if not isinstance(answer, _OnDisk):
-                self._end(connection, header, answer)
+                self._end(peer, header, answer)
                 return
-        queue = self._enqueue(connection, _Waiting(header, reference, None))
+        queue = self._enqueue(peer, _Waiting(header, reference, None))
         if queue is not None and len(queue) == 1:
-            self._go_on(connection, (header.lane, header.session))
+            self._go_on(peer, (header.lane, header.session))
 
-    def follows(self, connection: Connection, header: BatchHeader, arrived: Reservation) -> bool:
+    def follows(self, peer: Peer, header: BatchHeader, arrived: Reservation) -> bool:
         """Keep a batch that came with its bytes behind those of its session that wait. False: none waits."""
-        if not self._queues or self._queue(connection, header) is None:
+        if not self._queues or self._queue(peer, header) is None:
             return False
-        if self._enqueue(connection, _Waiting(header, None, arrived)) is None:
+        if self._enqueue(peer, _Waiting(header, None, arrived)) is None:
             self._ingest.abandon(arrived)
         return True
 
-    def drop(self, connection: Connection) -> None:
+    def drop(self, peer: Peer) -> None:
         """Forget what waits for a connection that ends, and give back its room in the log."""
-        for queue in self._queues.pop(connection, {}).values():
+        for queue in self._queues.pop(peer, {}).values():
             for waiting in queue:
-                self._leave(connection, waiting)
+                self._leave(peer, waiting)
                 if waiting.arrived is not None:
                     self._ingest.abandon(waiting.arrived)
 
-    def _queue(self, connection: Connection, header: BatchHeader) -> deque[_Waiting] | None:
-        queues = self._queues.get(connection)
+    def _queue(self, peer: Peer, header: BatchHeader) -> deque[_Waiting] | None:
+        queues = self._queues.get(peer)
         return None if queues is None else queues.get((header.lane, header.session))
 
-    def _enqueue(self, connection: Connection, waiting: _Waiting) -> deque[_Waiting] | None:
+    def _enqueue(self, peer: Peer, waiting: _Waiting) -> deque[_Waiting] | None:
         """Put a batch behind the others of its session. None: too many wait, and it was refused."""
-        queues = self._queues.setdefault(connection, {})
+        queues = self._queues.setdefault(peer, {})
         if sum(map(len, queues.values())) >= REFERENCES_WAITING_MAX:
-            connection.refuse(waiting.header, Outcome.BACKPRESSURE)
+            peer.refuse(waiting.header, Outcome.BACKPRESSURE)
             return None
         queue = queues.setdefault((waiting.header.lane, waiting.header.session), deque())
         queue.append(waiting)
         self.waiting += 1
-        connection.staging_bytes += waiting.cost
+        peer.credit.staging += waiting.cost
         return queue
 
-    def _leave(self, connection: Connection, waiting: _Waiting) -> None:
+    def _leave(self, peer: Peer, waiting: _Waiting) -> None:
         self.waiting -= 1
-        connection.staging_bytes -= waiting.cost
+        peer.credit.staging -= waiting.cost
 
     # --- and go -------------------------------------------------------------------------------------------------------
-    def _go_on(self, connection: Connection, session: Session) -> None:
+    def _go_on(self, peer: Peer, session: Session) -> None:
         """Stage or refuse what is at the head of a queue, up to a batch that has to be read from files."""
-        queue = self._queues[connection][session]
+        queue = self._queues[peer][session]
         while queue:
             waiting = queue[0]
             if waiting.reference is not None:
                 answer = self._look(waiting.header, waiting.reference)
-                if isinstance(answer, _OnDisk) and self._read(connection, session, queue, answer):
+                if isinstance(answer, _OnDisk) and self._read(peer, session, queue, answer):
                     return
                 if isinstance(answer, _OnDisk):
                     answer = _LATER
-                self._end(connection, waiting.header, answer)
+                self._end(peer, waiting.header, answer)
             elif waiting.arrived is not None:
-                self._take(connection, waiting.header, waiting.arrived)
-            self._leave(connection, queue.popleft())
-        del self._queues[connection][session]
-        if not self._queues[connection]:
-            del self._queues[connection]
+                self._taker.take(peer, waiting.header, waiting.arrived)
+            self._leave(peer, queue.popleft())
+        del self._queues[peer][session]
+        if not self._queues[peer]:
+            del self._queues[peer]
 
-    def _read(self, connection: Connection, session: Session, queue: deque[_Waiting], head: _OnDisk) -> bool:
+    def _read(self, peer: Peer, session: Session, queue: deque[_Waiting], head: _OnDisk) -> bool:
         """Have the head of a queue read on a worker, with those behind it that are in files too. False: not now."""
         parts, room = [head], self._ingest.frame_bytes_max - queue[0].header.length
         for waiting in list(queue)[1:_READ_AT_ONCE]:
@@ -168,17 +174,17 @@ class References:
                 break
             parts.append(answer)
         try:
-            done = partial(self._came, connection, session, queue)
-            self._reads.warm.run(connection, partial(_read_all, parts), done)
+            done = partial(self._came, peer, session, queue)
+            self._readers.disks.run(peer, partial(_read_all, parts), done)
         except TooMany:
             return False
         return True
 
     def _came(
-        self, connection: Connection, session: Session, queue: deque[_Waiting], results: list[FetchResult | Exception]
+        self, peer: Peer, session: Session, queue: deque[_Waiting], results: list[FetchResult | Exception]
     ) -> None:
         """Stage or refuse what a job has read, unless the connection is gone."""
-        if connection.closing or self._queues.get(connection, {}).get(session) is not queue:
+        if peer.closing or self._queues.get(peer, {}).get(session) is not queue:
             return
         unknown: Exception | None = None
         try:
@@ -189,27 +195,27 @@ class References:
                     answer: _Answer = _LATER  # no copy is good now, or its range was sealed or trimmed meanwhile
                 else:
                     answer = _judged(header, reference, result)
-                self._end(connection, header, answer)
-                self._leave(connection, queue.popleft())
-            self._go_on(connection, session)
+                self._end(peer, header, answer)
+                self._leave(peer, queue.popleft())
+            self._go_on(peer, session)
         except EmbarcaderoError as error:
-            connection.hang_up(error)
-        self._after(connection)
+            peer.hang_up(error)
+        self._taker.after_receive(peer)
         if unknown is not None:
             raise unknown  # a bug: on an event loop that is a line in the log, with its place
 
-    def _end(self, connection: Connection, header: BatchHeader, answer: _Answer) -> None:
+    def _end(self, peer: Peer, header: BatchHeader, answer: _Answer) -> None:
         """Copy a payload into the log and stage its entry, or refuse the batch."""
         if isinstance(answer, _Refused):
-            connection.refuse(header, *answer)
+            peer.refuse(header, *answer)
             return
         reservation = self._ingest.reserve(header.length)
         if reservation is None:
-            connection.refuse(header, Outcome.BACKPRESSURE)
+            peer.refuse(header, Outcome.BACKPRESSURE)
             return
         try:
             reservation.view[:] = answer
-            self._take(connection, header, reservation)
+            self._taker.take(peer, header, reservation)
         except BaseException:
             self._ingest.abandon(reservation)
             raise
@@ -220,17 +226,17 @@ class References:
         """Find a staged batch, as far as that can be told without a disk."""
         try:
             if not self._is_of_topic(reference):
-                self._refresh()  # its lane may be new
+                self._store.refresh()  # its lane may be new
                 if not self._is_of_topic(reference):
                     return _refused(ReferenceFault.ANOTHER_TOPIC)
-            reader = self._reads.reader(reference.lane)
+            reader = self._readers.reader(reference.lane)
             ask = Fetch(
                 lane=reference.lane, start=reference.index, stop=reference.index + 1, max_bytes=reference.size,
                 read="durable",
             )  # fmt: skip
             found = reader.fetch(ask, self._clock.now_us())
             if found is not None and found.elsewhere is not None and reader.stored is not None:
-                segments = self._reads.segments(reference.lane, reader.stored, found.tail_index, reader.trimmed)
+                segments = self._readers.segments(reader, reader.stored, found.tail_index)
                 return _OnDisk(segments, found.elsewhere)
             if found is not None and found.empty and reader.ordered() == reference.index:
                 return _refused(ReferenceFault.GONE)  # the lane ends there, and nothing that was acked is at its end
@@ -244,8 +250,8 @@ class References:
 
     def _is_of_topic(self, reference: BatchReference) -> bool:
         """Whether the lane is one of the topic that the reference names: another topic of that name has another id."""
-        lane = self._lanes.known.get(reference.lane)
-        topic = None if lane is None else self._topic(lane.topic)
+        lane = self._store.broker_lanes.get(reference.lane)
+        topic = None if lane is None else self._store.lanes.get(lane.topic)
         return topic is not None and topic.id == reference.topic_id
 
 
