@@ -16,7 +16,8 @@ from embarcadero.client.sync import Log
 from embarcadero.config import load
 from embarcadero.errors import NotAvailable, OutcomeUnknown
 from embarcadero.spark import machine, tiering
-from embarcadero.tier.engines import AutoEngine, EngineKind, ProcessEngine, SpanWork, chosen_kind, engine_of
+from embarcadero.spark.tiering import chosen_kind, engine_of
+from embarcadero.tier.engines import AutoEngine, EngineKind, ProcessEngine, SpanWork
 from embarcadero.tier.job import TierJob, TierJobs
 from embarcadero.tier.parquet import FileFacts, FileSpan
 from embarcadero.tier.settings import TierSettings

@@ -132,7 +132,7 @@ def up(
 def _with_engine(config: Config) -> Config:
     """The configuration. NotAvailable before anything is started, if Spark is asked for by name and not there."""
     if config.tier.enabled and (config.tier.engine == "spark" or config.tier.master):
-        from embarcadero.tier.engines import chosen_kind
+        from embarcadero.spark.tiering import chosen_kind
 
         chosen_kind(config.tier)
     return config

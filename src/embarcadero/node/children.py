@@ -14,6 +14,7 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.limits import MIB
@@ -22,6 +23,7 @@ from embarcadero.node.fork_server import ForkedNode, ForkServer
 from embarcadero.node.roles import Role
 from embarcadero.watch.logs import last_words
 
+_CLIENTS: Final = "embarcadero.cli.clients"  # the program of processes that are clients
 _LIVED_LONG_S = 10.0
 _BACK_OFF_S = 0.1
 _BACK_OFF_S_MAX = 5.0
@@ -104,9 +106,9 @@ class Child:
 class ClientChild(Child):
     """A process that is a client of the cluster: it has no role there, so it is a program of its own, not a fork."""
 
-    def __init__(self, folder: ClusterFolder, fork_server: ForkServer, name: str, module: str) -> None:
+    def __init__(self, folder: ClusterFolder, fork_server: ForkServer, name: str) -> None:
         super().__init__(folder, [], fork_server)
-        self.name, self._module = name, module
+        self.name = name
         self.log_path = folder.log_of(self.name)
 
     async def _start(self) -> Process:
@@ -115,7 +117,8 @@ class ClientChild(Child):
             return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                self._module,
+                _CLIENTS,
+                self.name,
                 str(self._data_dir),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

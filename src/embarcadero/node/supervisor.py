@@ -214,7 +214,7 @@ class Supervisor:
                 if not self._stop.is_set():
                     self._journal.note("ready", fabric=str(self._fabric.folder), brokers=self._config.cluster.brokers)
                     if self._config.tier.enabled:
-                        self._start_client("tier", "embarcadero.tier.main")
+                        self._start_client("tier")
                     on_ready(self._fabric)
                 await self._until_stopped()
             finally:
@@ -337,10 +337,10 @@ class Supervisor:
         self._staging_seen_s = time.monotonic()
         with contextlib.suppress(EmbarcaderoError):  # the store is busy: next time
             if any(topic.hidden for topic in self._directory.topics()):
-                self._start_client("sweep", "embarcadero.staging.main")
+                self._start_client("sweep")
 
-    def _start_client(self, name: str, module: str) -> None:
-        child = self._clients[name] = ClientChild(self._folder, self._fork_server, name, module)
+    def _start_client(self, name: str) -> None:
+        child = self._clients[name] = ClientChild(self._folder, self._fork_server, name)
         self._client_keepers.append(asyncio.create_task(self._keep(child)))
 
     async def _keep(self, child: Child) -> None:

@@ -5,7 +5,8 @@ Each run appends the newest record of each key that changed since the last run, 
 writes one record for each live key; what is below it is trimmed once it is durable and has been there for a while.
 
 A step finds the newest positions first, then moves records: Spark groups keys and positions only, and tasks copy the
-records they are told from one topic to the other. So values never travel through Java."""
+records they are told from one topic to the other. So values never travel through Java.
+"""
 
 from __future__ import annotations
 

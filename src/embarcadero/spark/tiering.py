@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
-from embarcadero.errors import EmbarcaderoError, OutcomeUnknown
+from embarcadero.client.sync import Log
+from embarcadero.config.table import Tier as TierConfig
+from embarcadero.errors import EmbarcaderoError, NotAvailable, OutcomeUnknown
 from embarcadero.limits import TIER_SPARK_IDLE_S
-from embarcadero.tier.engines import SpanWork, do_work
+from embarcadero.spark.machine import check_installed
+from embarcadero.tier.engines import AutoEngine, Engine, EngineKind, ProcessEngine, SpanWork, do_work
 from embarcadero.tier.parquet import FileFacts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_MASTER: Final = "local[*]"
 _ANSWER: Final = "number long, facts string"
 
 
@@ -87,6 +91,34 @@ class SparkEngine:
 
             own, self._own = self._own, None
             end_session(own)
+
+
+def chosen_kind(config: TierConfig) -> EngineKind:
+    """The engine of `up --tier`, as configured and as this machine allows.
+
+    NotAvailable, if Spark is asked for by name (`tier.engine`, `tier.master`) and PySpark or Java are missing.
+    """
+    said = config.engine or (EngineKind.SPARK if config.master else "")
+    if said == EngineKind.PROCESS:
+        return EngineKind.PROCESS
+    try:
+        check_installed()
+    except NotAvailable as error:
+        if said != EngineKind.SPARK:
+            return EngineKind.PROCESS
+        key = f"tier.engine is {config.engine}" if config.engine else f"tier.master is {config.master}"
+        raise NotAvailable(
+            f"{key}, and {error.message}", f"{error.hint}; or let tier.engine be process"
+        ) from None
+    return EngineKind(said or EngineKind.SPARK)
+
+
+def engine_of(kind: EngineKind, log: Log, config: TierConfig) -> Engine:
+    """The engine of this kind. Spark is not started yet."""
+    if kind is EngineKind.PROCESS:
+        return ProcessEngine(log)
+    spark = SparkEngine(log.address, config.master or _MASTER)
+    return spark if kind is EngineKind.SPARK else AutoEngine(spark, ProcessEngine(log))
 
 
 def _written(spark: SparkSession, brokers: str, works: list[SpanWork]) -> list[FileFacts]:

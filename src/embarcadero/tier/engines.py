@@ -7,27 +7,21 @@
 | auto | Spark when more than `TIER_SPARK_BYTES` of a topic wait, the process for the trickle |
 
 A session of Spark takes a GB beside the brokers: it begins with the first files that it has to write, and ends when it
-had nothing to write for `TIER_SPARK_IDLE_S` (spark/tiering.py)."""
+had nothing to write for `TIER_SPARK_IDLE_S` (spark/tiering.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Protocol
 
 import msgspec
 
 from embarcadero.client.sync import Log
-from embarcadero.config.table import Tier as TierConfig
-from embarcadero.errors import NotAvailable
 from embarcadero.limits import TIER_SPARK_BYTES
 from embarcadero.tier.parquet import FileFacts, FileSpan, write_span
 from embarcadero.tier.storage import Storage
-
-if TYPE_CHECKING:
-    from embarcadero.spark.tiering import SparkEngine
-
-_MASTER: Final = "local[*]"
 
 
 class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,39 +115,3 @@ class AutoEngine:
 
     def close(self) -> None:
         self._large.close()
-
-
-def chosen_kind(config: TierConfig) -> EngineKind:
-    """The engine of `up --tier`, as configured and as this machine allows.
-
-    NotAvailable, if Spark is asked for by name (`tier.engine`, `tier.master`) and PySpark or Java are missing.
-    """
-    said = config.engine or (EngineKind.SPARK if config.master else "")
-    if said == EngineKind.PROCESS:
-        return EngineKind.PROCESS
-    from embarcadero.spark.machine import check_installed
-
-    try:
-        check_installed()
-    except NotAvailable as error:
-        if said != EngineKind.SPARK:
-            return EngineKind.PROCESS
-        key = f"tier.engine is {config.engine}" if config.engine else f"tier.master is {config.master}"
-        raise NotAvailable(
-            f"{key}, and {error.message}", f"{error.hint}; or let tier.engine be process"
-        ) from None
-    return EngineKind(said or EngineKind.SPARK)
-
-
-def engine_of(kind: EngineKind, log: Log, config: TierConfig) -> Engine:
-    """The engine of this kind. Spark is not started yet."""
-    if kind is EngineKind.PROCESS:
-        return ProcessEngine(log)
-    spark = _spark_engine(log, config)
-    return spark if kind is EngineKind.SPARK else AutoEngine(spark, ProcessEngine(log))
-
-
-def _spark_engine(log: Log, config: TierConfig) -> SparkEngine:
-    from embarcadero.spark.tiering import SparkEngine
-
-    return SparkEngine(log.address, config.master or _MASTER)
