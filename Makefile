@@ -14,7 +14,7 @@ LOG_MIB ?= 2000
 FAST   := $(addprefix tests/,audit broker bugs config conformance fabric placement replica sequencer staging storage \
 	watch wire test_structure.py test_tidy.py)
 
-.PHONY: help setup demo test fast check unit sim fuzz chaos soak bench stress bugs plants matrix peers structure system lock clean
+.PHONY: help setup demo test fast check unit sim fuzz chaos soak bench stress bugs plants matrix peers structure system lock faces clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is to do
@@ -93,6 +93,9 @@ system:          ## install system programs that some tests want (root)
 lock:            ## pin all versions anew
 	$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --all-extras --group dev pyproject.toml -o requirements.lock
+
+faces: setup     ## generate the client for threads from the asyncio one
+	$(BIN)/python -m embarcadero_proof.faces
 
 clean:           ## remove what was built
 	rm -rf $(VENV) build src/*.egg-info src/embarcadero/fabric/_native*.so src/embarcadero/wire/_partitions*.so

@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from embarcadero import aio
+    from embarcadero.client.api.sync_log import Log, connect
+    from embarcadero.client.api.sync_streams import Publisher, Subscriber
     from embarcadero.client.arguments import AS_CONFIGURED
     from embarcadero.client.results import Batch, Record, RecordFuture, TopicInfo
-    from embarcadero.client.sync import Log, Publisher, Subscriber, connect
     from embarcadero.config import Config
     from embarcadero.wire.payload import RAW_SCHEMA
 
@@ -49,11 +50,11 @@ _LAZY = {
     "Batch": "embarcadero.client.results",
     "Record": "embarcadero.client.results",
     "RecordFuture": "embarcadero.client.results",
-    "Log": "embarcadero.client.sync",
-    "Publisher": "embarcadero.client.sync",
-    "Subscriber": "embarcadero.client.sync",
+    "Log": "embarcadero.client.api.sync_log",
+    "Publisher": "embarcadero.client.api.sync_streams",
+    "Subscriber": "embarcadero.client.api.sync_streams",
     "AS_CONFIGURED": "embarcadero.client.arguments",
-    "connect": "embarcadero.client.sync",
+    "connect": "embarcadero.client.api.sync_log",
     "TopicInfo": "embarcadero.client.results",
     "RAW_SCHEMA": "embarcadero.wire.payload",
 }
@@ -82,18 +83,17 @@ def local(
     `data_dir` keeps its files; without, nothing is left. `config` names an `embarcadero.yaml`; whatever it says about
     ports and folders, a private cluster takes free ones. `log.address` and `log.cluster` tell more.
     """
-    from embarcadero.client.sync import connect
+    from embarcadero.client.api.aio_log import open_log
+    from embarcadero.client.api.sync_log import Log
+    from embarcadero.client.api.threads import opened
     from embarcadero.node.local import LocalCluster
 
     cluster = LocalCluster(brokers, data_dir, log_bytes, config, replicas)
     try:
-        log = connect(cluster.addresses, config=config)
+        return Log(*opened(open_log(cluster.addresses, config, cluster=cluster)))
     except BaseException:
         cluster.close()
         raise
-    log.cluster = log.brokers.cluster = cluster  # also if the log is dropped: until its last record is stored
-    log.thread.after_end = cluster.close
-    return log
 
 
 def __dir__() -> list[str]:

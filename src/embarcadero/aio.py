@@ -18,7 +18,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from embarcadero.client.aio import Log, Publisher, RecordAwaitable, Subscriber, connect
+from embarcadero.client.api.aio_log import Log, connect, open_log
+from embarcadero.client.api.aio_streams import Opening, Publisher, RecordAwaitable, Subscriber
 from embarcadero.config import Config
 
 
@@ -31,11 +32,10 @@ async def local(
 
     cluster = await asyncio.to_thread(LocalCluster, brokers, config=config, **options)
     try:
-        async with await connect(cluster.addresses, config=config) as log:
-            log.cluster = cluster
+        async with await open_log(cluster.addresses, config, cluster=cluster) as log:
             yield log
     finally:
         await asyncio.to_thread(cluster.close)
 
 
-__all__ = ["Log", "Publisher", "RecordAwaitable", "Subscriber", "connect", "local"]
+__all__ = ["Log", "Opening", "Publisher", "RecordAwaitable", "Subscriber", "connect", "local"]

@@ -38,7 +38,7 @@ from uuid import uuid4
 
 import pytest
 
-from embarcadero.client.sync import Log, connect
+from embarcadero.client.api.sync_log import Log, connect
 from embarcadero.errors import UnknownTopic
 from embarcadero.limits import MIB
 from embarcadero.node.local import LocalCluster

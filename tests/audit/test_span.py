@@ -26,8 +26,8 @@ from embarcadero.wire.schemas import RAW
 from tests.tier.entries import batch_of, control_of, raw
 
 if TYPE_CHECKING:
+    from embarcadero.client.api.sync_log import Log
     from embarcadero.client.results import TopicInfo
-    from embarcadero.client.sync import Log
 
 Row = dict[str, int | str | None]
 LOST = [(40, 60)]

@@ -66,7 +66,7 @@ def test_help_is_light() -> None:
     program = (
         "import sys\nfrom embarcadero.cli.main import app\n"
         "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
-        "heavy = {'pyarrow', 'numpy', 'uvloop', 'embarcadero.client.sync'} & set(sys.modules)\n"
+        "heavy = {'pyarrow', 'numpy', 'uvloop', 'embarcadero.client.api.sync_log'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

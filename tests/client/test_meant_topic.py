@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from embarcadero.client import aio
+from embarcadero.client.api import aio_log
 from embarcadero.errors import TopicReplaced
 from embarcadero.types import Topic
 from embarcadero.wire import messages as m
@@ -27,8 +27,8 @@ def answered(monkeypatch: pytest.MonkeyPatch, began: float, trips: Sequence[tupl
         now[0] += back
         return told
 
-    log = aio.Log.__new__(aio.Log)
-    monkeypatch.setattr(aio, "monotonic", lambda: now[0])
+    log = aio_log.Log.__new__(aio_log.Log)
+    monkeypatch.setattr(aio_log, "monotonic", lambda: now[0])
     monkeypatch.setattr(log, "_ask", ask)
     return lambda: asyncio.run(log._meant("t", None))
 
@@ -53,4 +53,4 @@ def test_a_topic_that_is_younger_than_the_call_is_not_meant(
 def test_a_topic_that_may_be_younger_is_not_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer is quick enough to tell: the call changes nothing."""
     with pytest.raises(TopicReplaced):
-        answered(monkeypatch, CREATED + 0.005, [(0.0, 1.0)] * aio._LOOKS_MAX)()
+        answered(monkeypatch, CREATED + 0.005, [(0.0, 1.0)] * aio_log._LOOKS_MAX)()

@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from embarcadero.client.thread import LoopThread, _Call
+from embarcadero.client.api.threads import LoopThread, _Call
 from embarcadero.errors import Closed
 
 

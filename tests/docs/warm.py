@@ -65,7 +65,7 @@ def _child(job: dict[str, Any]) -> int:
 def serve() -> None:
     """Fork for each job, until the input ends."""
     import embarcadero.cli.main
-    import embarcadero.client.sync
+    import embarcadero.client.api.sync_log
     import embarcadero.node.supervisor  # noqa: F401
 
     for line in sys.stdin:

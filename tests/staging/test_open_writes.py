@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from embarcadero.client.named import HeldName
+from embarcadero.client.api.aio_calls import HeldName
 from embarcadero.env import SilentJournal
 from embarcadero.errors import StagedGone, Unreachable
 from embarcadero.staging.commit import Prepared

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import embarcadero as emb
-from embarcadero.client.sync import Log
+from embarcadero.client.api.sync_log import Log
 
 
 @pytest.fixture(scope="package")

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import embarcadero as emb
 from embarcadero.cli.main import app
+from embarcadero.client.api.sync_log import Log
 from embarcadero.client.net.link import Link
-from embarcadero.client.sync import Log
 from embarcadero.config import load
 from embarcadero.errors import NotAvailable, TierUnavailable
 from embarcadero.node.local import LocalCluster

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from embarcadero.cli.main import app
-from embarcadero.client.sync import Log
+from embarcadero.client.api.sync_log import Log
 from embarcadero.config import load
 from embarcadero.errors import NotAvailable, OutcomeUnknown
 from embarcadero.spark import machine, tiering

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from embarcadero.client.sync import Log
+from embarcadero.client.api.sync_log import Log
 from embarcadero.errors import BadTable, BadValue, Corrupt, Deposed, TierBusy, TierUnavailable
 from embarcadero.tier.engines import ProcessEngine, SpanWork
 from embarcadero.tier.job import STEPS, TierJob, checked_facts

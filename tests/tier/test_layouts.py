@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.exceptions import CommitFailedException
 
+from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import Batch
-from embarcadero.client.sync import Log
 from embarcadero.errors import BadSchema, BadTable
 from embarcadero.tier import parquet
 from embarcadero.tier.columns import EntriesHash, rows

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.client.sync import Log
+from embarcadero.client.api.sync_log import Log
 from embarcadero.errors import BadTable, TierUnavailable
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.parquet import data_folder

@@ -11,7 +11,7 @@ import pytest
 from examples.rest_catalog import RestCatalog
 from pyiceberg.catalog import load_catalog
 
-from embarcadero.client.sync import Log
+from embarcadero.client.api.sync_log import Log
 from embarcadero.errors import Deposed, TierUnavailable
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings

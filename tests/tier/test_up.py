@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import embarcadero as emb
 from embarcadero.cli.main import app
-from embarcadero.client.sync import Log
+from embarcadero.client.api.sync_log import Log
 from embarcadero.config import Config, load
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.local import LocalCluster

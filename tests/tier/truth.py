@@ -9,7 +9,7 @@ from typing import Any
 
 import duckdb
 
-from embarcadero.client.sync import Log
+from embarcadero.client.api.sync_log import Log
 from embarcadero.tier.layouts import Layout
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.table import TierTable

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import uvloop
 
-from embarcadero.client.aio import Publisher, RecordAwaitable
+from embarcadero.client.api.aio_streams import Publisher, RecordAwaitable
 from embarcadero.limits import BATCH_BYTES_DEFAULT
 from embarcadero.node.local import LocalCluster
 from embarcadero_proof.lab.processes import cluster_pids, cluster_with, cpu_seconds, private_bytes

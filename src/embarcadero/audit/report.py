@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
+from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import TopicInfo
-from embarcadero.client.sync import Log
 from embarcadero.tier.settings import parse_properties
 from embarcadero.types import Range, Tail
 

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from embarcadero.audit.report import AuditFinding, AuditSpan, Collector, SpanReport
 from embarcadero.audit.sessions import NO_FLAGS, runs_of
+from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import Batch, TopicInfo
-from embarcadero.client.sync import Log
 from embarcadero.errors import Corrupt, EmbarcaderoError
 from embarcadero.tier.columns import EntriesHash, rows
 from embarcadero.tier.settings import parse_properties

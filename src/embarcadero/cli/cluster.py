@@ -29,7 +29,7 @@ from embarcadero.orders import order_label
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-    from embarcadero.client.sync import Log
+    from embarcadero.client.api.sync_log import Log
     from embarcadero.config import Config
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.node.report import ClusterReport

@@ -16,7 +16,7 @@ import typer
 from embarcadero.errors import EmbarcaderoError
 
 if TYPE_CHECKING:
-    from embarcadero.client.sync import Log
+    from embarcadero.client.api.sync_log import Log
     from embarcadero.config import Config
     from embarcadero.config.resolve import Resolved
     from embarcadero.types import ReaderProgress, Tail, Tier

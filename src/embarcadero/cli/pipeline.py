@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from embarcadero.audit.report import AuditReport
-    from embarcadero.client.sync import Log
+    from embarcadero.client.api.sync_log import Log
     from embarcadero.config import Config
     from embarcadero.spark.jobs import JobProgress, ProgressReport
     from embarcadero.spark.loading import FilesSource, TableSource

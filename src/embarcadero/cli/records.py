@@ -25,9 +25,9 @@ from embarcadero.types import NO_SESSION, Ack, EntryKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from embarcadero.client.api.sync_log import Log
+    from embarcadero.client.api.sync_streams import Publisher, Subscriber
     from embarcadero.client.results import Batch, Record, RecordFuture, TopicInfo
-    from embarcadero.client.sync import Log, Publisher
-    from embarcadero.client.sync_subscriber import Subscriber
     from embarcadero.types import Position
 
 _POLL_S = 0.5

@@ -20,7 +20,7 @@ from embarcadero.watch.endpoints import ANY, Place, places_of
 from embarcadero.watch.top import Facts
 
 if TYPE_CHECKING:
-    from embarcadero.client.sync import Log
+    from embarcadero.client.api.sync_log import Log
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.watch.endpoints import Place, Scrape
     from embarcadero.watch.top import Facts, Picture

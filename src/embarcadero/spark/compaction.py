@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
+from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import TopicInfo
-from embarcadero.client.sync import Log
 from embarcadero.errors import BadSchema, BadValue, Stale, TopicExists, Trimmed, UnknownTopic
 from embarcadero.limits import TOPIC_NAME_CHARS_MAX
 from embarcadero.spark.jobs import (

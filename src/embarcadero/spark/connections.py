@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from embarcadero.client.sync import Log, connect
+from embarcadero.client.api.sync_log import Log, connect
 from embarcadero.errors import Unreachable
 from embarcadero.limits import SPARK_RECONNECT_S
 

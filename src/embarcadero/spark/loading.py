@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import TopicInfo
-from embarcadero.client.sync import Log
 from embarcadero.errors import BadTable, BadValue, TopicExists, UnknownTopic
 from embarcadero.spark.jobs import STEP_BYTES, Job, JobProgress, ProgressReport, check_target, typed, write_name
 from embarcadero.spark.machine import on_this_machine

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from embarcadero.client.api.sync_log import Log
 from embarcadero.client.arguments import parse_time, time_us
 from embarcadero.client.results import TopicInfo
-from embarcadero.client.sync import Log
 from embarcadero.errors import BadSchema, BadValue, TopicExists, UnknownTopic
 from embarcadero.limits import SPARK_TASK_BYTES
 from embarcadero.spark.connections import shared_log

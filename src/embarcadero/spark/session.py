@@ -119,7 +119,7 @@ def _remote_session(app: str, master: str | None, config: Mapping[str, str], rem
 
 def _register_topics(spark: SparkSession, brokers: str | None) -> None:
     """Every topic as a temporary view of its name."""
-    from embarcadero.client.sync import connect
+    from embarcadero.client.api.sync_log import connect
     from embarcadero.spark.sql import views
 
     with connect(brokers) as log:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from embarcadero.client.sync import Log
+from embarcadero.client.api.sync_log import Log
 from embarcadero.errors import BadValue
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from embarcadero.client.named import HeldName
+from embarcadero.client.api.aio_calls import HeldName
 from embarcadero.errors import EmbarcaderoError, StagedGone, Stale
 from embarcadero.staging.manifest import Decision, Dropped, Fact, Manifest, first_sequence
 

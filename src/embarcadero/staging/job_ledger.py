@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import TopicInfo
-from embarcadero.client.sync import Log
 from embarcadero.errors import Corrupt, TopicExists, Trimmed, UnknownTopic
 from embarcadero.staging.ledger import ack_of
 from embarcadero.types import Order, jobs_topic

@@ -15,8 +15,9 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from embarcadero.client.aio import Log, Publisher, RecordAwaitable
-from embarcadero.client.named import HeldName
+from embarcadero.client.api.aio_calls import HeldName
+from embarcadero.client.api.aio_log import Log
+from embarcadero.client.api.aio_streams import Publisher, RecordAwaitable
 from embarcadero.client.results import TopicInfo
 from embarcadero.errors import (
     BadReference,

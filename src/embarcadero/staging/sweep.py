@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from embarcadero.client.aio import Log
-from embarcadero.client.named import HeldName
+from embarcadero.client.api.aio_calls import HeldName
+from embarcadero.client.api.aio_log import Log
 from embarcadero.env import Journal
 from embarcadero.errors import Corrupt, EmbarcaderoError, StagedGone
 from embarcadero.limits import STAGED_SILENT_S

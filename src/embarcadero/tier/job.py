@@ -24,8 +24,8 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Final
 
+from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import TopicInfo
-from embarcadero.client.sync import Log
 from embarcadero.env import Journal
 from embarcadero.errors import (
     BadTable,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Final, NamedTuple
 
-from embarcadero.client.named import HeldName
+from embarcadero.client.api.aio_calls import HeldName
 from embarcadero.env import SilentJournal
 from embarcadero.errors import SessionFenced, StagedGone
 from embarcadero.invariants import invariant

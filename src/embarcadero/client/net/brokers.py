@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from embarcadero.client.net import lifetime
 from embarcadero.client.net.connection import Connection, Owned, now_us, open_connection
@@ -19,6 +19,7 @@ from embarcadero.client.net.link import ClientCore, FetchCore, PublishCore
 from embarcadero.config import DEFAULTS
 from embarcadero.config.table import Client
 from embarcadero.errors import (
+    BadFrame,
     BadVersion,
     Closed,
     EmbarcaderoError,
@@ -43,6 +44,7 @@ _RETRY_S = 0.02
 _ADDRESSES_KEPT = 64
 
 Address = tuple[str, int]
+Answer = TypeVar("Answer", bound=Message)
 
 
 class _Pauses:
@@ -72,11 +74,17 @@ class _Pauses:
 class Brokers:
     """The connections of one client, on one event loop."""
 
-    def __init__(self, seeds: list[Address], settings: Client = DEFAULTS.client) -> None:
+    def __init__(
+        self,
+        seeds: list[Address],
+        settings: Client = DEFAULTS.client,
+        table_properties: Sequence[str] = (),
+        cluster: Any = None,
+    ) -> None:
         self._seeds, self.settings = seeds, settings
         self._closed = False
-        self.cluster: Any = None  # the LocalCluster that `local` started: it stays for as long as records may be sent
-        self.table_properties: Sequence[str] = ()  # key=value, by which tables of topics are reached
+        self.cluster = cluster  # the LocalCluster that `local` started: it stays for as long as records may be sent
+        self.table_properties = table_properties  # key=value, by which tables of topics are reached
         self.frame_bytes_max = FRAME_BYTES_MAX
         self.record_bytes_max, self.records_max = RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
         self._heard_of: dict[Address, None] = {}  # where brokers were at any time, the newest last
@@ -331,8 +339,25 @@ class Brokers:
         """All connections that may be used."""
         return list(self._live.values())
 
-    async def ask(self, message: Message, timeout: float, *, again: bool = True) -> AnyMessage:  # noqa: ASYNC109
-        """Ask any broker. `again`: the question may be asked twice, so a lost answer is asked for elsewhere."""
+    async def ask(
+        self,
+        message: Message,
+        kind: type[Answer],
+        timeout: float | None = None,  # noqa: ASYNC109 - it must end the request too
+        *,
+        again: bool = True,
+    ) -> Answer:
+        """Ask any broker, and expect an answer of this kind. BadFrame, if it is of another one.
+
+        `again`: the question may be asked twice, so a lost answer is asked for elsewhere. Without a `timeout` it takes
+        at most `client.request_timeout_s`.
+        """
+        answer = await self._ask(message, self.settings.request_timeout_s if timeout is None else timeout, again)
+        if not isinstance(answer, kind):
+            raise BadFrame(f"{type(message).__name__} was answered with {type(answer).__name__}", "report it: a bug")
+        return answer
+
+    async def _ask(self, message: Message, timeout: float, again: bool) -> AnyMessage:  # noqa: ASYNC109
         deadline = asyncio.get_running_loop().time() + timeout
         await self.ready(timeout)
         name = type(message).__name__

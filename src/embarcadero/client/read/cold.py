@@ -14,7 +14,6 @@ from embarcadero.client.net.connection import now_us
 from embarcadero.client.read.subscriber import ColdAsk
 from embarcadero.client.results import Batch, TopicInfo
 from embarcadero.errors import (
-    BadFrame,
     BadTable,
     EmbarcaderoError,
     NotAvailable,
@@ -129,13 +128,13 @@ class ColdReads:
         if about.tier is None:
             return None
         if ask.by == "earliest":
-            return (await _asked(self._brokers, m.GetTail(lane=ask.lane), m.TailIs)).start_index
+            return (await self._brokers.ask(m.GetTail(lane=ask.lane), m.TailIs)).start_index
         try:
             place = await find_place(self._brokers, about, ask.lane, ask.by, ask.start)
         except Trimmed:  # a reader from below the start begins there
-            return (await _asked(self._brokers, m.GetTail(lane=ask.lane), m.TailIs)).start_index
+            return (await self._brokers.ask(m.GetTail(lane=ask.lane), m.TailIs)).start_index
         if ask.by == "time":  # one that has not come yet stays a time: nothing older may slip in
-            tail = await _asked(self._brokers, m.GetTail(lane=ask.lane), m.TailIs)
+            tail = await self._brokers.ask(m.GetTail(lane=ask.lane), m.TailIs)
             return None if place[0] >= tail.index else place[0]
         return place[0]
 
@@ -150,7 +149,7 @@ def _next(tier: Tier, lists: Iterator[list[Batch]]) -> list[Batch] | None:
 
 async def describe(brokers: Brokers, topic: str) -> TopicInfo:
     """The topic as the store has it now."""
-    return TopicInfo.told(await _asked(brokers, m.DescribeTopic(name=topic), m.TopicIs))
+    return TopicInfo.told(await brokers.ask(m.DescribeTopic(name=topic), m.TopicIs))
 
 
 async def find_place(
@@ -161,7 +160,7 @@ async def find_place(
     Raises Trimmed if nobody has it, FuturePosition.
     """
     try:
-        hot = await _asked(brokers, m.Find(lane=lane, by=by, start=value), m.PlaceIs, patience)
+        hot = await brokers.ask(m.Find(lane=lane, by=by, start=value), m.PlaceIs, patience)
     except Trimmed:
         if about.tier is None:
             raise
@@ -173,7 +172,7 @@ async def find_place(
     if cold is not None and not _below(tier, lane, by, value):
         return cold
     if hot is None and by == "time":  # brokers can't know that what they gave up is older; the table does
-        tail = await _asked(brokers, m.GetTail(lane=lane), m.TailIs)
+        tail = await brokers.ask(m.GetTail(lane=lane), m.TailIs)
         return (tail.start_index, tail.start_seq) if tail.hot_index is None else (tail.hot_index, tail.hot_seq or 0)
     if hot is None or _below(tier, lane, by, value):
         raise Trimmed(f"the batch with {by} {value} of lane {lane} is trimmed", "start at what tail() tells")
@@ -183,7 +182,7 @@ async def find_place(
 async def cold_cuts(brokers: Brokers, topic: str, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
     """Pieces of that part of a span that only the topic's table has, from `start` on. There, a piece is whole files."""
     tier = (await describe(brokers, topic)).tier
-    tail = await _asked(brokers, m.GetTail(lane=lane), m.TailIs)
+    tail = await brokers.ask(m.GetTail(lane=lane), m.TailIs)
     hot = tail.start_index if tail.hot_index is None else tail.hot_index
     if tier is None or start >= min(stop, hot):
         return []
@@ -226,7 +225,7 @@ async def _of_table(
     refused: EmbarcaderoError | None = None
     if any(connection.link.tables for connection in brokers.live()):
         try:
-            answer = await _asked(brokers, ask, kind)
+            answer = await brokers.ask(ask, kind)
             if answer.table:
                 return answer
         except (TierUnavailable, BadTable, NotAvailable, TooMany) as error:
@@ -254,7 +253,7 @@ async def _is_exact(brokers: Brokers, lane: int, by: str, value: int, hot: m.Pla
         return hot.index == value
     if by == "seq":
         return hot.seq <= value
-    tail = await _asked(brokers, m.GetTail(lane=lane), m.TailIs)
+    tail = await brokers.ask(m.GetTail(lane=lane), m.TailIs)
     return hot.index > (tail.start_index if tail.hot_index is None else tail.hot_index)
 
 
@@ -262,10 +261,3 @@ def _below(tier: Tier | None, lane: int, by: str, value: int) -> bool:
     """Whether a place is below the start of the part that is in the table, and so below that of the topic."""
     index, seq = (0, 0) if tier is None else tier.start(lane)
     return value < {"index": index, "seq": seq}.get(by, 0)
-
-
-async def _asked(brokers: Brokers, message: m.Message, kind: type[Answer], patience: float | None = None) -> Answer:
-    answer = await brokers.ask(message, brokers.settings.request_timeout_s if patience is None else patience)
-    if not isinstance(answer, kind):
-        raise BadFrame(f"{type(message).__name__} was answered with {type(answer).__name__}", "report it: a bug")
-    return answer

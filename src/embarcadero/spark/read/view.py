@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
+from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import TopicInfo
-from embarcadero.client.sync import Log
 from embarcadero.errors import BadSchema, BadValue, FuturePosition, Trimmed, UnknownTopic
 from embarcadero.limits import (
     SPARK_TASK_BYTES,

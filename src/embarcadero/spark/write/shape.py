@@ -31,7 +31,7 @@ from embarcadero.wire.payload import RAW_SCHEMA
 from embarcadero.wire.schemas import TopicSchemas
 
 if TYPE_CHECKING:
-    from embarcadero.client.sync import Log
+    from embarcadero.client.api.sync_log import Log
 
 _RAW_COLUMNS: Final = (*RAW_SCHEMA.names, "partition", "topic")
 _TEXT: Final = (kinds.is_binary, kinds.is_string, kinds.is_large_binary, kinds.is_large_string)

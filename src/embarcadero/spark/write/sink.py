@@ -19,8 +19,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import TopicInfo
-from embarcadero.client.sync import Log
 from embarcadero.errors import (
     BadSchema,
     BadValue,

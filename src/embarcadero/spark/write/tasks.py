@@ -14,9 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embarcadero.client.api.sync_log import Log
+from embarcadero.client.api.sync_streams import Publisher
 from embarcadero.client.publish.tables import encoded, fitted
 from embarcadero.client.results import RecordFuture, TopicInfo
-from embarcadero.client.sync import Log, Publisher
 from embarcadero.errors import BadValue
 from embarcadero.limits import DELIVERY_TIMEOUT_S, MIB, STAGED_INLINE_BYTES
 from embarcadero.spark.connections import shared_log

@@ -1,16 +1,9 @@
-"""The asyncio client. `embarcadero.client.sync` is its twin for threads; both share everything below them.
-
-    log = await emb.aio.connect("127.0.0.1:9092")
-    async with log, await log.publisher("orders") as publisher:
-        future = await publisher.send(b"value")     # waits for room only
-        position = await future                     # waits for the outcome
-    async for batch in await log.subscribe("orders"): ...
-"""
+"""The asyncio client. The client for threads is generated from its classes; both share everything below them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
@@ -19,12 +12,12 @@ from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
-from embarcadero.client.aio_subscriber import Subscriber
+from embarcadero.client.api.aio_calls import SessionCalls, SurveyCalls, TierCalls, trim_ask
+from embarcadero.client.api.aio_streams import Opening, Publisher, Subscriber
 from embarcadero.client.arguments import (
     AS_CONFIGURED,
     Place,
     PublisherArguments,
-    PublisherOptions,
     Timeout,
     TopicChanges,
     broker_addresses,
@@ -40,8 +33,6 @@ from embarcadero.client.arguments import (
     time_us,
     trim_place,
 )
-from embarcadero.client.encoded import EncodedCalls
-from embarcadero.client.named import PublisherCalls, SessionCalls
 from embarcadero.client.net import lifetime
 from embarcadero.client.net.brokers import Brokers
 from embarcadero.client.read.cold import cold_cuts, find_place
@@ -58,20 +49,13 @@ from embarcadero.client.read.spans import (
     tail_of,
     with_lags,
 )
-from embarcadero.client.results import Batch, RecordFuture, TableResult, TopicInfo
-from embarcadero.client.surveys import SurveyCalls
-from embarcadero.client.tiers import TierCalls, trim_ask
+from embarcadero.client.results import Batch, TopicInfo
 from embarcadero.config import Config, load
 from embarcadero.errors import (
-    Backpressure,
-    BadFrame,
     EmbarcaderoError,
-    OutcomeUnknown,
-    TimedOut,
     TopicReplaced,
     Unreachable,
     as_reported,
-    fresh,
     raise_as_one,
 )
 from embarcadero.forks import tell_of_forks
@@ -88,26 +72,35 @@ Answer = TypeVar("Answer", bound=m.Message)
 _LOOKS_MAX = 5  # at a topic that may have been created just before a call, or after it began
 
 
-async def connect(
+def connect(
     addresses: str | Sequence[str] | None = None,
     *,
     config: str | Path | Config | None = None,
     timeout: Timeout = AS_CONFIGURED,
-) -> Log:
-    """Connect to a cluster by the addresses of one or several of its brokers. Raises Unreachable.
+) -> Opening[Log]:
+    """Connect to a cluster by the addresses (`host:port`) of one or several of its brokers. Raises Unreachable.
 
     `config` names an `embarcadero.yaml`; without addresses those of its `client.brokers` are used. Without a `timeout`
     it takes at most `client.connect_timeout_s`.
 
-        log = await emb.aio.connect("127.0.0.1:9092", timeout=2.0)
-        log = await emb.aio.connect(config="embarcadero.yaml")
+        async with emb.aio.connect("127.0.0.1:9092", timeout=2.0) as log: ...
+        async with emb.aio.connect(config="embarcadero.yaml") as log: ...
     """
+    return Opening(open_log(addresses, config, timeout))
+
+
+async def open_log(
+    addresses: str | Sequence[str] | None,
+    config: str | Path | Config | None,
+    timeout: Timeout = AS_CONFIGURED,
+    cluster: Any = None,
+) -> Log:
+    """Connect as `connect` does, to the private `cluster` of the caller if there is one."""
     chosen = load(config)
     patience = patience_s(timeout, chosen.client.connect_timeout_s)
     seeds = parse_addresses(broker_addresses(chosen) if addresses is None else addresses)
     name = ",".join(f"{host}:{port}" for host, port in seeds)
-    brokers = Brokers(seeds, chosen.client)
-    brokers.table_properties = chosen.tier.properties
+    brokers = Brokers(seeds, chosen.client, chosen.tier.properties, cluster)
     try:
         async with asyncio.timeout(patience):
             await brokers.start(patience)
@@ -127,16 +120,16 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
 
     def __init__(self, brokers: Brokers, address: str) -> None:
         self.address = address
-        self.cluster: Any = None  # the LocalCluster that `local` started
+        self.cluster = brokers.cluster  # the LocalCluster that `local` started
         self.brokers = brokers
         self._parts: set[Publisher | Subscriber | Scan] = set()
-        self.finalizer = lifetime.close_when_dropped(self, brokers, lambda: None)
+        self._finalizer = lifetime.close_when_dropped(self, brokers, lambda: None)
         tell_of_forks(self)
 
     def _after_fork(self) -> None:
         """In a forked child: connect again with the first call. Publishers and subscribers are the parent's."""
         self._parts = set()
-        self.finalizer.detach()
+        self._finalizer.detach()
 
     # --- topics ---
     async def create_topic(
@@ -167,15 +160,24 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
 
             await log.create_topic("orders", order=5, replicas=3, durable_on=2)
             await log.create_topic("ticks", schema=pa.schema([("symbol", pa.string()), ("price", pa.float64())]))
+            await log.create_topic("trades", schema=schema, partitions=8, key="symbol")
         """
         level = None if order is None else int(parse_order(order))
         ask = m.CreateTopic(
-            name=name, order=level, partitions=partitions, replicas=replicas, durable_on=durable_on, on_gap=on_gap,
-            gap_timeout_ms=gap_timeout_ms, session_ttl_s=session_ttl_s,
-            retention_bytes=retention_bytes, retention_s=retention_s,
+            name=name,
+            order=level,
+            partitions=partitions,
+            replicas=replicas,
+            durable_on=durable_on,
+            on_gap=on_gap,
+            gap_timeout_ms=gap_timeout_ms,
+            session_ttl_s=session_ttl_s,
+            retention_bytes=retention_bytes,
+            retention_s=retention_s,
             columns=b"" if schema is None else encode_schema(schema),
-            partitioner=MURMUR2 if partitioner is None else partitioner, key=key or "",
-        )  # fmt: skip
+            partitioner=MURMUR2 if partitioner is None else partitioner,
+            key=key or "",
+        )
         return TopicInfo.told(await self._ask(ask, m.TopicIs, timeout, again=False))
 
     async def alter_topic(
@@ -209,9 +211,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         topics = (await self._ask(m.ListTopics(), m.TopicsAre, timeout)).topics
         return [topic for topic in topics if hidden or not topic.hidden]
 
-    async def delete_topic(
-        self, topic: str, *, topic_id: int | None = None, timeout: Timeout = AS_CONFIGURED
-    ) -> None:
+    async def delete_topic(self, topic: str, *, topic_id: int | None = None, timeout: Timeout = AS_CONFIGURED) -> None:
         """Delete a topic with all its records. Raises UnknownTopic.
 
         The topic is the one that has the name when the call begins, or the one with `topic_id` (`describe(...).id`). A
@@ -258,8 +258,15 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         if about.order > Order.BROKER:
             return tails[0]
         numbers = (
-            "index", "seq", "start_index", "start_seq", "durable_index", "durable_seq", "hot_index", "hot_seq",
-        )  # fmt: skip
+            "index",
+            "seq",
+            "start_index",
+            "start_seq",
+            "durable_index",
+            "durable_seq",
+            "hot_index",
+            "hot_seq",
+        )
         sums = {name: sum(getattr(tail, name) for tail in tails) for name in numbers}
         return Tail(about.lane, **sums, lanes=tails)
 
@@ -327,9 +334,14 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         return Position(number, *await find_place(self.brokers, about, number, by, value, self._patience(timeout)))
 
     async def note_progress(
-        self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, topic_id: int = 0,
+        self,
+        topic: str,
+        reader: str,
+        places: Mapping[int, tuple[int, int]],
+        *,
+        topic_id: int = 0,
         timeout: Timeout = AS_CONFIGURED,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Let others see how far a reader is: by lane, the index and seq behind all that it has dealt with.
 
         `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day. With
@@ -386,26 +398,26 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         return about, list(await asyncio.gather(*asked))
 
     async def _ask(self, message: m.Message, kind: type[Answer], timeout: Timeout, *, again: bool = True) -> Answer:
-        answer = await self.brokers.ask(message, self._patience(timeout), again=again)
-        if not isinstance(answer, kind):
-            raise BadFrame(f"{type(message).__name__} was answered with {type(answer).__name__}", "report it: a bug")
-        return answer
+        return await self.brokers.ask(message, kind, self._patience(timeout), again=again)
 
     # --- records ---
-    async def publisher(
+    def publisher(
         self, topic: str | TopicInfo, *, timeout: Timeout = AS_CONFIGURED, **options: Unpack[PublisherArguments]
-    ) -> Publisher:
+    ) -> Opening[Publisher]:
         """Open a publisher into a topic, with the newest version of its schema as it is now. Raises UnknownTopic.
 
         What `describe` returned is taken as it is: no broker is asked, and its newest version counts.
 
-            async with await log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
+            async with log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
         """
+        return Opening(self._open_publisher(topic, options, timeout))
+
+    async def _open_publisher(self, topic: str | TopicInfo, options: PublisherArguments, timeout: Timeout) -> Publisher:
         chosen = publisher_options(self.brokers.settings, options)
         about = topic if isinstance(topic, TopicInfo) else await self.describe(topic, timeout=timeout)
-        return self._register(Publisher(self, about, chosen))
+        return self._register(Publisher(self.brokers, self._forget, about, chosen))
 
-    async def subscribe(
+    def subscribe(
         self,
         topic: str,
         *,
@@ -414,7 +426,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         partitions: Sequence[int] | None = None,
         group: str | None = None,
         timeout: Timeout = AS_CONFIGURED,
-    ) -> Subscriber:
+    ) -> Opening[Subscriber]:
         """A reader of a topic from "earliest", "latest", the batch that holds the record of seq `start`, or a time.
 
         A datetime (with a time zone) starts at the first batch appended at or after it; if there is none yet the
@@ -425,12 +437,23 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
 
             async for batch in await log.subscribe("orders", start=datetime.now(UTC) - timedelta(minutes=10)): ...
         """
+        return Opening(self._open_subscriber(topic, start, read, partitions, group, timeout))
+
+    async def _open_subscriber(
+        self,
+        topic: str,
+        start: Place,
+        read: str,
+        partitions: Sequence[int] | None,
+        group: str | None,
+        timeout: Timeout,
+    ) -> Subscriber:
         check_read(read, group)
         by, value = place(start)
         described = await self.describe(topic, timeout=timeout)
         wanted = None if partitions is None else list(partitions)
         core = reader_core(self.brokers, described, by, value, read, wanted)
-        return self._register(Subscriber(self, core, described.name))
+        return self._register(Subscriber(self.brokers, self._forget, core, described.name))
 
     async def read(
         self,
@@ -462,17 +485,20 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         return joined(parts, about.versions) if about.order <= Order.BROKER else parts[about.lane]
 
     async def _read_lane(
-        self, topic: TopicInfo, lane: int, start: int | datetime | None, end: int | datetime | None, read: str,
+        self,
+        topic: TopicInfo,
+        lane: int,
+        start: int | datetime | None,
+        end: int | datetime | None,
+        read: str,
         timeout: Timeout,
-    ) -> pa.Table:  # fmt: skip
+    ) -> pa.Table:
         first, stop = await self._seq_of(topic, lane, start, timeout), await self._seq_of(topic, lane, end, timeout)
         tail = tail_of(topic, await self._ask(m.GetTail(lane=lane), m.TailIs, timeout))
         patience = self._patience(timeout)
         return await read_span(self.brokers, topic, tail, *span(tail, first, stop), patience, read)
 
-    async def _seq_of(
-        self, topic: TopicInfo, lane: int, where: int | datetime | None, timeout: Timeout
-    ) -> int | None:
+    async def _seq_of(self, topic: TopicInfo, lane: int, where: int | datetime | None, timeout: Timeout) -> int | None:
         """The seq at which the batches since a time begin; a seq stays what it is."""
         if not isinstance(where, datetime):
             return where
@@ -504,14 +530,14 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         return self._scan(topic, lane, Span(start, stop, read, wanted, control).checked(), timeout)
 
     async def _scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> AsyncIterator[list[Batch]]:
-        scan = await self.begin_scan(topic, lane, span, timeout)
+        scan = await self._begin_scan(topic, lane, span, timeout)
         try:
             while taken := await scan.next():
                 yield taken
         finally:
-            self.end_scan(scan)
+            self._end_scan(scan)
 
-    async def begin_scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> Scan:
+    async def _begin_scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> Scan:
         """A scan that its caller drives, and ends: `scan` is the way to have one."""
         about = await self.describe(topic, timeout=timeout)
         number = lane_of(about, lane, "an index")
@@ -519,7 +545,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         patience = self._patience(timeout)
         return self._register(Scan(self.brokers, about, number, span, span.ends(tail), patience))
 
-    def end_scan(self, scan: Scan) -> None:
+    def _end_scan(self, scan: Scan) -> None:
         """Stop the fetching of a scan."""
         scan.stop()
         self._parts.discard(scan)
@@ -565,27 +591,27 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         self._parts.add(part)
         return part
 
-    def forget(self, part: Publisher | Subscriber) -> None:
+    def _forget(self, part: Publisher | Subscriber) -> None:
         """A publisher or subscriber is closed."""
         self._parts.discard(part)
 
     async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
-        """Close publishers, waiting at most `timeout` seconds for their outcomes, and subscribers; then hang up.
+        """Close all publishers and subscribers, and hang up.
 
-        Raises what publishers have to report, also those whose own `close` was cancelled: RecordsLost names all records
-        that are lost; the error of a publisher that failed, as its cause if there is also a loss; of several that
-        failed, ManyErrors.
+        Waits for the outcomes of all publishers, at most `timeout` seconds. Raises what they have to report, also those
+        whose own `close` was interrupted: RecordsLost names all records that are lost; the error of a publisher that
+        failed, as its cause if there is also a loss; of several that failed, ManyErrors. Closing twice is fine.
         """
         check_timeout(timeout)
-        self.finalizer.detach()
+        self._finalizer.detach()
         parts = list(self._parts)
         publishers = [part for part in parts if isinstance(part, Publisher)]
         try:
-            closed = [part.end(timeout) if isinstance(part, Publisher) else part.close(timeout) for part in parts]
+            closed = [part._end(timeout) if isinstance(part, Publisher) else part.close(timeout) for part in parts]
             ended = await asyncio.gather(*closed, return_exceptions=True)
         finally:
             await self.brokers.close()
-        problems = [problem for publisher in publishers for problem in publisher.problems()]
+        problems = [problem for publisher in publishers for problem in publisher._problems()]
         failures = [as_reported(error) for error in ended if isinstance(error, Exception)]
         if publishers:
             from embarcadero.client.publish.losses import losses_first
@@ -607,186 +633,4 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
             error.add_note(f"closing reported {type(problem).__name__}: {problem}")
 
 
-class RecordAwaitable(RecordFuture):
-    """`await` it to wait for the outcome; cancelling the wait does not take the record back."""
-
-    def __await__(self) -> Generator[Any, None, Position | None]:
-        if not self._result.done:
-            loop = asyncio.get_running_loop()
-            done: asyncio.Future[None] = loop.create_future()
-            self._result.on_done(lambda: None if done.done() else done.set_result(None))
-            yield from done
-        return self._outcome()
-
-
-class Publisher(EncodedCalls, PublisherCalls):
-    """Publishes records into one topic. `with` it, or close it: closing waits for every outcome."""
-
-    def __init__(self, log: Log, topic: TopicInfo, options: PublisherOptions) -> None:
-        from embarcadero.client.publish.pump import Pump  # not for those who only read
-
-        self._log = log
-        self._pump = Pump(log.brokers, topic, options, RecordAwaitable)
-        tell_of_forks(self)
-
-    def _after_fork(self) -> None:
-        """In a forked child: refuse every call. The session is the parent's."""
-        self._pump._after_fork()
-
-    async def send(
-        self, value: bytes, key: bytes | None = None, headers: Any = None, timestamp: Any = None,
-        *, timeout: float | None = None,
-    ) -> RecordAwaitable:  # fmt: skip
-        """Take a record; waits while the window is full. Await what it returns for the record's Position.
-
-        When there is no room within `timeout` seconds it raises Backpressure: the record was not taken. Without a
-        `timeout` it does so once the cluster has had no room for `broker.backpressure_after_s`; the message says why,
-        what was taken before is not lost, and the publisher goes on when there is room. Topics with a schema and named
-        sessions need `publish`. Raises RecordsLost, once, when earlier records are lost that were acked with ack=1;
-        this one was not taken, and the publisher goes on.
-
-            future = await publisher.send(b"two coffees", key=b"table 4", headers={"trace": b"1"})
-            position = await future
-        """
-        intake = self._pump.intake
-        record, size = intake.checked(value, key, headers, timestamp)
-        builder = intake.current  # this loop is the only one to change it
-        if builder is None or size > builder.room:
-            self._pump.raise_lost()
-            intake.check_size(size)
-            await self._room(timeout)
-        with intake.lock:
-            future = intake.add(record, size)
-        if intake.news:
-            self._pump.poke()
-        invariant(isinstance(future, RecordAwaitable), "the intake makes our futures")
-        return future  # type: ignore[return-value]
-
-    async def publish(
-        self,
-        data: Any,
-        *,
-        partition: int | None = None,
-        session_seq: int | None = None,
-        timeout: float | None = None,
-    ) -> RecordAwaitable:
-        """Take rows; waits while the window is full. As in the synchronous client, they may be a pyarrow Table or
-        RecordBatch, a DataFrame of pandas or polars, a list of dicts, or a dict of columns.
-
-        Await what it returns for the Position of the first record: it is there once all of the table is stored.
-        `session_seq` says which batch of the session the first one must become; OutOfSequence when another one is next.
-
-            position = await (await publisher.publish([{"symbol": "EMB", "price": 12.5}]))
-        """
-        check_timeout(timeout)
-        self._pump.raise_lost()
-        first = None if session_seq is None else await self._pump.first_sequence(timeout)
-        intake, whole = self._pump.intake, TableResult(self._pump.intake.condition)
-        for number, piece in enumerate(intake.pieces(data, partition)):
-            try:
-                await self._room(timeout, patient=number > 0)
-            except Backpressure as error:
-                if not number:
-                    raise
-                raise OutcomeUnknown(f"a part of the table was taken: {error.message}", "read the log") from None
-            with intake.lock:
-                if session_seq is not None and first is not None and not number:
-                    self._pump.continues(session_seq, first)
-                intake.add_piece(piece)
-            whole.add(piece.result)
-            self._pump.poke()
-        whole.complete()
-        return RecordAwaitable(whole, 0)
-
-    async def next_session_seq(self, timeout: float | None = None) -> int:
-        """The sequence that the next batch of this session gets; waits until the session is open.
-
-            async with await log.publisher("orders", session="job-7") as publisher:
-                done = await publisher.next_session_seq()     # so many batches are in the log already
-        """
-        check_timeout(timeout)
-        first = await self._pump.first_sequence(timeout)
-        with self._pump.intake.lock:
-            return self._pump.next_sequence(first)
-
-    async def _room(self, timeout: float | None, patient: bool = False) -> None:
-        """Wait until there is room; raise why nothing is taken, now or any more.
-
-        A caller that gave no time is not `patient`: it does not wait for a cluster that has been full for long.
-        """
-        check_timeout(timeout)
-        intake, moved = self._pump.intake, self._pump.moved
-        patient |= timeout is not None
-        if self._waits(patient):
-            try:
-                async with asyncio.timeout(timeout):
-                    while self._waits(patient):
-                        moved.clear()
-                        await moved.wait()
-            except TimeoutError:
-                full = f"no room in the window for {timeout:g} s"
-                raise fresh(intake.pressure or Backpressure(full, "the record was not taken")) from None
-        if (why := intake.refusal or (None if patient else intake.pressure)) is not None:
-            raise fresh(why)
-
-    def _waits(self, patient: bool) -> bool:
-        with self._pump.intake.lock:
-            return self._pump.intake.waits(patient)
-
-    async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything taken so far has its outcome. Raises TimedOut, RecordsLost, or why it failed.
-
-            await publisher.flush(timeout=10)
-        """
-        check_timeout(timeout)
-        intake, moved = self._pump.intake, self._pump.moved
-        with intake.lock:
-            intake.seal()
-            waiting = list(intake.unsettled)
-        self._pump.poke()
-        try:
-            async with asyncio.timeout(timeout):
-                while not all(result.done for result in waiting):
-                    moved.clear()
-                    await moved.wait()
-        except TimeoutError:
-            raise TimedOut(f"not everything was settled within {timeout:g} s", "flush again") from None
-        self._pump.raise_problem()
-
-    async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
-        """Wait for every outcome, at most `timeout` seconds; what is left then has an unknown outcome.
-
-        Raises RecordsLost, or why the publisher failed, if it did; if both, the failure is the cause of the
-        RecordsLost. Raises LossUnknown if records were acked with ack=1 and no broker could say in time whether they
-        are lost (the cluster is down).
-        """
-        await self.end(timeout)
-        raise_as_one(self.problems())
-
-    async def end(self, timeout: float | None) -> None:
-        """Close without raising what there is to report: `problems` has it."""
-        check_timeout(timeout)
-        await self._pump.close(timeout)
-        self._log.forget(self)  # not if it was cancelled: closing the log then raises what there is to report
-
-    def problems(self) -> list[EmbarcaderoError]:
-        """What no caller was told yet, and why the publisher failed."""
-        return self._pump.problems()
-
-    async def __aenter__(self) -> Publisher:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self.close(close_patience(error))
-        except EmbarcaderoError as problem:
-            if error is None:
-                raise
-            error.add_note(f"closing reported {type(problem).__name__}: {problem}")
-
-
 PartType = TypeVar("PartType", Publisher, Subscriber, Scan)
-
-__all__ = ["Log", "Publisher", "RecordAwaitable", "Subscriber", "connect"]

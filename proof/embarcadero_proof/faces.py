@@ -1,0 +1,233 @@
+"""Generate the client for threads from the asyncio one: `make faces` writes it.
+
+Each public call of the classes Log, Publisher and Subscriber becomes a call with the same name, signature and docstring
+that blocks. What it does is, in this order: what the base class in `client/api/threads.py` has by hand under the name
+of the call (then nothing is generated) or under that name with an underscore; else the asyncio call, run by the
+background thread. A test sees that what is committed is what this writes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import embarcadero
+
+API: Final = Path(embarcadero.__file__).parent / "client" / "api"
+WIDTH: Final = 120
+
+_IMPORTS: Final = {
+    "sync_log": '''\
+"""The client for threads: its Log. Generated from `aio_log` and `aio_calls` by `make faces`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Unpack
+
+import pyarrow as pa
+
+from embarcadero.client.api.aio_calls import BatchLimits, HeldName, Places, Survey
+from embarcadero.client.api.aio_log import open_log
+from embarcadero.client.api.sync_streams import Publisher, Subscriber
+from embarcadero.client.api.threads import ThreadedLog, opened
+from embarcadero.client.arguments import AS_CONFIGURED, Place, PublisherArguments, Timeout, TopicChanges
+from embarcadero.client.results import Batch, TopicInfo
+from embarcadero.config import Config
+from embarcadero.limits import CLOSE_TIMEOUT_S
+from embarcadero.types import Cut, Position, ReaderProgress, Tail, Tier, Topic
+''',
+    "sync_streams": '''\
+"""The client for threads: publishers, subscribers. Generated from `aio_streams` by `make faces`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from embarcadero.client.api.threads import ThreadedPublisher, ThreadedSubscriber
+from embarcadero.client.results import Batch, RecordFuture
+from embarcadero.limits import CLOSE_TIMEOUT_S
+from embarcadero.types import Position, StagedBatch
+''',
+}
+_BODIES: Final = {
+    "connect": "return Log(*opened(open_log(addresses, config, timeout)))",
+    "publisher": "return self._open_publisher(Publisher, topic, options, timeout)",
+    "subscribe": "return self._open_subscriber(Subscriber, topic, start, read, partitions, group, timeout)",
+}
+"""Calls that make what the generated modules define."""
+_WORDS: Final = (
+    (r"Opening\[(\w+)\]", r"\1"),
+    (r"RecordAwaitable", "RecordFuture"),
+    (r"AsyncIterator\[", "Iterator["),
+    (r"self: _Asks", "self"),
+    (r"async def", "def"),
+    (r"  # noqa.*", ""),
+)
+_PHRASES: Final = (
+    ("async with", "with"),
+    ("async for", "for"),
+    ("emb.aio.", "emb."),
+    ("Publishes records into one topic.", "Publishes records into one topic; thread-safe."),
+    ("share one connection", "share one thread and one connection"),
+)
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A module of the client: its text by lines, and its tree."""
+
+    lines: list[str]
+    tree: ast.Module
+
+    @classmethod
+    def of(cls, name: str) -> Source:
+        """A module of `client/api`."""
+        text = (API / f"{name}.py").read_text()
+        return cls(text.splitlines(), ast.parse(text))
+
+    def cls(self, name: str) -> ast.ClassDef:
+        """A class of the module."""
+        return next(node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+
+    def docstring(self, node: Function | ast.ClassDef) -> list[str]:
+        """The lines of a docstring, as they are in the client for threads."""
+        first = node.body[0]
+        return [unawaited(line) for line in self.lines[first.lineno - 1 : first.end_lineno]]
+
+    def header(self, node: Function) -> list[str]:
+        """Decorators and signature, as they are in the client for threads."""
+        start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        text = "\n".join(self.lines[start - 1 : node.body[0].lineno - 1])
+        for pattern, word in _WORDS:
+            text = re.sub(pattern, word, text)
+        return text.split("\n")
+
+
+def unawaited(line: str) -> str:
+    """A line of a docstring without `await`: futures are asked for their result, everything else is called.
+
+        unawaited("position = await (await publisher.send(b'1'))")      # position = publisher.send(b'1').result()
+    """
+    for old, new in _PHRASES:
+        line = line.replace(old, new)
+    line = re.sub(r"\bawait future\b", "future.result()", line)
+    while (start := line.rfind("(await ")) >= 0:
+        end = _closing(line, start)
+        inner = line[start + len("(await ") : end]
+        if line[:start].endswith("await "):
+            line = f"{line[: start - len('await ')]}{inner}.result(){line[end + 1 :]}"
+        else:
+            line = f"{line[:start]}{inner}{line[end + 1 :]}"
+    return line.replace("await ", "")
+
+
+def _closing(line: str, start: int) -> int:
+    """Where the parenthesis ends that begins at `start`."""
+    depth = 0
+    for at in range(start, len(line)):
+        depth += (line[at] == "(") - (line[at] == ")")
+        if not depth:
+            return at
+    return len(line)
+
+
+def _public(node: ast.ClassDef) -> Iterator[Function]:
+    for each in node.body:
+        if isinstance(each, Function) and not each.name.startswith("_"):
+            yield each
+
+
+def _arguments(node: Function) -> list[str]:
+    """The arguments of a call, handed on."""
+    asked = node.args
+    found = [each.arg for each in asked.args if each.arg != "self"]
+    found += [f"{each.arg}={each.arg}" for each in asked.kwonlyargs]
+    return found + ([f"**{asked.kwarg.arg}"] if asked.kwarg is not None else [])
+
+
+def _call(function: str, arguments: list[str], before: str, after: str) -> list[str]:
+    """A call in one line if it fits, else with its arguments in lines of their own."""
+    whole = f"        {before}{function}({', '.join(arguments)}){after}"
+    if len(whole) <= WIDTH:
+        return [whole]
+    inner = f"            {function}({', '.join(arguments)})"
+    if after and len(inner) <= WIDTH:
+        return [f"        {before}", inner, f"        {after}"]
+    indent = "                " if after else "            "
+    lines = [indent + ", ".join(arguments) + ","]
+    while len(lines[-1]) > WIDTH:
+        cut = lines[-1].rfind(", ", 0, WIDTH - 1) + 1
+        lines[-1:] = [lines[-1][:cut], indent + lines[-1][cut:].lstrip()]
+    if after:
+        return [f"        {before}", f"            {function}(", *lines, "            )", f"        {after}"]
+    return [f"        {before}{function}(", *lines, "        )"]
+
+
+def _body(node: Function, by_hand: set[str], in_log: bool) -> list[str]:
+    """What a generated call does."""
+    if node.name in _BODIES:
+        return [f"        {_BODIES[node.name]}"]
+    gives = isinstance(node.returns, ast.Constant) and node.returns.value is None
+    back = "" if gives else "return "
+    if node.decorator_list:
+        return [f"        return self.{'_log.' if in_log else '_'}{node.name}"]
+    if f"_{node.name}" in by_hand or not in_log:
+        return _call(f"self._{node.name}", _arguments(node), back, "")
+    if isinstance(node, ast.AsyncFunctionDef):
+        return _call(f"self._log.{node.name}", _arguments(node), f"{back}self.thread.wait(", ")")
+    return _call(f"self._log.{node.name}", _arguments(node), back, "")
+
+
+def _class(name: str, base: str, sources: list[tuple[Source, str]]) -> list[str]:
+    """One class of the client for threads. The first source has its docstring."""
+    threads = Source.of("threads").cls(base)
+    by_hand = {node.name for node in threads.body if isinstance(node, Function)}
+    source, kind = sources[0]
+    lines = [f"class {name}({base}):", *source.docstring(source.cls(kind))]
+    for source, kind in sources:
+        for node in _public(source.cls(kind)):
+            if node.name not in by_hand:
+                body = _body(node, by_hand, base == "ThreadedLog")
+                lines += ["", *source.header(node), *source.docstring(node), *body]
+    return lines
+
+
+def generated() -> dict[str, str]:
+    """The generated modules: name -> text."""
+    log, calls, streams = Source.of("aio_log"), Source.of("aio_calls"), Source.of("aio_streams")
+    connect = next(node for node in log.tree.body if isinstance(node, ast.FunctionDef) and node.name == "connect")
+    made = {
+        "sync_log": [
+            *log.header(connect), *log.docstring(connect), *(line[4:] for line in _body(connect, set(), True)), "", "",
+            *_class("Log", "ThreadedLog", [
+                (log, "Log"), (calls, "SurveyCalls"), (calls, "TierCalls"), (calls, "SessionCalls"),
+            ]),
+        ],
+        "sync_streams": [
+            *_class("Publisher", "ThreadedPublisher", [(streams, "Publisher")]), "", "",
+            *_class("Subscriber", "ThreadedSubscriber", [(streams, "Subscriber")]),
+        ],
+    }  # fmt: skip
+    return {name: _IMPORTS[name] + "\n\n" + "\n".join(lines) + "\n" for name, lines in made.items()}
+
+
+def main() -> None:
+    """Write the client for threads."""
+    for name, text in generated().items():
+        (API / f"{name}.py").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
