@@ -12,6 +12,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -204,6 +205,7 @@ def _class(name: str, base: str, sources: list[tuple[Source, str]]) -> list[str]
     return lines
 
 
+@cache
 def generated() -> dict[str, str]:
     """The generated modules: name -> text."""
     log, calls, streams = Source.of("aio_log"), Source.of("aio_calls"), Source.of("aio_streams")
