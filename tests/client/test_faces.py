@@ -63,9 +63,9 @@ def test_calls_have_the_same_docstrings(name: str) -> None:
         ("async with emb.aio.connect() as log: ...", "with emb.connect() as log: ..."),
         ("at = await (await publisher.publish(rows(1)))", "at = publisher.publish(rows(1)).result()"),
         ("await future", "future.result()"),
-        ("for cut in await log.measure('t', 0, (await log.tail('t')).index): ...", "for cut in log.measure('t', 0, log.tail('t').index): ..."),
+        ("for cut in await log.cuts('t', (await log.tail('t')).index):", "for cut in log.cuts('t', log.tail('t').index):"),
     ],
-)  # fmt: skip
+)
 def test_lines_without_await(line: str, expected: str) -> None:
     """Futures are asked for their result, everything else is called."""
     assert unawaited(line) == expected

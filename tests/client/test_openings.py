@@ -1,4 +1,4 @@
-"""What the asyncio client opens: with `async with`, or awaited; in tasks, and by `asyncio.run`."""
+"""What the asyncio client opens: with `async with`, or awaited; and in tasks."""
 
 from __future__ import annotations
 
@@ -55,19 +55,16 @@ def test_each_may_be_awaited() -> None:
     run(body)
 
 
-def test_one_may_be_a_task_or_all_of_a_program() -> None:
+def test_one_may_be_a_task() -> None:
     """They are coroutines, so everything takes them that takes a coroutine."""
-    with FakeServer() as server:
-        log = asyncio.run(emb.aio.connect(server.addresses))
-        assert isinstance(log, emb.aio.Log)
 
-        async def main() -> None:
-            async with emb.aio.connect(server.addresses) as other:
-                task = asyncio.create_task(other.publisher("t"))
-                both = await asyncio.gather(task, asyncio.wait_for(other.subscribe("t"), 10))
-                assert [type(each) for each in both] == [emb.aio.Publisher, emb.aio.Subscriber]
+    async def body(server: FakeServer) -> None:
+        async with emb.aio.connect(server.addresses) as log:
+            task = asyncio.create_task(log.publisher("t"))
+            both = await asyncio.gather(task, asyncio.wait_for(log.subscribe("t"), 10))
+            assert [type(each) for each in both] == [emb.aio.Publisher, emb.aio.Subscriber]
 
-        asyncio.run(main())
+    run(body)
 
 
 def test_what_can_not_be_opened_raises_in_both_forms() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from embarcadero.client.sync import Log
+from embarcadero.client.api.sync_log import Log
 from embarcadero.tier.job import Cycle, TierJob, TierJobs
 from embarcadero.tier.settings import TierSettings
 from tests.tier.truth import await_durable

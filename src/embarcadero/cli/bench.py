@@ -30,8 +30,8 @@ from embarcadero.types import Ack
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from embarcadero.client.api.sync_log import Log
     from embarcadero.client.results import RecordFuture, TopicInfo
-    from embarcadero.client.sync import Log
 
 _INTERRUPTED: Final = 130
 _SECONDS: Final = 5.0

@@ -23,8 +23,8 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
+from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import TopicInfo
-from embarcadero.client.sync import Log
 from embarcadero.errors import (
     BadName,
     BadSchema,

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from embarcadero.client.sync import Log
+from embarcadero.client.api.sync_log import Log
 from embarcadero.errors import Corrupt, EmbarcaderoError, RecordsLost, Trimmed
 from embarcadero.limits import SPARK_ROWS_BYTES
 from embarcadero.spark.connections import shared_log
