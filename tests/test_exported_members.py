@@ -29,7 +29,7 @@ def test_the_clients_are_twins() -> None:
     """What one client can do, the other can do too, under the same name; beside what only threads need."""
     for name in ("Log", "Publisher", "Subscriber"):
         one, other = getattr(emb, name), getattr(emb.aio, name)
-        public = {n for n in dir(one) if not n.startswith("_")} - {"ended", "run"}
+        public = {n for n in dir(one) if not n.startswith("_")} - {"ended", "run", "twin"}
         assert public == {n for n in dir(other) if not n.startswith("_")}
     assert {"connect", "local"} <= set(emb.aio.__all__) & set(emb.__all__)
 

@@ -102,7 +102,7 @@ def _public() -> Iterator[str]:
         yield from (name for name in dir(kind) if not name.startswith("_") and name not in INNER)
 
 
-INNER = {"brokers", "forget", "pump", "of_entry", "of_gap", "payload"}
+INNER = {"twin", "brokers", "forget", "pump", "of_entry", "of_gap", "payload"}
 """Names without an underscore that are for other modules of ours."""
 
 

@@ -25,7 +25,7 @@ from embarcadero.node.report import report
 from embarcadero.watch.logs import LogJournal
 
 if TYPE_CHECKING:
-    from embarcadero.client.sync import Log
+    from embarcadero.client.api.sync_log import Log
     from embarcadero.tier.engines import Engine
 
 HOLDER: Final = "up"
@@ -51,7 +51,7 @@ def _sweep(folder: ClusterFolder, config: Config) -> None:
 
 
 async def _sweep_rounds(addresses: list[str], config: Config) -> None:
-    from embarcadero.client.aio import connect
+    from embarcadero.client.api.aio_log import connect
     from embarcadero.staging.sweep import StagingSweeper
 
     stop, journal = asyncio.Event(), LogJournal(f"sweep-{os.getpid()}")
@@ -73,7 +73,7 @@ async def _sweep_rounds(addresses: list[str], config: Config) -> None:
 
 # --- tiering ----------------------------------------------------------------------------------------------------------
 def _tier(folder: ClusterFolder, config: Config) -> None:
-    from embarcadero.client.sync import connect
+    from embarcadero.client.api.sync_log import connect
     from embarcadero.tier.job import TierJobs
     from embarcadero.tier.settings import TierSettings
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
-from embarcadero.client.sync import Log
+from embarcadero.client.api.sync_log import Log
 from embarcadero.config.table import Tier as TierConfig
 from embarcadero.errors import EmbarcaderoError, NotAvailable, OutcomeUnknown
 from embarcadero.limits import TIER_SPARK_IDLE_S

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import msgspec
 
-from embarcadero.client.sync import Log
+from embarcadero.client.api.sync_log import Log
 from embarcadero.limits import TIER_SPARK_BYTES
 from embarcadero.tier.parquet import FileFacts, FileSpan, write_span
 from embarcadero.tier.storage import Storage

@@ -119,7 +119,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
     """A client of one cluster. Its publishers and subscribers share one connection per broker."""
 
     def __init__(self, brokers: Brokers, address: str) -> None:
-        self.address = address
+        self._address = address
         self.cluster = brokers.cluster  # the LocalCluster that `local` started
         self.brokers = brokers
         self._parts: set[Publisher | Subscriber | Scan] = set()
@@ -130,6 +130,11 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         """In a forked child: connect again with the first call. Publishers and subscribers are the parent's."""
         self._parts = set()
         self._finalizer.detach()
+
+    @property
+    def address(self) -> str:
+        """The addresses it was connected with, as `connect` takes them."""
+        return self._address
 
     # --- topics ---
     async def create_topic(

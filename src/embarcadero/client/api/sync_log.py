@@ -40,6 +40,11 @@ def connect(
 class Log(ThreadedLog):
     """A client of one cluster. Its publishers and subscribers share one thread and one connection per broker."""
 
+    @property
+    def address(self) -> str:
+        """The addresses it was connected with, as `connect` takes them."""
+        return self._log.address
+
     def create_topic(
         self,
         name: str,

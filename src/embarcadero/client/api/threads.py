@@ -231,7 +231,7 @@ class ThreadedLog:
 
     def __init__(self, thread: LoopThread, log: aio_log.Log) -> None:
         self.thread, self._log, self.brokers = thread, log, log.brokers
-        self.address, self.cluster = log.address, log.cluster
+        self.cluster = log.cluster
         thread.when_over(log.brokers.hang_up, (lambda: None) if log.cluster is None else log.cluster.close)
         self._parts: set[ThreadedPublisher | ThreadedSubscriber] = set()
         self._closed = False
@@ -250,6 +250,11 @@ class ThreadedLog:
             held = log.run(lambda twin: twin.held_name("orders", "job-7/progress"))
         """
         return self.thread.wait(call(self._log))
+
+    @property
+    def twin(self) -> aio_log.Log:
+        """The asyncio client that does the work. Its coroutines run on the background thread: `run(...)`."""
+        return self._log
 
     @property
     def ended(self) -> bool:
