@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import embarcadero as emb
-from embarcadero.cli.bench import Load, Meter, Part
+from embarcadero.cli.bench import Load, Measurement, Meter
 from embarcadero.cli.main import app
 from embarcadero.limits import MIB
 from embarcadero.node.local import LocalCluster
@@ -161,7 +161,7 @@ def test_a_meter_ends_at_the_first_bound() -> None:
     meter = Meter(Load(100, 1, 1, 1, records=15, seconds=60))
 
     assert [meter.claim(10), meter.claim(10), meter.claim(10)] == [10, 5, 0]
-    assert Meter(Load(100, 1, 1, 1, records=None, seconds=1e-9)).figures(Part.READ).records == 0
+    assert Meter(Load(100, 1, 1, 1, records=None, seconds=1e-9)).figures(Measurement.READ).records == 0
 
 
 def test_a_failure_ends_a_measurement() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from embarcadero.cli import watch
-from embarcadero.watch.endpoints import Place
+from embarcadero.watch.endpoints import NodeEndpoint
 
 
-def place(host: str) -> Place:
-    return Place(roles="broker:0", pid=0, host=host, port=9101)
+def place(host: str) -> NodeEndpoint:
+    return NodeEndpoint(roles="broker:0", pid=0, host=host, port=9101)
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The pages that were asked; each names a process on loopback and one on an address of its own."""
     urls: list[str] = []
 
-    def ask(url: str) -> list[Place]:
+    def ask(url: str) -> list[NodeEndpoint]:
         urls.append(url)
         return [place("127.0.0.1"), place("10.0.0.7")]
 
@@ -28,20 +28,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("metrics", ["127.0.0.1:9100", "127.1.2.3:9100", "[::1]:9100", "localhost:9100"])
 def test_loopback_of_another_machine_is_not_asked(asked: list[str], metrics: str) -> None:
     """It is this machine's loopback, where another cluster may serve metrics."""
-    assert watch.remote_places([{"address": "10.0.0.7:9092", "metrics": metrics}]) == []
+    assert watch.remote_endpoints([{"address": "10.0.0.7:9092", "metrics": metrics}]) == []
     assert asked == []
 
 
 def test_processes_on_loopback_of_another_machine_are_left_out(asked: list[str]) -> None:
     """Though the broker that was asked can be reached."""
     status = {"address": "10.0.0.7:9092", "metrics": "0.0.0.0:9101"}
-    assert watch.remote_places([status]) == [place("10.0.0.7")]
+    assert watch.remote_endpoints([status]) == [place("10.0.0.7")]
     assert asked == ["http://10.0.0.7:9101/targets"]
 
 
 @pytest.mark.parametrize("broker", ["127.0.0.1:9092", "localhost:9092", "[::1]:9092"])
 def test_loopback_is_asked_for_brokers_on_loopback(asked: list[str], broker: str) -> None:
     """A cluster on this machine, with the defaults."""
-    found = watch.remote_places([{"address": broker, "metrics": "127.0.0.1:9101"}])
+    found = watch.remote_endpoints([{"address": broker, "metrics": "127.0.0.1:9101"}])
     assert found == [place("127.0.0.1"), place("10.0.0.7")]
     assert asked == ["http://127.0.0.1:9101/targets"]

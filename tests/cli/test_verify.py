@@ -205,10 +205,10 @@ def test_batches_that_left_memory_are_found_on_disk(tmp_path: Path) -> None:
     """By index and by seq, on every replica whose copy is right."""
     from embarcadero.storage.disk import RealDisk
     from embarcadero.storage.reading import RangeReader
-    from embarcadero.watch.segments import Disks
+    from embarcadero.watch.segments import ReplicaFolders
 
     cluster = StoppedCluster(tmp_path / "data")
-    disks = Disks([cluster.range], {number: cluster.folder.replica(number) for number in range(3)})
+    disks = ReplicaFolders([cluster.range], {number: cluster.folder.replica(number) for number in range(3)})
     lane = cluster.topic.lane
     entry = disks.find(lane, 7, None)
     seq = int(entry["seq"][0])

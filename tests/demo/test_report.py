@@ -10,20 +10,30 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from embarcadero.demo.shop import CITIES, SALES, Answer, Check, Facts, Sample, page, window_start, write_report
+from embarcadero.demo.shop import (
+    CITIES,
+    SALES,
+    RunFacts,
+    Sample,
+    ShopCheck,
+    SqlAnswer,
+    page,
+    window_start,
+    write_report,
+)
 
 
-def _facts() -> Facts:
+def _facts() -> RunFacts:
     samples = [Sample(second, second * 1000, second * 900, second * 700, second * 300) for second in range(30)]
     sales = [
         {"window_start": window_start(number), "city": city, "orders": 3, "amount_cents": 100 * number}
         for number in range(20)
         for city in CITIES
     ]
-    return Facts(
+    return RunFacts(
         samples=samples, story=[(0.1, "the cluster is up"), (12.0, "broker 1 <killed>")], kills=[(12.0, "broker 1")],
-        cards={"records": "1,000,000", "seconds": "61"}, checks=[Check("every window once", True, "160 of 160")],
-        answers=[Answer("Best customers", "select 1 < 2", pa.table({"customer": [7], "cents": [123456]}))],
+        cards={"records": "1,000,000", "seconds": "61"}, checks=[ShopCheck("every window once", True, "160 of 160")],
+        answers=[SqlAnswer("Best customers", "select 1 < 2", pa.table({"customer": [7], "cents": [123456]}))],
         sales=pa.Table.from_pylist(sales, schema=SALES), seconds=61,
     )  # fmt: skip
 
@@ -40,9 +50,9 @@ def test_a_page_tells_everything_and_escapes_it() -> None:
 def test_a_promise_that_does_not_hold_is_said_first() -> None:
     """A failed check, and a run in which nothing was checked, are no success."""
     facts = _facts()
-    facts.checks.append(Check("nothing twice", False, "window 3 twice"))
+    facts.checks.append(ShopCheck("nothing twice", False, "window 3 twice"))
     assert "A promise did not hold" in page(facts)
-    assert not Facts().holds
+    assert not RunFacts().holds
 
 
 @pytest.mark.system

@@ -9,7 +9,7 @@ import pytest
 from embarcadero.fabric.durability import create_durable, create_ranges
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.shared import SharedFabric
-from embarcadero.node.cluster_view import LaneState, Scene, lane_report, replica_report
+from embarcadero.node.cluster_view import ClusterView, LaneState, lane_report, replica_report
 from embarcadero.node.report import degraded, down_roles
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
@@ -50,8 +50,8 @@ class Cluster:
         assert range_ is not None
         self.lines[number].add((range_.lane, range_.number), line)
 
-    def scene(self) -> Scene:
-        return Scene(self.fabric, self.directory, NODES)
+    def scene(self) -> ClusterView:
+        return ClusterView(self.fabric, self.directory, NODES)
 
     def said(self, down: dict[str, str] | None = None) -> list[str]:
         scene = self.scene()
@@ -169,7 +169,7 @@ def test_replicas_that_are_drained_or_gone(cluster: Cluster) -> None:
     cluster.directory.mark_replica_dead(5, lone.incarnation)
     assert not any("replica 5" in one for one in cluster.said())
     cluster.directory.mark_replica_dead(1, 1)
-    scene = Scene(cluster.fabric, cluster.directory, {"sequencer": 1})
+    scene = ClusterView(cluster.fabric, cluster.directory, {"sequencer": 1})
     replicas = [replica_report(scene, member, {}) for member in scene.members.values()]
     assert any("They are not copied: 1 of its ranges could go" in one for one in degraded(scene, replicas, []))
     cluster.directory.register_replica(4, "disk-4", "/replica-4", "here", 0)
@@ -198,7 +198,7 @@ def test_sealed_ranges_of_which_no_copy_is_left(cluster: Cluster) -> None:
     assert cluster.directory.seal_and_open(*sealed_at_10, refs, cluster.epoch)
     assert not any("no copy" in one for one in cluster.said()), "replicas that are well say so themselves"
     cluster.directory.mark_replica_dead(0, 1)
-    said = Scene(cluster.fabric, cluster.directory, {"sequencer": 1})
+    said = ClusterView(cluster.fabric, cluster.directory, {"sequencer": 1})
     replicas = [replica_report(said, member, {}) for member in said.members.values()]
     words = degraded(said, replicas, [])
     assert any("replace_after_s, except 1 of which no copy is complete" in one for one in words)

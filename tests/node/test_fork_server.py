@@ -16,7 +16,7 @@ import embarcadero as emb
 from embarcadero.config.table import Log
 from embarcadero.errors import ClusterError
 from embarcadero.node import fork_server as module
-from embarcadero.node.fork_server import NODE_MODULE, Ended, Forked, ForkRequest, ForkServer, NotForked, serve
+from embarcadero.node.fork_server import NODE_MODULE, Ended, ForkRequest, ForkServer, NodeForked, NotForked, serve
 from embarcadero.node.local import LocalCluster
 
 
@@ -37,7 +37,7 @@ def test_a_node_is_forked_and_its_end_is_told(tmp_path: Path) -> None:
 
 def test_a_node_that_ends_at_once_is_still_told(tmp_path: Path) -> None:
     """Birth and end are heard in one breath, before who asked runs again: it gets the node, and the node its end."""
-    news = [msgspec.json.encode(word) for word in (Forked(7), Ended(7, 3))]
+    news = [msgspec.json.encode(word) for word in (NodeForked(7), Ended(7, 3))]
 
     async def main() -> tuple[int, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -83,8 +83,8 @@ def test_a_fork_that_fails_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
             ours.send(msgspec.json.encode(ForkRequest("sequencer", "", "")))
         ours.shutdown(socket.SHUT_WR)
         serve(theirs, lambda _: 0)
-        told = [msgspec.json.decode(ours.recv(4_096), type=Forked | NotForked) for _ in range(2)]
-    assert told == [NotForked("no processes left"), Forked(7)]
+        told = [msgspec.json.decode(ours.recv(4_096), type=NodeForked | NotForked) for _ in range(2)]
+    assert told == [NotForked("no processes left"), NodeForked(7)]
 
 
 def test_who_asked_hears_of_a_fork_that_failed(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_who_asked_hears_of_a_fork_that_failed(tmp_path: Path) -> None:
             asking = [asyncio.ensure_future(one) for one in both]
             for _ in asking:
                 await asyncio.to_thread(theirs.recv, 4_096)
-            for word in (NotForked("no processes left"), Forked(7)):
+            for word in (NotForked("no processes left"), NodeForked(7)):
                 theirs.send(msgspec.json.encode(word))
             fork_server._hear(ours)
             with pytest.raises(ClusterError) as refused:

@@ -25,7 +25,7 @@ from embarcadero.node.background import start
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.report import ClusterReport, report
 from embarcadero.node.supervisor import UpOptions
-from embarcadero.watch.endpoints import Place, Places, parse
+from embarcadero.watch.endpoints import EndpointFiles, NodeEndpoint, parse
 from embarcadero.watch.metrics import BY_NAME
 
 pytestmark = pytest.mark.system
@@ -45,8 +45,8 @@ class Watched:
     def report(self) -> ClusterReport:
         return report(self.folder)
 
-    def place(self, role: str) -> Place:
-        return next(place for place in Places(self.data_dir).read() if place.roles == role)
+    def place(self, role: str) -> NodeEndpoint:
+        return next(place for place in EndpointFiles(self.data_dir).read() if place.roles == role)
 
     def page(self, role: str, path: str) -> tuple[int, Any]:
         """Status and body; (0, None) when nobody answers."""
@@ -498,7 +498,7 @@ def test_a_dead_cluster_can_be_inspected_and_a_stopped_one_says_so(tmp_path: Pat
         dead.log.close()
         dead.process.kill()
         dead.process.communicate()
-    until(lambda: not any(place.running for place in Places(dead.data_dir).read()))
+    until(lambda: not any(place.running for place in EndpointFiles(dead.data_dir).read()))
 
     found = dead.json("inspect", "batch", "t", "--seq", "0")
     assert found["payload"]["records"][0]["value"] == "last words"

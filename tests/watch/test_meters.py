@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embarcadero.meters import LATENCY_US, Histogram
-from embarcadero.watch.endpoints import Change, Place, Scrape, parse, quantile
+from embarcadero.watch.endpoints import Change, NodeEndpoint, Scrape, parse, quantile
 from embarcadero.watch.metrics import Page
 
 VALUES = st.lists(st.integers(0, 20_000_000), max_size=40)
-PLACE = Place(roles="broker:0", pid=1, host="127.0.0.1", port=1)
+PLACE = NodeEndpoint(roles="broker:0", pid=1, host="127.0.0.1", port=1)
 
 
 @given(VALUES, VALUES)
@@ -63,7 +63,7 @@ def test_rates_are_of_the_time_between_and_start_anew_with_a_process() -> None:
     """Twice as much after two seconds is a rate; another process began from zero."""
 
     def at(when: float, value: float, pid: int) -> Scrape:
-        place = Place(roles="broker:0", pid=pid, host="127.0.0.1", port=1)
+        place = NodeEndpoint(roles="broker:0", pid=pid, host="127.0.0.1", port=1)
         return Scrape(place, when, {"x_total": [({"topic": "a"}, value), ({"topic": "b"}, 1.0)]})
 
     assert Change(at(1.0, 10, 7), at(3.0, 30, 7)).rate("x_total") == 10

@@ -13,7 +13,7 @@ from embarcadero.errors import BadRegion, EmbarcaderoError, UnknownTopic
 from embarcadero.fabric.layout import SUPERBLOCK, RegionKind
 from embarcadero.fabric.region import Shape, write_superblock
 from embarcadero.watch.regions import ReadOnlyFabric, list_regions, read_region
-from embarcadero.watch.trace import Scene, find_batch
+from embarcadero.watch.trace import TraceSource, find_batch
 
 GENERATION = 7
 SIZES = {
@@ -94,4 +94,4 @@ def test_what_is_not_there_is_a_typed_error(tmp_path: Path) -> None:
         with pytest.raises(EmbarcaderoError):
             read_region(fabric, name, None, 5)
     with pytest.raises(UnknownTopic):
-        find_batch(Scene(fabric, [], [], 1), "t", seq=0)
+        find_batch(TraceSource(fabric, [], [], 1), "t", seq=0)

@@ -9,15 +9,15 @@ from rich.console import Console
 
 from embarcadero.meters import LATENCY_US, Histogram
 from embarcadero.types import Member, Topic
-from embarcadero.watch.endpoints import Place, Scrape, parse
+from embarcadero.watch.endpoints import NodeEndpoint, Scrape, parse
 from embarcadero.watch.metrics import Page
 from embarcadero.watch.top import (
-    BrokerLine,
-    Facts,
+    BrokerRow,
     Latency,
     Picture,
-    SequencerLine,
-    TopicLine,
+    SequencerRow,
+    StoreFacts,
+    TopicRow,
     duration,
     picture,
     short,
@@ -31,15 +31,15 @@ PICTURE = Picture(
     cluster="486cff2d",
     time="03:36:56Z",
     brokers=[
-        BrokerLine(broker=0, incarnation=1, address="127.0.0.1:9092", state="live", **BUSY),  # type: ignore[arg-type]
-        BrokerLine(broker=1, incarnation=12, address="127.0.0.1:9093", state="silent"),
-        BrokerLine(broker=2, incarnation=2, address="127.0.0.1:9094", state="live", backpressure=True),
+        BrokerRow(broker=0, incarnation=1, address="127.0.0.1:9092", state="live", **BUSY),  # type: ignore[arg-type]
+        BrokerRow(broker=1, incarnation=12, address="127.0.0.1:9093", state="silent"),
+        BrokerRow(broker=2, incarnation=2, address="127.0.0.1:9094", state="live", backpressure=True),
     ],
     topics=[
-        TopicLine(topic="a-topic-with-a-very-long-name-" * 3, order=5, ordered_seq=123_456_789_012, lag=12_345),
-        *(TopicLine(topic=f"t{n}", order=2) for n in range(30)),
+        TopicRow(topic="a-topic-with-a-very-long-name-" * 3, order=5, ordered_seq=123_456_789_012, lag=12_345),
+        *(TopicRow(topic=f"t{n}", order=2) for n in range(30)),
     ],
-    sequencer=SequencerLine(state="live", epoch=3, rounds_s=12_000, entries_per_round=812.5, sessions=100_000),
+    sequencer=SequencerRow(state="live", epoch=3, rounds_s=12_000, entries_per_round=812.5, sessions=100_000),
     latencies=[
         Latency(what="publish to ack", count=10, p50=0.0009, p99=0.012),
         Latency(what="round", count=0, p50=None, p99=None),
@@ -78,9 +78,9 @@ def test_a_process_with_several_roles_counts_once() -> None:
         page.histogram("embarcadero_publish_latency_seconds", seen, 1e-6, broker=broker)
         page.put("embarcadero_connections", 3 + broker, broker=broker)
     page.put("embarcadero_epoch", 9)
-    place = Place(roles="sequencer,broker:0,broker:1", pid=1, host="127.0.0.1", port=1)
+    place = NodeEndpoint(roles="sequencer,broker:0,broker:1", pid=1, host="127.0.0.1", port=1)
     members = [Member(broker=n, incarnation=1, handle=n, host="127.0.0.1", port=1, pid=1) for n in (0, 1, 2)]
-    facts = Facts(cluster="c", members=members, topics=[Topic(name="t", lane=0)], epoch=9)
+    facts = StoreFacts(cluster="c", members=members, topics=[Topic(name="t", lane=0)], epoch=9)
     shown = picture(facts, "now", {}, {place.roles: Scrape(place, 1.0, parse(page.text().decode()))})
 
     assert [(line.state, line.connections) for line in shown.brokers] == [("live", 3), ("live", 4), ("silent", 0)]

@@ -36,7 +36,7 @@ from embarcadero.demo.pipeline import (
     tier,
     wait_for_share,
 )
-from embarcadero.demo.shop import Check, write_report
+from embarcadero.demo.shop import ShopCheck, write_report
 from embarcadero.errors import ClusterError, NotAvailable
 
 MASTER: Final = "local-cluster[2,1,1024]"
@@ -174,7 +174,7 @@ def direct(pipeline: Pipeline, driver: Driver) -> None:
     kill_everything(pipeline)
 
 
-def duckdb_check(pipeline: Pipeline) -> Check:
+def duckdb_check(pipeline: Pipeline) -> ShopCheck:
     """The table's files alone, by another engine: they have all orders, once."""
     try:
         import duckdb
@@ -188,7 +188,7 @@ def duckdb_check(pipeline: Pipeline) -> Check:
     found = duckdb.connect().execute(question, [files]).fetchone()
     books = pipeline.shop.books
     right = found == (books.orders, books.orders, int(books.cents.sum()), books.orders)
-    return Check("DuckDB over the table's files counts and adds up the same orders", right, str(found))
+    return ShopCheck("DuckDB over the table's files counts and adds up the same orders", right, str(found))
 
 
 def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None]) -> Pipeline:

@@ -13,15 +13,7 @@ from uuid import uuid4
 
 import typer
 
-from embarcadero.cli.output import (
-    Brokers,
-    DataDir,
-    Json,
-    connect,
-    note,
-    print_json,
-    stderr_is_terminal,
-)
+from embarcadero.cli.output import BrokersOption, DataDir, Json, connect, note, print_json, stderr_is_terminal
 from embarcadero.errors import Backpressure, BadValue, EmbarcaderoError
 from embarcadero.limits import KIB, MIB, RECORD_BYTES_MAX
 from embarcadero.orders import order_label
@@ -46,7 +38,7 @@ _COLUMNS: Final = ("measured", "records", "seconds", "MB/s", "records/s", "p50 m
 _WIDTHS: Final = (-10, 11, 7, 8, 9, 7, 7, 7)
 
 
-class Part(StrEnum):
+class Measurement(StrEnum):
     """What can be measured."""
 
     PUBLISH = "publish"
@@ -138,7 +130,7 @@ class Meter:
         with self._lock:
             self.error = self.error or error
 
-    def figures(self, part: Part) -> Figures:
+    def figures(self, part: Measurement) -> Figures:
         """What was measured so far."""
         with self._lock:
             seconds = max(self._last - self._began, 1e-9)
@@ -168,7 +160,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float | None:
 
 def bench(
     only: Annotated[
-        list[Part] | None, typer.Option(show_default=False, help="Measure only this; give it again for more.")
+        list[Measurement] | None, typer.Option(show_default=False, help="Measure only this; give it again for more.")
     ] = None,
     topic: Annotated[
         str | None,
@@ -193,7 +185,7 @@ def bench(
         typer.Option(show_default=False, help="Order of the fresh topic: total (default), strong, none, local."),
     ] = None,
     publishers: Annotated[int, typer.Option(help="Publishers at once.")] = 1,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -239,12 +231,12 @@ def _print(about: TopicInfo, load: Load, found: Sequence[Figures], *, json: bool
         note(f"topic {about.name} has no copies on disk: there, ack=2 is ack=1")
 
 
-def _parts(only: list[Part] | None, topic: str | None, order: str | None) -> list[Part]:
+def _parts(only: list[Measurement] | None, topic: str | None, order: str | None) -> list[Measurement]:
     """What is measured, in order. BadValue for options that don't go together."""
     if topic is not None and order is not None:
         raise BadValue("--order is for the fresh topic, and --topic names an existing one", "leave one of them out")
-    parts = [part for part in Part if not only or part in only]
-    if topic is None and Part.READ in parts and Part.PUBLISH not in parts:
+    parts = [part for part in Measurement if not only or part in only]
+    if topic is None and Measurement.READ in parts and Measurement.PUBLISH not in parts:
         raise BadValue("a fresh topic has nothing to read", "add --only publish, or name a --topic with records")
     return parts
 
@@ -298,15 +290,15 @@ def _topic(log: Log, name: str | None, order: str | None) -> Iterator[TopicInfo]
             note(f"topic {about.name} is left: {error.message}; `embarcadero topic delete {about.name}`")
 
 
-def _measure(log: Log, about: TopicInfo, load: Load, part: Part) -> Figures:
+def _measure(log: Log, about: TopicInfo, load: Load, part: Measurement) -> Figures:
     """Run one measurement; Ctrl-C ends it early. Raises what kept it from its work."""
-    works: dict[Part, Callable[[Log, TopicInfo, Load, Meter], None]] = {
-        Part.PUBLISH: _publish,
-        Part.READ: _read,
-        Part.ROUND_TRIP: _round_trip,
+    works: dict[Measurement, Callable[[Log, TopicInfo, Load, Meter], None]] = {
+        Measurement.PUBLISH: _publish,
+        Measurement.READ: _read,
+        Measurement.ROUND_TRIP: _round_trip,
     }
-    threads = load.publishers if part is Part.PUBLISH else 1
-    if part is Part.ROUND_TRIP:
+    threads = load.publishers if part is Measurement.PUBLISH else 1
+    if part is Measurement.ROUND_TRIP:
         trips = min(_TRIPS_MAX, load.records or _TRIPS_MAX)
         load = load._replace(records=trips, seconds=load.seconds or _SECONDS)
     meter = Meter(load)
@@ -326,7 +318,7 @@ def _measure(log: Log, about: TopicInfo, load: Load, part: Part) -> Figures:
     return meter.figures(part)
 
 
-def _wait(workers: Sequence[threading.Thread], part: Part, meter: Meter) -> None:
+def _wait(workers: Sequence[threading.Thread], part: Measurement, meter: Meter) -> None:
     """Wait for the threads of a measurement, and show its progress on a terminal; Ctrl-C asks them to end."""
     with contextlib.ExitStack() as stack:
         show: Callable[[str], Any] = lambda _: None  # noqa: E731

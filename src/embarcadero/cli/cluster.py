@@ -201,11 +201,11 @@ def down(data_dir: DataDir = None, json: Json = False) -> None:
         embarcadero down
     """
     from embarcadero.node.background import stop
-    from embarcadero.watch.endpoints import Places
+    from embarcadero.watch.endpoints import EndpointFiles
 
     folder = _folder(data_dir)
     pid = stop(folder)
-    nodes = Places(folder.path).read()
+    nodes = EndpointFiles(folder.path).read()
     left = [broker for node in nodes for broker in (node.left or {}).values()]
     settled, unsettled = (sum(broker[what] for broker in left) for what in ("settled", "unsettled"))
     killed = [node.roles for node in nodes if node.left is None]
@@ -298,12 +298,12 @@ def status(
 
 def _remote_status(brokers: str, json: bool) -> None:
     """What brokers and metrics tell, without the cluster's folder."""
-    from embarcadero.cli.watch import connected, remote_places, statuses
+    from embarcadero.cli.watch import connected, remote_endpoints, statuses
 
     with connected(brokers) as log:
         found = statuses(log)
         topics, silence = _topics_of(log, set())
-    places = remote_places(found)
+    places = remote_endpoints(found)
     if json:
         nodes = [{"roles": place.roles, "metrics": place.address} for place in places]
         print_json({"brokers": found, "topics": topics, "nodes": nodes, "missing": [silence] if silence else []})

@@ -22,13 +22,15 @@ The file is the one of --config, else $EMBARCADERO_CONFIG, else ./embarcadero.ya
 
 app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
 
-File = Annotated[Path | None, typer.Option("--config", show_default=False, metavar="FILE", help="The file to read.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", show_default=False, metavar="FILE", help="The file to read.")
+]
 
 
 @app.command()
 def show(
     section: Annotated[str | None, typer.Option(show_default=False, help="Only this section, such as broker.")] = None,
-    config: File = None,
+    config: ConfigFile = None,
     json: Json = False,
 ) -> None:
     """Print every value and where it came from: a file and its line, a variable, or the default. Secrets are masked.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from embarcadero.placement.offline import Stored
     from embarcadero.storage.verify import Report
     from embarcadero.watch.regions import ReadOnlyFabric
-    from embarcadero.watch.trace import Scene
+    from embarcadero.watch.trace import TraceSource
 
 
 app = typer.Typer(
@@ -41,8 +41,10 @@ FabricFolder = Annotated[
 _DULL = {"location", "low", "extra", "origin", "partition", "schema", "flags", "waits", "owner", "incarnation"}
 """Columns that are left out where they are all zero."""
 
-Topic = Annotated[str, typer.Argument(help="Name of the topic.")]
-Lane = Annotated[int | None, typer.Option(min=0, show_default=False, help="Orders 0 and 1: the lane of the place.")]
+TopicName = Annotated[str, typer.Argument(help="Name of the topic.")]
+LaneOption = Annotated[
+    int | None, typer.Option(min=0, show_default=False, help="Orders 0 and 1: the lane of the place.")
+]
 
 
 @app.command()
@@ -92,10 +94,10 @@ def region(
 
 @app.command()
 def batch(
-    topic: Topic,
+    topic: TopicName,
     seq: Annotated[int | None, typer.Option(min=0, show_default=False, help="A record of the batch.")] = None,
     index: Annotated[int | None, typer.Option(min=0, show_default=False, help="The batch's index.")] = None,
-    lane: Lane = None,
+    lane: LaneOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -123,9 +125,9 @@ def batch(
 
 @app.command()
 def entry(
-    topic: Topic,
+    topic: TopicName,
     index: Annotated[int, typer.Option(min=0, help="The entry's index.")],
-    lane: Lane = None,
+    lane: LaneOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -146,7 +148,7 @@ def entry(
 
 @app.command()
 def record(
-    topic: Topic,
+    topic: TopicName,
     session: Annotated[int, typer.Option(min=0, help="The publisher's session, as `tail --json` shows it.")],
     sequence: Annotated[int, typer.Option(min=0, help="The batch's sequence in that session.")],
     data_dir: DataDir = None,
@@ -276,24 +278,24 @@ def _fabric(fabric: Path | None, data_dir: Path | None) -> ReadOnlyFabric:
     return ReadOnlyFabric(Path(info.fabric), info.generation)
 
 
-def _scene(data_dir: Path | None) -> Scene:
+def _scene(data_dir: Path | None) -> TraceSource:
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.placement.directory import Directory
     from embarcadero.placement.embedded import SqliteStore
-    from embarcadero.watch.segments import Disks
-    from embarcadero.watch.trace import Scene
+    from embarcadero.watch.segments import ReplicaFolders
+    from embarcadero.watch.trace import TraceSource
 
     folder = ClusterFolder(data_dir_or_default(data_dir))
     _require_store(folder)
     with closing(SqliteStore(folder.store_path)) as store:
         directory = Directory(store)
-        return Scene(
+        return TraceSource(
             _fabric(None, data_dir),
             directory.topics(),
             directory.members(),
             directory.started_epoch(),
             directory.lanes(),
-            Disks(directory.ranges(), {number: folder.replica(number) for number in folder.replicas(0)}),
+            ReplicaFolders(directory.ranges(), {number: folder.replica(number) for number in folder.replicas(0)}),
         )
 
 

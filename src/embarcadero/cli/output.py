@@ -30,7 +30,7 @@ DataDir = Annotated[
         help="The cluster's folder. Default: $EMBARCADERO_DATA_DIR, else ~/.local/state/embarcadero/default.",
     ),
 ]
-Brokers = Annotated[
+BrokersOption = Annotated[
     str | None,
     typer.Option(
         "--brokers",
@@ -159,7 +159,7 @@ def tier_row(facts: dict[str, Any]) -> list[object]:
 # --- settings ---------------------------------------------------------------------------------------------------------
 # The configuration of a command: --config FILE (or the usual places) < environment < options.
 Verb = TypeVar("Verb", bound=Callable[..., Any])
-Flags = Mapping[str, tuple[str, Any]]
+OptionValues = Mapping[str, tuple[str, Any]]
 """Options by the full key they set: the option's name, and its value or None."""
 
 _file: ContextVar[Path | None] = ContextVar("file", default=None)
@@ -205,7 +205,7 @@ def with_config(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def resolved(flags: Flags | None = None, *, file: Path | None = None, base: Config | None = None) -> Resolved:
+def resolved(flags: OptionValues | None = None, *, file: Path | None = None, base: Config | None = None) -> Resolved:
     """What all sources say, with the problems they have."""
     from embarcadero.config.resolve import as_given, resolve, which_file
     from embarcadero.config.table import DEFAULTS
@@ -214,6 +214,6 @@ def resolved(flags: Flags | None = None, *, file: Path | None = None, base: Conf
     return resolve(which_file(file or _file.get(), search=True), given, base=base or DEFAULTS)
 
 
-def settings(flags: Flags | None = None, *, base: Config | None = None) -> Config:
+def settings(flags: OptionValues | None = None, *, base: Config | None = None) -> Config:
     """The configuration of this command; raises BadConfiguration, with all problems."""
     return resolved(flags, base=base).config()

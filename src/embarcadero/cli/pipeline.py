@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embarcadero.cli.output import (
-    Brokers,
+    BrokersOption,
     DataDir,
     Json,
     Verbs,
@@ -51,7 +51,7 @@ def tier(
         str | None, typer.Option(show_default=False, help="Spark's master. Default: tier.master, else local[*].")
     ] = None,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Write the files in this process.")] = False,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -165,7 +165,7 @@ def sql(
     query: Annotated[str, typer.Argument(help="A query; every topic is a table of its name.")],
     limit: Annotated[int, typer.Option(min=1, help="Print at most so many rows.")] = 100,
     master: Master = None,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -215,7 +215,7 @@ def audit(
     topic: Annotated[str, typer.Argument(help="Name of the topic.")],
     report: Annotated[Path | None, typer.Option(show_default=False, help="Write a JSON report to this file.")] = None,
     master: Master = None,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -283,7 +283,7 @@ def run(
     file: Annotated[Path, typer.Argument(help="A Python file.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments, after --.")] = None,
     master: Master = None,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
 ) -> None:
     """Run your own job with `spark`, `log` and `brokers` ready, and every topic as a view.
@@ -338,7 +338,7 @@ def compact(
     full: Annotated[bool, typer.Option("--full", help="Rewrite the target: one record for each live key.")] = False,
     keep_s: Annotated[float, typer.Option(min=0, help="Trim what a rewrite replaced after so many seconds.")] = 3600,
     master: Master = None,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -380,7 +380,7 @@ def replay(
         str | None, typer.Option(show_default=False, help="A name of this job. Default: made of topic and range.")
     ] = None,
     master: Master = None,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -432,7 +432,7 @@ def load(
         str | None, typer.Option(show_default=False, help="A name of this job. Default: made of what is loaded.")
     ] = None,
     master: Master = None,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:

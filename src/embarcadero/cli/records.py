@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from embarcadero.cli.output import Brokers, DataDir, Json, connect, note, print_json, stderr_is_terminal
+from embarcadero.cli.output import BrokersOption, DataDir, Json, connect, note, print_json, stderr_is_terminal
 from embarcadero.client.arguments import parse_time
 from embarcadero.errors import Backpressure, BadValue, Conflict, OutcomeUnknown, Trimmed
 from embarcadero.limits import DELIVERY_TIMEOUT_S, RECORD_BYTES_MAX, SESSION_WINDOW
@@ -44,7 +44,7 @@ class Read(StrEnum):
     ORDERED = "ordered"
 
 
-class Format(StrEnum):
+class RecordFormat(StrEnum):
     """How tail prints records."""
 
     TEXT = "text"
@@ -67,7 +67,7 @@ def publish(
         typer.Option(show_default=False, help="strong: keep the order of the lines. total: do not. Default: strong."),
     ] = None,
     compression: Annotated[str | None, typer.Option(show_default=False, help="lz4 or zstd. Default: none.")] = None,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -353,8 +353,10 @@ def tail(
     read: Annotated[
         Read, typer.Option(help="durable: what no crash can take back. ordered: all that has its place in the order.")
     ] = Read.DURABLE,
-    form: Annotated[Format, typer.Option("--format", help="text: values. json: an object a line.")] = Format.TEXT,
-    brokers: Brokers = None,
+    form: Annotated[
+        RecordFormat, typer.Option("--format", help="text: values. json: an object a line.")
+    ] = RecordFormat.TEXT,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
@@ -374,7 +376,7 @@ def tail(
         embarcadero tail orders --from 2026-01-31T12:00:00Z
     """
     where = _start(start)
-    show = _show_json if json or form is Format.JSON else _show_text
+    show = _show_json if json or form is RecordFormat.JSON else _show_text
     shown = 0
     try:
         for batch, record in _records(topic, where, follow, read, brokers, data_dir):

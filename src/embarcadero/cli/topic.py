@@ -10,7 +10,7 @@ import typer
 
 from embarcadero.cli.output import (
     READER_COLUMNS,
-    Brokers,
+    BrokersOption,
     DataDir,
     Json,
     Verbs,
@@ -48,7 +48,7 @@ Schema = Annotated[
     typer.Option(show_default=False, help='Columns: "id:int64!, name:string", or a .json or .arrow file.'),
 ]
 Ttl = Annotated[int | None, typer.Option(show_default=False, help="How long an idle session is kept. Default: 86400.")]
-Replicas = Annotated[
+ReplicasOption = Annotated[
     int | None,
     typer.Option(show_default=False, help="Copies on disk. Default: as many as replicas are live, at most 3."),
 ]
@@ -142,7 +142,7 @@ def create(
     partitioner: Annotated[
         str | None, typer.Option(show_default=False, help="How keys choose: murmur2 (default, as Kafka) or crc32c.")
     ] = None,
-    replicas: Replicas = None,
+    replicas: ReplicasOption = None,
     durable_on: DurableOn = None,
     retention_bytes: RetentionBytes = None,
     retention: RetentionTime = None,
@@ -155,7 +155,7 @@ def create(
     ] = None,
     session_ttl_s: Ttl = None,
     schema: Schema = None,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -201,7 +201,7 @@ def create(
 @app.command("list")
 def list_topics(
     hidden: Annotated[bool, typer.Option("--hidden", help="Also those that the cluster made for itself.")] = False,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -215,7 +215,7 @@ def list_topics(
 
 
 @app.command()
-def describe(name: Name, brokers: Brokers = None, data_dir: DataDir = None, json: Json = False) -> None:
+def describe(name: Name, brokers: BrokersOption = None, data_dir: DataDir = None, json: Json = False) -> None:
     """Show a topic: what it promises, where it starts and ends, its ranges on disk; of orders 0 and 1 its lanes."""
     with connect(brokers, data_dir) as log:
         topic, end, readers = log.describe(name), log.tail(name), log.readers(name)
@@ -281,7 +281,7 @@ def alter(
     ] = None,
     retention_bytes: RetentionBytes = None,
     retention: RetentionTime = None,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -334,7 +334,7 @@ def trim(
     lane: Annotated[
         int | None, typer.Option(show_default=False, help="Orders 0 and 1: the lane to trim. Default: all, by time.")
     ] = None,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -359,7 +359,7 @@ def trim(
 def delete(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -380,7 +380,7 @@ def delete(
 
 
 @app.command()
-def readers(name: Name, brokers: Brokers = None, data_dir: DataDir = None, json: Json = False) -> None:
+def readers(name: Name, brokers: BrokersOption = None, data_dir: DataDir = None, json: Json = False) -> None:
     """List the readers that told how far they are: streams of Spark, and programs that call `note_progress`.
 
     A reader that is silent for a day is forgotten.
@@ -401,7 +401,7 @@ def readers(name: Name, brokers: Brokers = None, data_dir: DataDir = None, json:
 def remove_reader(
     name: Name,
     reader: Annotated[str, typer.Argument(help="Name of the reader, as `topic readers` shows it.")],
-    brokers: Brokers = None,
+    brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -479,9 +479,9 @@ def _waiting(info: ClusterInfo, directory: Directory, name: str) -> list[dict[st
     from pathlib import Path
 
     from embarcadero.fabric.shared import SharedFabric
-    from embarcadero.node.cluster_view import LaneState, Scene
+    from embarcadero.node.cluster_view import ClusterView, LaneState
 
-    scene = Scene(SharedFabric(Path(info.fabric), info.generation), directory)
+    scene = ClusterView(SharedFabric(Path(info.fabric), info.generation), directory)
     if name not in {topic.name for topic in scene.topics.values()}:
         raise UnknownTopic(f"there is no topic {name}", "`embarcadero topic list` lists them")
     found = []

@@ -16,14 +16,14 @@ import typer
 from embarcadero.cli.output import DataDir, Json, data_dir_or_default, print_json
 from embarcadero.errors import BadFrame, NotRunning, OutcomeUnknown, Retriable, Unreachable
 from embarcadero.types import Member
-from embarcadero.watch.endpoints import ANY, Place, places_of
-from embarcadero.watch.top import Facts
+from embarcadero.watch.endpoints import ANY, NodeEndpoint, endpoints_of
+from embarcadero.watch.top import StoreFacts
 
 if TYPE_CHECKING:
     from embarcadero.client.api.sync_log import Log
     from embarcadero.node.folder import ClusterFolder
-    from embarcadero.watch.endpoints import Place, Scrape
-    from embarcadero.watch.top import Facts, Picture
+    from embarcadero.watch.endpoints import NodeEndpoint, Scrape
+    from embarcadero.watch.top import Picture, StoreFacts
 
 
 _HISTORY = 120
@@ -86,23 +86,23 @@ class _Watcher:
         """The cluster now, with rates since the last look. NotRunning when there is none."""
         from embarcadero.placement.directory import Directory
         from embarcadero.placement.embedded import SqliteStore
-        from embarcadero.watch.endpoints import Places
-        from embarcadero.watch.top import Facts
+        from embarcadero.watch.endpoints import EndpointFiles
+        from embarcadero.watch.top import StoreFacts
 
         if self._folder.running_pid() is None:
             raise NotRunning(f"no cluster is running in {self._folder.path}", "start one with `embarcadero up`")
         with closing(SqliteStore(self._folder.store_path)) as store:
             directory = Directory(store)
-            facts = Facts(
+            facts = StoreFacts(
                 cluster=directory.cluster_id,
                 members=directory.members(),
                 topics=directory.topics(),
                 lanes=directory.lanes(),
                 epoch=directory.started_epoch(),
             )
-        return self._seen(facts, [place for place in Places(self._folder.path).read() if place.running])
+        return self._seen(facts, [place for place in EndpointFiles(self._folder.path).read() if place.running])
 
-    def _seen(self, facts: Facts, places: list[Place]) -> Picture:
+    def _seen(self, facts: StoreFacts, places: list[NodeEndpoint]) -> Picture:
         from embarcadero.watch.endpoints import scrape_all
         from embarcadero.watch.top import picture
 
@@ -123,7 +123,7 @@ class _RemoteWatcher(_Watcher):
     def look(self) -> Picture:
         """The cluster now. Unreachable when no broker, or no metrics port, can be reached."""
         found = statuses(self._log)
-        places = remote_places(found)
+        places = remote_endpoints(found)
         if not places:
             told = ", ".join(sorted({str(status.get("metrics") or "none") for status in found}))
             hint = "`top` reads metrics: serve them on an address that this machine reaches (metrics.host)"
@@ -189,7 +189,7 @@ def statuses(log: Log) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda status: int(status["broker"]))
 
 
-def remote_places(found: list[dict[str, Any]]) -> list[Place]:
+def remote_endpoints(found: list[dict[str, Any]]) -> list[NodeEndpoint]:
     """Where all processes serve their metrics, as the first one that can be reached tells; empty: none can.
 
     On loopback only if brokers are: a loopback address of another machine leads to a cluster on this one.
@@ -214,15 +214,15 @@ def _on_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def _ask(url: str) -> list[Place]:
+def _ask(url: str) -> list[NodeEndpoint]:
     with urlopen(url, timeout=_ASK_S) as answer:
-        return places_of(answer.read(_BYTES_MAX))
+        return endpoints_of(answer.read(_BYTES_MAX))
 
 
-def remote_facts(log: Log, found: list[dict[str, Any]]) -> Facts:
+def remote_facts(log: Log, found: list[dict[str, Any]]) -> StoreFacts:
     """What `top` needs to know beside metrics."""
     topics = [log.describe(topic.name, timeout=_ASK_S) for topic in log.topics(timeout=_ASK_S)]
-    return Facts(
+    return StoreFacts(
         cluster="",
         members=[_member(status) for status in found],
         topics=list(topics),

@@ -21,7 +21,18 @@ import pyarrow as pa
 import embarcadero as emb
 from embarcadero.demo.cluster import MortalCluster
 from embarcadero.demo.durable import kill_sequencer, watch_takeover
-from embarcadero.demo.shop import ORDERS, PAYMENTS, SALES, Answer, Check, Facts, Sample, Shop, differences, write_report
+from embarcadero.demo.shop import (
+    ORDERS,
+    PAYMENTS,
+    SALES,
+    RunFacts,
+    Sample,
+    Shop,
+    ShopCheck,
+    SqlAnswer,
+    differences,
+    write_report,
+)
 from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings
@@ -56,7 +67,7 @@ class Pipeline:
     def __init__(self, cluster: MortalCluster, folder: Path, steps: int) -> None:
         self.cluster, self.folder, self.steps = cluster, folder, steps
         self.shop = Shop(seed=31)
-        self.facts = Facts()
+        self.facts = RunFacts()
         self.published = 0  # orders that were acked durable
         self.places: list[tuple[int, int, int]] = []  # batches of orders: first seq, orders before, orders
         self.repeated = 0  # batches sent a second time
@@ -287,12 +298,12 @@ def look(pipeline: Pipeline, spark: SparkSession, log: emb.Log) -> None:
 
     facts, books = pipeline.facts, pipeline.shop.books
     for title, query in (("Cities, over memory, disks and table", TOP_CITIES), ("Hours of the day", BY_HOUR)):
-        facts.answers.append(Answer(title, query, ask(spark, log, query).toArrow()))
+        facts.answers.append(SqlAnswer(title, query, ask(spark, log, query).toArrow()))
     facts.sales = log.read("sales").select(SALES.names)
     wrong = differences(books, facts.sales)
     windows = int((books.counts > 0).sum())
     facts.checks.append(
-        Check(
+        ShopCheck(
             "every window of the streaming query once, with the sums of the shop's books",
             not wrong,
             "; ".join(wrong[:5]) or f"{windows} windows, {int(books.counts.sum()):,} orders",
@@ -302,17 +313,17 @@ def look(pipeline: Pipeline, spark: SparkSession, log: emb.Log) -> None:
     counted, cents = total[0]["n"], total[0]["s"]
     right = (counted, cents) == (books.orders, int(books.cents.sum()))
     facts.checks.append(
-        Check("SQL over the whole log gives the shop's total", right, f"{counted:,} orders, {cents:,} cents")
+        ShopCheck("SQL over the whole log gives the shop's total", right, f"{counted:,} orders, {cents:,} cents")
     )
     cold = pipeline.records_below(log.tail("orders").hot_seq)
     facts.checks.append(
-        Check("a part of the log is only in the table", cold > 0, f"{cold:,} of {books.orders:,} records")
+        ShopCheck("a part of the log is only in the table", cold > 0, f"{cold:,} of {books.orders:,} records")
     )
     for topic in ("orders", "payments", "sales"):
         found = audit(spark, log, topic)
         records = sum(lane.records for lane in found.lanes)
         detail = "; ".join(f"{one.kind}: {one.detail}" for one in found.findings[:5]) or f"{records:,} records"
-        facts.checks.append(Check(f"audit of {topic}: positions, sessions, gaps, checksums", found.holds, detail))
+        facts.checks.append(ShopCheck(f"audit of {topic}: positions, sessions, gaps, checksums", found.holds, detail))
 
 
 def create_topics(log: emb.Log) -> None:

@@ -62,7 +62,7 @@ SALES = pa.schema(
     ]
 )
 
-Ints = npt.NDArray[np.int64]
+IntColumn = npt.NDArray[np.int64]
 _OPENS_US = int(OPENS.timestamp()) * 1_000_000
 _PRICES = np.array([280, 390, 310, 650, 420, 780, 1150, 340], dtype=np.int64)
 _TASTES = np.array([22, 18, 8, 10, 12, 9, 13, 8]) / 100
@@ -73,14 +73,14 @@ _SIZES = np.array([20, 15, 18, 14, 11, 10, 7, 5]) / 100
 class Books:
     """What was really sold, by window and city: counts and cents, both as rows of windows by columns of cities."""
 
-    counts: Ints = field(default_factory=lambda: np.zeros((0, len(CITIES)), dtype=np.int64))
-    cents: Ints = field(default_factory=lambda: np.zeros((0, len(CITIES)), dtype=np.int64))
+    counts: IntColumn = field(default_factory=lambda: np.zeros((0, len(CITIES)), dtype=np.int64))
+    cents: IntColumn = field(default_factory=lambda: np.zeros((0, len(CITIES)), dtype=np.int64))
     paid_cents: int = 0
     orders: int = 0
     payments: int = 0
     late: int = 0
 
-    def note(self, times_us: Ints, cities: Ints, cents: Ints) -> None:
+    def note(self, times_us: IntColumn, cities: IntColumn, cents: IntColumn) -> None:
         """Add orders."""
         windows = (times_us - _OPENS_US) // (WINDOW_S * 1_000_000)
         missing = int(windows.max()) + 1 - len(self.counts)
@@ -136,7 +136,7 @@ class Shop:
         self._steps += 1
         return orders, payments
 
-    def _payments(self, orders: Ints, cents: Ints, times: Ints) -> pa.Table:
+    def _payments(self, orders: IntColumn, cents: IntColumn, times: IntColumn) -> pa.Table:
         """Most orders are paid within seconds; some never are."""
         rng, books = self._rng, self.books
         paid = rng.random(len(orders)) < 0.97
@@ -230,7 +230,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Check:
+class ShopCheck:
     """One promise, looked at."""
 
     what: str
@@ -239,7 +239,7 @@ class Check:
 
 
 @dataclass(slots=True)
-class Answer:
+class SqlAnswer:
     """A question in SQL and its answer."""
 
     title: str
@@ -248,15 +248,15 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Facts:
+class RunFacts:
     """Everything that the page tells."""
 
     samples: list[Sample] = field(default_factory=list)
     story: list[tuple[float, str]] = field(default_factory=list)
     kills: list[tuple[float, str]] = field(default_factory=list)
     cards: dict[str, str] = field(default_factory=dict)  # what -> figure
-    checks: list[Check] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    checks: list[ShopCheck] = field(default_factory=list)
+    answers: list[SqlAnswer] = field(default_factory=list)
     sales: pa.Table | None = None
     seconds: float = 0.0
 
@@ -266,14 +266,14 @@ class Facts:
         return bool(self.checks) and all(check.holds for check in self.checks)
 
 
-def write_report(facts: Facts, path: Path) -> Path:
+def write_report(facts: RunFacts, path: Path) -> Path:
     """Write the page; returns where it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(facts), encoding="utf-8")
     return path
 
 
-def page(facts: Facts) -> str:
+def page(facts: RunFacts) -> str:
     """The whole page."""
     verdict = "All promises held." if facts.holds else "A promise did not hold."
     parts = [
@@ -307,7 +307,7 @@ def _story(story: Sequence[tuple[float, str]]) -> str:
     return f"<ol class='story'>{''.join(lines)}</ol>"
 
 
-def _checks(checks: Sequence[Check]) -> str:
+def _checks(checks: Sequence[ShopCheck]) -> str:
     rows = "".join(
         f"<tr><td class='{'good' if check.holds else 'bad'}'>{'yes' if check.holds else 'NO'}</td>"
         f"<td>{html.escape(check.what)}</td><td>{html.escape(check.detail)}</td></tr>"
@@ -316,7 +316,7 @@ def _checks(checks: Sequence[Check]) -> str:
     return f"<table id='checks'><tr><th></th><th>what was checked</th><th>found</th></tr>{rows}</table>"
 
 
-def _answer(answer: Answer) -> list[str]:
+def _answer(answer: SqlAnswer) -> list[str]:
     return [
         f"<h2>{html.escape(answer.title)}</h2><pre>{html.escape(answer.query.strip())}</pre>",
         table_of(answer.rows),
@@ -339,7 +339,7 @@ def _cell(value: Any) -> str:
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
-def _picture(draw: Any, facts: Facts) -> str:
+def _picture(draw: Any, facts: RunFacts) -> str:
     """A drawing as SVG within the page; nothing when there is nothing to draw."""
     try:
         from matplotlib import rc_context
@@ -366,7 +366,7 @@ def _axes(figure: Any, title: str) -> Any:
     return axes
 
 
-def _timeline(figure: Any, facts: Facts) -> bool:
+def _timeline(figure: Any, facts: RunFacts) -> bool:
     if len(facts.samples) < 2:
         return False
     axes = _axes(figure, "Records published, aggregated, in the table, and only in the table")
@@ -386,7 +386,7 @@ def _timeline(figure: Any, facts: Facts) -> bool:
     return True
 
 
-def _windows(figure: Any, facts: Facts) -> bool:
+def _windows(figure: Any, facts: RunFacts) -> bool:
     if facts.sales is None or not facts.sales.num_rows:
         return False
     axes = _axes(figure, "Sales by city, in windows of 15 minutes of the shop's day")

@@ -71,7 +71,7 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
     durable: int
 
 
-class Scene:
+class ClusterView:
     """What the store and the fabric say, read once. `nodes`: process ids by role, of those that should run."""
 
     def __init__(self, fabric: Fabric, directory: Directory, nodes: Mapping[str, int] = _NO_NODES) -> None:
@@ -185,7 +185,7 @@ class Scene:
         return LaneState.CLOSING if word and RangeWord.decode(word).closing else LaneState.OPEN
 
 
-def replica_report(scene: Scene, member: ReplicaMember, metrics: Mapping[str, str]) -> ReplicaReport:
+def replica_report(scene: ClusterView, member: ReplicaMember, metrics: Mapping[str, str]) -> ReplicaReport:
     """One replica."""
     named = [range_ for range_ in scene.ranges if any(ref.replica == member.replica for ref in range_.replicas)]
     open_ = [range_ for range_ in named if range_.open]
@@ -213,7 +213,7 @@ def replica_report(scene: Scene, member: ReplicaMember, metrics: Mapping[str, st
     )
 
 
-def lane_report(scene: Scene, last: Range) -> LaneReport:
+def lane_report(scene: ClusterView, last: Range) -> LaneReport:
     """One lane."""
     durable = (
         last.end if last.end is not None else durable_through(last, [scene.line(last, ref) for ref in last.replicas])

@@ -5,7 +5,7 @@ starts one fork server, which loads all roles and waits. Asked over a socket, it
 and reports later how it ended. It has no threads, opens nothing, and dies with its supervisor; its nodes die with it.
 
     supervisor -> fork server   ForkRequest(roles, data_dir, log_path), as one datagram
-    fork server -> supervisor   Forked(pid) or NotForked(reason), in the order of requests; Ended(pid, code)
+    fork server -> supervisor   NodeForked(pid) or NotForked(reason), in the order of requests; Ended(pid, code)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True):
     log_path: str
 
 
-class Forked(msgspec.Struct, frozen=True, tag=True):
+class NodeForked(msgspec.Struct, frozen=True, tag=True):
     """The node runs."""
 
     pid: int
@@ -139,10 +139,10 @@ class ForkServer:
             if not data:
                 self._is_gone()
                 return
-            self._take(msgspec.json.decode(data, type=Forked | NotForked | Ended))
+            self._take(msgspec.json.decode(data, type=NodeForked | NotForked | Ended))
 
-    def _take(self, news: Forked | NotForked | Ended) -> None:
-        if isinstance(news, Forked):
+    def _take(self, news: NodeForked | NotForked | Ended) -> None:
+        if isinstance(news, NodeForked):
             ended = self._running[news.pid] = asyncio.get_running_loop().create_future()
             asked = self._asked.popleft()
             if not asked.done():
@@ -212,9 +212,9 @@ def _fork(main: NodeMain, wanted: ForkRequest, link: socket.socket) -> int:
         os._exit(code)
 
 
-def _try_fork(main: NodeMain, wanted: ForkRequest, link: socket.socket) -> Forked | NotForked:
+def _try_fork(main: NodeMain, wanted: ForkRequest, link: socket.socket) -> NodeForked | NotForked:
     try:
-        return Forked(_fork(main, wanted, link))
+        return NodeForked(_fork(main, wanted, link))
     except OSError as error:  # too many processes, too little memory: the nodes that run go on
         return NotForked(error.strerror or str(error))
 

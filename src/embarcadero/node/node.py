@@ -47,7 +47,7 @@ from embarcadero.node.process import (
     within_open_files,
 )
 from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_roles
-from embarcadero.node.standby import Seat, candidate_bell
+from embarcadero.node.standby import ProcessServices, SharedState, Standby, candidate_bell
 from embarcadero.node.tables import table_reader
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
@@ -57,7 +57,7 @@ from embarcadero.sequencer.leader.server import serve_candidate
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder
 from embarcadero.types import ReplicaMember
-from embarcadero.watch.endpoints import Place, Places
+from embarcadero.watch.endpoints import EndpointFiles, NodeEndpoint
 from embarcadero.watch.http import Endpoint
 from embarcadero.watch.logs import LogJournal
 from embarcadero.watch.roles import WatchedBroker, WatchedReplica, WatchedRole
@@ -108,7 +108,7 @@ class Node:
         brokers = sum(role.broker is not None for role in roles)
         replicas = sum(role.replica is not None for role in roles)
         self._config = within_open_files(config, brokers, replicas)
-        self._places = Places(folder.path)
+        self._endpoint_files = EndpointFiles(folder.path)
         self._roles, self._folder = roles, folder
         self._open = ExitStack()
         store = SqliteStore(folder.store_path)
@@ -124,7 +124,7 @@ class Node:
         self._stop = asyncio.Event()  # first the brokers leave, then the sequencer, then replicas
         self._stop_sequencer = asyncio.Event()
         self._stop_replicas = asyncio.Event()
-        self._endpoint = Endpoint(self._info.version, self._places)
+        self._endpoint = Endpoint(self._info.version, self._endpoint_files)
         self._metrics = ""  # where this process serves its metrics
 
     async def run(self) -> None:
@@ -144,7 +144,7 @@ class Node:
             left = await self._leave(tasks)
             if not ended:  # a process whose role ended by itself is expected back
                 with contextlib.suppress(OSError):
-                    self._places.write(msgspec.structs.replace(place, left=left))
+                    self._endpoint_files.write(msgspec.structs.replace(place, left=left))
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
         for task in ended:
             if isinstance(error := task.exception(), FabricFull):
@@ -177,7 +177,7 @@ class Node:
                 left[task.get_name()] = task.result()._asdict()
         return left
 
-    async def _be_watched(self) -> Place:
+    async def _be_watched(self) -> NodeEndpoint:
         """Open the metrics port of this process (if it has one), and say where it is."""
         metrics, first = self._config.metrics, self._roles[0]
         host, port = "", 0
@@ -187,8 +187,8 @@ class Node:
             server = await self._endpoint.serve(sock)
             self._open.callback(server.close)
             host, port = sock.getsockname()[:2]
-        place = Place(roles=",".join(map(str, self._roles)), pid=os.getpid(), host=host, port=port)
-        self._places.write(place)
+        place = NodeEndpoint(roles=",".join(map(str, self._roles)), pid=os.getpid(), host=host, port=port)
+        self._endpoint_files.write(place)
         self._metrics = place.address
         return place
 
@@ -229,23 +229,24 @@ class Node:
     def _make_sequencer(self, number: int) -> _Made:
         bell = PipeBell(Path(self._info.fabric), candidate_bell(number))
         self._open.callback(bell.close)
-        seat = Seat(
-            number,
+        shared = SharedState(
             self._fabric,
             self._parts,
             self._directory,
             self._info.sizes,
-            self._config.sequencer,
-            self._disks,
+            lambda past: open_past(past, self._info.generation),
+        )
+        process = ProcessServices(
             bell,
             lambda wake: self._threads(1, "sequencer", wake),
             self._surroundings.steps(candidate_role(number), self._folder.path),
-            lambda past: open_past(past, self._info.generation),
+            self._disks,
             ranking(self._roles, self._config.sequencer.nice),
         )
-        self._open.callback(seat.close)
-        work = serve_candidate(seat.candidate, seat, bell, self._stop_sequencer)
-        return _Made(candidate_role(number), work, seat.watched)
+        standby = Standby(number, self._config.sequencer, shared, process)
+        self._open.callback(standby.close)
+        work = serve_candidate(standby.candidate, standby, bell, self._stop_sequencer)
+        return _Made(candidate_role(number), work, standby.watched)
 
     def _make_replica(self, number: int) -> _Made:
         """Alone in its process it writes and syncs by itself; beside other roles threads do it."""

@@ -13,10 +13,10 @@ import msgspec
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import BROKER_LANES_FIRST, HEARTBEAT_S, REPLICA_LAG_ENTRIES_MAX
 from embarcadero.node.cluster_view import (
+    ClusterView,
     LaneReport,
     LaneState,
     ReplicaReport,
-    Scene,
     in_words,
     lane_report,
     replica_report,
@@ -26,7 +26,7 @@ from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.types import MemberState, Range, ReplicaRef, ReplicaState
-from embarcadero.watch.endpoints import Places
+from embarcadero.watch.endpoints import EndpointFiles
 from embarcadero.watch.logs import last_words
 
 _SEQUENCER = "sequencer"
@@ -143,10 +143,12 @@ def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
         directory = Directory(store)
         newest = directory.newest_members()
         epoch = directory.started_epoch()
-        metrics = {role: p.address for p in Places(folder.path).read() if p.running for role in p.roles.split(",")}
+        metrics = {
+            role: p.address for p in EndpointFiles(folder.path).read() if p.running for role in p.roles.split(",")
+        }
         fabric = SharedFabric(Path(info.fabric), info.generation)
         nodes = {role: node.pid for node in info.nodes for role in node.roles.split(",")}
-        scene = Scene(fabric, directory, nodes)
+        scene = ClusterView(fabric, directory, nodes)
         if listen_s and scene.members:
             scene.listen(lambda: time.sleep(HEARTBEAT_S), math.ceil(listen_s / HEARTBEAT_S))
         replicas = [replica_report(scene, member, metrics) for member in scene.members.values()]
@@ -200,7 +202,7 @@ _STARTED_AGAIN = "it is started again by itself"
 
 
 def degraded(
-    scene: Scene,
+    scene: ClusterView,
     replicas: Sequence[ReplicaReport],
     lanes: Sequence[LaneReport],
     down: Mapping[str, str] = _NO_WORDS,
@@ -216,7 +218,7 @@ def degraded(
     ]
 
 
-def _processes(scene: Scene, down: Mapping[str, str]) -> Iterator[str]:
+def _processes(scene: ClusterView, down: Mapping[str, str]) -> Iterator[str]:
     for role, words in sorted(down.items()):
         why = f" ({words})" if words else ""
         log = f"if it stays so, see logs/{role.replace(':', '-')}.log"
@@ -229,7 +231,7 @@ def _processes(scene: Scene, down: Mapping[str, str]) -> Iterator[str]:
 
 
 # --- lanes ------------------------------------------------------------------------------------------------------------
-def _lane(scene: Scene, lane: LaneReport) -> Iterator[str]:
+def _lane(scene: ClusterView, lane: LaneReport) -> Iterator[str]:
     range_ = scene.last[lane.lane]
     who = f"topic {lane.topic}, lane {lane.lane}"
     if lane.state == LaneState.RECOVERING:
@@ -244,7 +246,7 @@ def _lane(scene: Scene, lane: LaneReport) -> Iterator[str]:
         yield from _open(scene, lane, range_, who)
 
 
-def _recovering(scene: Scene, lane: LaneReport, range_: Range, who: str) -> Iterator[str]:
+def _recovering(scene: ClusterView, lane: LaneReport, range_: Range, who: str) -> Iterator[str]:
     missing = [(ref, scene.silence(range_, ref)) for ref in range_.replicas]
     silent = [f"replica {ref.replica} ({why})" for ref, why in missing if why]
     have, needed = len(range_.replicas) - len(silent), len(range_.replicas) - range_.durable_on + 1
@@ -261,7 +263,7 @@ def _recovering(scene: Scene, lane: LaneReport, range_: Range, who: str) -> Iter
     )
 
 
-def _open(scene: Scene, lane: LaneReport, range_: Range, who: str) -> Iterator[str]:
+def _open(scene: ClusterView, lane: LaneReport, range_: Range, who: str) -> Iterator[str]:
     well = sum(scene.well(ref) for ref in range_.replicas)
     if well < range_.durable_on:
         yield (
@@ -274,7 +276,7 @@ def _open(scene: Scene, lane: LaneReport, range_: Range, who: str) -> Iterator[s
 
 
 # --- replicas ---------------------------------------------------------------------------------------------------------
-def _replica(scene: Scene, replica: ReplicaReport, down: Mapping[str, str]) -> Iterator[str]:
+def _replica(scene: ClusterView, replica: ReplicaReport, down: Mapping[str, str]) -> Iterator[str]:
     who, left = f"replica {replica.id}", replica.open_ranges + replica.sealed_ranges
     role = f"replica:{replica.id}"
     if replica.state == ReplicaState.DEAD and role in scene.nodes:
@@ -303,7 +305,7 @@ def _replica(scene: Scene, replica: ReplicaReport, down: Mapping[str, str]) -> I
         )
 
 
-def _copied(scene: Scene, replica: int) -> str:
+def _copied(scene: ClusterView, replica: int) -> str:
     """What becomes of the sealed ranges of a dead replica."""
     if why := scene.directory.drain_blocked(replica):
         return f"They are not copied: {why}; `embarcadero replica add`"
@@ -312,7 +314,7 @@ def _copied(scene: Scene, replica: int) -> str:
     return f"Others copy its sealed ranges after placement.replace_after_s{but}; at once: `embarcadero replica drain`"
 
 
-def _topics(scene: Scene, replicas: Sequence[ReplicaReport]) -> Iterator[str]:
+def _topics(scene: ClusterView, replicas: Sequence[ReplicaReport]) -> Iterator[str]:
     live = sum(replica.state == ReplicaState.LIVE for replica in replicas)
     for topic in scene.topics.values():
         if topic.replicas > live:
@@ -329,7 +331,7 @@ def _topics(scene: Scene, replicas: Sequence[ReplicaReport]) -> Iterator[str]:
             )
 
 
-def _altered(scene: Scene, replicas: Sequence[ReplicaReport]) -> Iterator[str]:
+def _altered(scene: ClusterView, replicas: Sequence[ReplicaReport]) -> Iterator[str]:
     """Topics that were altered, and whose open ranges are still durable on as many copies as before."""
     live = sum(replica.state == ReplicaState.LIVE for replica in replicas)
     topics = {topic.name: topic for topic in scene.topics.values()}

@@ -1,4 +1,7 @@
-"""A sequencer candidate's place in its process: what it has ready while it stands by, what it opens when it reigns."""
+"""A sequencer candidate in its process: what it has ready while it stands by, what it opens when it leads.
+
+And a planned hand-over: another candidate becomes the sequencer while the one that leads still works.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -44,34 +48,47 @@ def candidate_bell(candidate: int) -> str:
     return f"candidate-{candidate}"
 
 
-class Seat:
-    """Between `open` and `close` of its process; see sequencer/server.py for who calls what."""
+class SharedState(NamedTuple):
+    """What all candidates of a cluster share: its memory, in its parts, and the store."""
 
-    def __init__(
-        self,
-        number: int,
-        fabric: Fabric,
-        parts: Sequence[SharedFabric],
-        directory: Directory,
-        sizes: FabricSizes,
-        settings: Settings,
-        disks: Callable[[ReplicaMember], RealDisk],
-        bell: PipeBell,
-        threads: Callable[[Callable[[], None]], Workers],
-        steps: Steps,
-        mirrors: Mirrors,
-        rank: Callable[[bool], None],
-    ) -> None:
-        self._parts, self._mirrors, self._rank = parts, mirrors, rank
-        self._fabric, self._directory, self._sizes, self._settings = fabric, directory, sizes, settings
-        self._disks, self._bell, self._threads, self._steps = disks, bell, threads, steps
+    fabric: Fabric
+    parts: Sequence[SharedFabric]
+    directory: Directory
+    sizes: FabricSizes
+    mirrors: Mirrors
+
+
+class ProcessServices(NamedTuple):
+    """What a process gives its candidate."""
+
+    bell: PipeBell
+    threads: Callable[[Callable[[], None]], Workers]
+    """(called when a job is done) -> workers beside the sequencer"""
+    steps: Steps
+    disks: Callable[[ReplicaMember], RealDisk]
+    rank: Callable[[bool], None]
+    """Has the kernel prefer this process, or not any more"""
+
+
+class Standby:
+    """A candidate between `open` and `close` of its process; sequencer/leader/server.py calls it."""
+
+    def __init__(self, number: int, settings: Settings, shared: SharedState, process: ProcessServices) -> None:
+        self._settings, self._shared, self._process = settings, shared, process
+        self._directory, self._bell, self._rank = shared.directory, process.bell, process.rank
         self._clock = SystemClock()
         self._name = candidate_role(number)
         self._journal = LogJournal(self._name)
         mark = process_mark(os.getpid())
-        directory.register_candidate(number, mark, os.getpid())
+        shared.directory.register_candidate(number, mark, os.getpid())
         self.candidate = Candidate(
-            fabric, directory, self._clock, number, mark, int(settings.takeover_after_ms * 1_000), self._journal
+            shared.fabric,
+            shared.directory,
+            self._clock,
+            number,
+            mark,
+            int(settings.takeover_after_ms * 1_000),
+            self._journal,
         )
         self._watch = ProcessWatch(self._ended)
         self._rest_us = 0  # until then nothing is prepared
@@ -97,7 +114,7 @@ class Seat:
         """Have one more region ready, when all that a takeover keeps busy has come to rest; in the end, rehearse."""
         if self._clock.now_us() < self._rest_us or not epoch:
             return False
-        if any(part.keep_spares(epoch_folder(epoch), STANDBY_SPARE_BYTES_MAX) for part in self._parts):
+        if any(part.keep_spares(epoch_folder(epoch), STANDBY_SPARE_BYTES_MAX) for part in self._shared.parts):
             return True
         if self._rehearsed != epoch:
             self._rehearsed = epoch
@@ -107,27 +124,29 @@ class Seat:
     def _rehearse(self) -> None:
         with contextlib.suppress(EmbarcaderoError):  # it is about what is warm, not about what was read
             members, topics = self._directory.members(), self._directory.topics()
-            rehearse(self._fabric, self.candidate.reigning, members, topics, self._sizes, self._clock.now_us())
+            rehearse(
+                self._shared.fabric, self.candidate.reigning, members, topics, self._shared.sizes, self._clock.now_us()
+            )
 
     def take(self, epoch: int) -> tuple[Sequencer, PipeBell]:
         """Get ready to take over; before all others, if nobody reigns."""
         if self.candidate.hurries:
             self._rank(True)
-        self._heard = bell = PipeBell(self._parts[0].folder, _BELL)
-        self._workers = self._workers or self._threads(self._wake)
+        self._heard = bell = PipeBell(self._shared.parts[0].folder, _BELL)
+        self._workers = self._workers or self._process.threads(self._wake)
         sequencer = Sequencer(
-            self._fabric,
+            self._shared.fabric,
             self._directory,
             self._clock,
             bell,
-            self._sizes,
+            self._shared.sizes,
             self._journal,
             self._settings,
-            self._disks,
+            self._process.disks,
             self._workers,
             epoch,
-            self._steps,
-            self._mirrors,
+            self._process.steps,
+            self._shared.mirrors,
             begins=False,
         )
         return sequencer, bell
@@ -142,17 +161,17 @@ class Seat:
 
     def _give_up_spares(self) -> None:
         if self._heard is not None:
-            for part in self._parts:
+            for part in self._shared.parts:
                 part.give_up_spares()
 
     def fail(self, epoch: int, why: str) -> None:
         """Taking over has failed: its memory is given back, spares too."""
         self._journal.warn("takeover failed", epoch=epoch, reason=why, then="it is tried again later")
         self.give_up()
-        for part in self._parts:
+        for part in self._shared.parts:
             part.give_up_spares()
         with contextlib.suppress(*LATER):  # then whoever is next sweeps it
-            give_up_epoch(self._fabric, self._directory, epoch)
+            give_up_epoch(self._shared.fabric, self._directory, epoch)
 
     def give_up(self) -> None:
         """Listen to the sequencer's bell no more; whoever reigns now may have missed what we heard."""
@@ -183,7 +202,7 @@ class Seat:
         self._watch.close()
         if self._heard is not None:
             self._heard.close()
-        for part in self._parts:
+        for part in self._shared.parts:
             part.give_up_spares()
         with contextlib.suppress(EmbarcaderoError):
             self._directory.withdraw_candidate()

@@ -68,7 +68,7 @@ from embarcadero.placement.records import Past
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import adopt_folder
 from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState
-from embarcadero.watch.endpoints import Places
+from embarcadero.watch.endpoints import EndpointFiles
 from embarcadero.watch.logs import LogJournal
 
 READY_S_MAX = 60.0
@@ -202,7 +202,7 @@ class Supervisor:
             self._fabric = self._own_fabric(stack, home)
             self._directory.begin_generation(home, str(self._folder.path))
             self._make_fabric(home)
-            Places(self._folder.path).clear()
+            EndpointFiles(self._folder.path).clear()
             stack.callback(shutil.rmtree, self._fabric.folder, ignore_errors=True)
             if self._mirror is not None:
                 stack.callback(remove_if_clean, self._directory, self._mirror)

@@ -21,7 +21,7 @@ import msgspec
 from embarcadero.limits import MIB
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class NodeEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One node process. `left`: for each of its brokers that ended in order, what it settled and what it could not."""
 
     roles: str
@@ -48,16 +48,16 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return self.left is None and Path(f"/proc/{self.pid}").exists()
 
 
-_DECODER: Final = msgspec.json.Decoder(Place)
+_DECODER: Final = msgspec.json.Decoder(NodeEndpoint)
 
 
-class Places:
+class EndpointFiles:
     """All of them, of one cluster."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "watch"
 
-    def write(self, place: Place) -> None:
+    def write(self, place: NodeEndpoint) -> None:
         """Replace a node's file, whole."""
         self._folder.mkdir(exist_ok=True)
         path = self._folder / f"{place.roles.replace(':', '-').replace(',', '+')[:100]}.json"
@@ -70,7 +70,7 @@ class Places:
         for path in self._folder.glob("*"):
             path.unlink(missing_ok=True)
 
-    def read(self) -> list[Place]:
+    def read(self) -> list[NodeEndpoint]:
         """All nodes that ever told, by role; files that make no sense are left out."""
         found = []
         for path in sorted(self._folder.glob("*.json")):
@@ -100,7 +100,7 @@ NODE: Final = "node"
 """The label with the roles of a process, such as `broker:0`."""
 
 
-def targets(places: Iterable[Place], asked: str) -> list[TargetGroup]:
+def targets(places: Iterable[NodeEndpoint], asked: str) -> list[TargetGroup]:
     """All processes with metrics but those that left in order. `asked`: the host by which the peer reached this one."""
     return [
         TargetGroup(targets=[_reached(place, asked).address], labels={NODE: place.roles})
@@ -109,19 +109,21 @@ def targets(places: Iterable[Place], asked: str) -> list[TargetGroup]:
     ]
 
 
-def _reached(place: Place, asked: str) -> Place:
+def _reached(place: NodeEndpoint, asked: str) -> NodeEndpoint:
     """A process that listens on all addresses is reached by the one that the peer knows."""
     return msgspec.structs.replace(place, host=asked) if place.host in ANY and asked else place
 
 
-def places_of(document: bytes) -> list[Place]:
+def endpoints_of(document: bytes) -> list[NodeEndpoint]:
     """The processes in a document that `/targets` gave. Raises msgspec.MsgspecError."""
     found = []
     for group in _GROUPS.decode(document):
         for target in group.targets:
             host, _, port = target.rpartition(":")
             if port.isdigit():
-                found.append(Place(roles=group.labels.get(NODE, ""), pid=0, host=host.strip("[]"), port=int(port)))
+                found.append(
+                    NodeEndpoint(roles=group.labels.get(NODE, ""), pid=0, host=host.strip("[]"), port=int(port))
+                )
     return found
 
 
@@ -136,12 +138,12 @@ Labels = dict[str, str]
 class Scrape(NamedTuple):
     """What one node told: samples by name."""
 
-    place: Place
+    place: NodeEndpoint
     at: float
     samples: dict[str, list[tuple[Labels, float]]]
 
 
-def scrape_all(places: Iterable[Place]) -> dict[str, Scrape]:
+def scrape_all(places: Iterable[NodeEndpoint]) -> dict[str, Scrape]:
     """The nodes that answer, by their roles."""
     running = [place for place in places if place.port]
     if not running:
@@ -150,7 +152,7 @@ def scrape_all(places: Iterable[Place]) -> dict[str, Scrape]:
         return {found.place.roles: found for found in pool.map(_scrape, running) if found is not None}
 
 
-def _scrape(place: Place) -> Scrape | None:
+def _scrape(place: NodeEndpoint) -> Scrape | None:
     try:
         with urlopen(place.url, timeout=_TIMEOUT_S) as answer:
             text = answer.read(_PAGE_BYTES_MAX).decode()

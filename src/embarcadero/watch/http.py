@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from embarcadero.limits import WATCH_CONNECTIONS_MAX, WATCH_REQUEST_BYTES_MAX, WATCH_REQUEST_S_MAX
-from embarcadero.watch.endpoints import Places, targets
+from embarcadero.watch.endpoints import EndpointFiles, targets
 from embarcadero.watch.metrics import CONTENT_TYPE, Page
 from embarcadero.watch.roles import WatchedRole, write_process
 
@@ -22,14 +22,14 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 _JSON = "application/json"
 _HOST = re.compile(rb"\r\nhost:[ \t]*\[?([0-9A-Za-z.:_-]{1,253}?)\]?(?::\d+)?\r\n", re.IGNORECASE)
 
-Answer = tuple[int, str, bytes]
+HttpAnswer = tuple[int, str, bytes]
 
 
 class Endpoint:
     """Answers for all roles of this process."""
 
-    def __init__(self, version: str, places: Places) -> None:
-        self._version, self._places = version, places
+    def __init__(self, version: str, endpoint_files: EndpointFiles) -> None:
+        self._version, self._endpoint_files = version, endpoint_files
         self.roles: list[tuple[WatchedRole, asyncio.Task[Any]]] = []
         self.leaving = False
         self._open = 0
@@ -54,7 +54,7 @@ class Endpoint:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _answer(self, head: bytes) -> Answer:
+    async def _answer(self, head: bytes) -> HttpAnswer:
         method, _, rest = head.split(b"\r\n", 1)[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if method not in (b"GET", b"HEAD"):
@@ -67,7 +67,7 @@ class Endpoint:
             case b"/ready":
                 return _verdict("ready", {role.name: await self._unready(role, task) for role, task in self.roles})
             case b"/targets":
-                return 200, _JSON, msgspec.json.encode(targets(self._places.read(), _host(head)))
+                return 200, _JSON, msgspec.json.encode(targets(self._endpoint_files.read(), _host(head)))
         return 404, _JSON, b'{"error":"there are /metrics, /health, /ready and /targets"}'
 
     async def _unready(self, role: WatchedRole, task: asyncio.Task[Any]) -> str:
@@ -93,7 +93,7 @@ def _ended(task: asyncio.Task[Any]) -> str:
     return "its task has ended" if task.done() else ""
 
 
-def _verdict(what: str, problems: dict[str, str]) -> Answer:
+def _verdict(what: str, problems: dict[str, str]) -> HttpAnswer:
     """200 when all roles are well, else 503; the body says which is not, and why."""
     good = bool(problems) and not any(problems.values())
     body = {what: good, "roles": {name: why or "ok" for name, why in problems.items()}}

@@ -35,7 +35,7 @@ _LAST_WORDS_BYTES: Final = 4 * KIB
 _EVENTS_REMEMBERED_MAX: Final = 1_024
 
 
-class Format(StrEnum):
+class LogFormat(StrEnum):
     """How lines look."""
 
     PLAIN = "plain"
@@ -46,12 +46,12 @@ def check_logging(level: str, form: str) -> None:
     """Raise BadValue for what can't be."""
     if level not in LEVELS:
         raise BadValue(f"log level {level!r} does not exist", f"use {', '.join(LEVELS)}")
-    if form not in list(Format):
-        raise BadValue(f"log format {form!r} does not exist", f"use {', '.join(Format)}")
+    if form not in list(LogFormat):
+        raise BadValue(f"log format {form!r} does not exist", f"use {', '.join(LogFormat)}")
 
 
 def set_up_logging(
-    role: str, level: str = "info", form: str = Format.PLAIN.value, file: str = "", secrets: Sequence[str] = ()
+    role: str, level: str = "info", form: str = LogFormat.PLAIN.value, file: str = "", secrets: Sequence[str] = ()
 ) -> None:
     """Write lines to a file or to standard error. Lines that name no role get `role`; `secrets` are masked in all.
 
@@ -62,7 +62,7 @@ def set_up_logging(
         handler = logging.FileHandler(file) if file else logging.StreamHandler(sys.stderr)
     except OSError as error:
         raise ClusterError(f"can't write the log {file}: {error.strerror}", "change log.file") from error
-    handler.setFormatter(_Lines(role, Format(form), secrets))
+    handler.setFormatter(_Lines(role, LogFormat(form), secrets))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
@@ -75,7 +75,7 @@ def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace:
 
 
 class _Lines(logging.Formatter):
-    def __init__(self, role: str, form: Format, secrets: Sequence[str]) -> None:
+    def __init__(self, role: str, form: LogFormat, secrets: Sequence[str]) -> None:
         super().__init__()
         self._role, self._form, self._secrets = role, form, tuple(secrets)
 
@@ -96,7 +96,7 @@ class _Lines(logging.Formatter):
             facts["trace"] = self.formatException(record.exc_info)
         facts = {name: self._masked(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
         at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
-        if self._form is Format.JSON:
+        if self._form is LogFormat.JSON:
             line = {"time": at, "level": record.levelname.lower(), "role": role, "event": said}
             return msgspec.json.encode(line | facts, enc_hook=str).decode()
         told = "".join(f" {name}={_readable(value)}" for name, value in facts.items())

@@ -200,7 +200,7 @@ class OnDisk(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Disks:
+class ReplicaFolders:
     """The ranges of a cluster, and the folder of each replica."""
 
     ranges: Sequence[Range] = ()

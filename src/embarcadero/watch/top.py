@@ -17,7 +17,7 @@ from embarcadero.types import Member, MemberState, Order, Topic, TopicLane
 from embarcadero.watch.endpoints import Change, Scrape, quantile
 
 
-class BrokerLine(msgspec.Struct, frozen=True, kw_only=True):
+class BrokerRow(msgspec.Struct, frozen=True, kw_only=True):
     """One broker. `state`: live, silent (its process does not answer), or dead."""
 
     broker: int
@@ -36,7 +36,7 @@ class BrokerLine(msgspec.Struct, frozen=True, kw_only=True):
     backpressure: bool = False
 
 
-class TopicLine(msgspec.Struct, frozen=True, kw_only=True):
+class TopicRow(msgspec.Struct, frozen=True, kw_only=True):
     """One topic. `lag`: batches that its slowest reader is behind; None when nobody reads."""
 
     topic: str
@@ -52,7 +52,7 @@ class TopicLine(msgspec.Struct, frozen=True, kw_only=True):
     held: int = 0
 
 
-class SequencerLine(msgspec.Struct, frozen=True, kw_only=True):
+class SequencerRow(msgspec.Struct, frozen=True, kw_only=True):
     """The sequencer."""
 
     state: str
@@ -79,9 +79,9 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster: str
     time: str
-    brokers: list[BrokerLine]
-    topics: list[TopicLine]
-    sequencer: SequencerLine
+    brokers: list[BrokerRow]
+    topics: list[TopicRow]
+    sequencer: SequencerRow
     latencies: list[Latency]
 
     @property
@@ -90,7 +90,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
         return sum(broker.in_records_s for broker in self.brokers)
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the store knows: who there is, and which topics."""
 
     cluster: str
@@ -100,7 +100,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
 
 
-def picture(facts: Facts, time: str, before: dict[str, Scrape], now: dict[str, Scrape]) -> Picture:
+def picture(facts: StoreFacts, time: str, before: dict[str, Scrape], now: dict[str, Scrape]) -> Picture:
     """Put together what the store and the nodes tell. Nodes that do not answer are shown as silent."""
     nodes = {name: Change(before.get(name), scrape) for name, scrape in now.items()}
     changes = {role: change for name, change in nodes.items() for role in name.split(",")}
@@ -122,13 +122,13 @@ def picture(facts: Facts, time: str, before: dict[str, Scrape], now: dict[str, S
     )
 
 
-def _broker(member: Member, change: Change | None) -> BrokerLine:
+def _broker(member: Member, change: Change | None) -> BrokerRow:
     who = {"broker": member.broker, "incarnation": member.incarnation, "address": member.address}
     if change is None or member.state is not MemberState.LIVE:
         state = "silent" if member.state is MemberState.LIVE else member.state.value
-        return BrokerLine(**who, state=state)  # type: ignore[arg-type]
+        return BrokerRow(**who, state=state)  # type: ignore[arg-type]
     number = member.broker
-    return BrokerLine(
+    return BrokerRow(
         broker=number,
         incarnation=member.incarnation,
         address=member.address,
@@ -166,7 +166,7 @@ def _ordered(
 
 def _topic(
     topic: Topic, lanes: list[TopicLane], brokers: dict[int, Change | None], sequencer: Change | None
-) -> TopicLine:
+) -> TopicRow:
     name, (index, seq) = topic.name, _ordered(topic, lanes, brokers, sequencer)
 
     def over_brokers(metric: str) -> float:
@@ -181,7 +181,7 @@ def _topic(
         if change is not None
         for labels in [{"broker": number, "topic": name}]
     ]
-    return TopicLine(
+    return TopicRow(
         topic=name,
         order=topic.order,
         in_records_s=over_brokers("embarcadero_publish_records_total"),
@@ -202,12 +202,12 @@ def _reigning(changes: dict[str, Change]) -> Change | None:
     return max(found, key=lambda change: change.value("embarcadero_epoch"), default=None)
 
 
-def _sequencer(epoch: int, change: Change | None) -> SequencerLine:
+def _sequencer(epoch: int, change: Change | None) -> SequencerRow:
     if change is None:
-        return SequencerLine(state="silent", epoch=epoch)
+        return SequencerRow(state="silent", epoch=epoch)
     entries = change.rate("embarcadero_entries_total")
     worked = change.rate("embarcadero_round_entries_count")
-    return SequencerLine(
+    return SequencerRow(
         state="live",
         epoch=int(change.value("embarcadero_epoch")),
         rounds_s=change.rate("embarcadero_rounds_total"),
@@ -270,7 +270,7 @@ def _brokers(shown: Picture, wide: bool) -> Table:
     return table
 
 
-def _broker_cells(broker: BrokerLine, wide: bool) -> list[RenderableType]:
+def _broker_cells(broker: BrokerRow, wide: bool) -> list[RenderableType]:
     state = Text("full" if broker.backpressure else broker.state)
     state.stylize("yellow" if broker.backpressure else _STATE.get(broker.state, ""))
     where = [str(broker.incarnation), broker.address]
@@ -302,7 +302,7 @@ def _topics(shown: Picture, wide: bool) -> Table:
     return table
 
 
-def _topic_cells(topic: TopicLine, wide: bool) -> list[RenderableType]:
+def _topic_cells(topic: TopicRow, wide: bool) -> list[RenderableType]:
     lag = Text("" if topic.lag is None else f"{topic.lag:,}", "yellow" if topic.lag else "")
     cells: list[RenderableType] = [
         topic.topic,

@@ -23,7 +23,7 @@ from embarcadero.sequencer.order.batches import opened_facts
 from embarcadero.sequencer.order.reorder import read_held
 from embarcadero.types import REQUEST_OUTCOMES, EntryKind, Member, Order, Topic, TopicLane
 from embarcadero.watch.regions import Facts, ReadOnlyFabric, ring_of, rows, valid_entries
-from embarcadero.watch.segments import Disks
+from embarcadero.watch.segments import ReplicaFolders
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.payload import RAW_SCHEMA, decode_batch
 
@@ -33,7 +33,7 @@ _REQUEST_NAMES = frozenset(outcome.name for outcome in REQUEST_OUTCOMES)
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class TraceSource:
     """A cluster to look at: its fabric, and what the store knows."""
 
     fabric: ReadOnlyFabric
@@ -41,7 +41,7 @@ class Scene:
     members: list[Member]
     epoch: int
     lanes: list[TopicLane] = field(default_factory=list)
-    disks: Disks = field(default_factory=Disks)
+    disks: ReplicaFolders = field(default_factory=ReplicaFolders)
 
     def topic(self, name: str) -> Topic:
         """A topic by name."""
@@ -79,7 +79,7 @@ class Scene:
 
 # --- one batch --------------------------------------------------------------------------------------------------------
 def find_batch(
-    scene: Scene, name: str, *, seq: int | None = None, index: int | None = None, lane: int | None = None
+    scene: TraceSource, name: str, *, seq: int | None = None, index: int | None = None, lane: int | None = None
 ) -> Facts:
     """The batch that has a record `seq`, or that is at `index`: its entry, its payload, its first records."""
     topic = scene.topic(name)
@@ -105,7 +105,7 @@ def _not_here(topic: Topic, entries: Entries, what: str) -> EmbarcaderoError:
     return Refused(f"{what} of topic {topic.name} is not in the order ring", f"it holds {ends}, up to seq {last}")
 
 
-def _payload(scene: Scene, lane: int, entry: Entries) -> Facts:
+def _payload(scene: TraceSource, lane: int, entry: Entries) -> Facts:
     """Where a batch's payload is and what is in it: in memory, else on disks."""
     facts = _in_memory(scene, entry)
     if facts["state"] != "freed" or (stored := scene.disks.payload(lane, entry)) is None:
@@ -114,7 +114,7 @@ def _payload(scene: Scene, lane: int, entry: Entries) -> Facts:
     return {"state": "on disk", "replicas": stored.replicas, "bytes": len(stored.payload), "crc_fits": True, **contents}
 
 
-def _in_memory(scene: Scene, entry: Entries) -> Facts:
+def _in_memory(scene: TraceSource, entry: Entries) -> Facts:
     if int(entry["kind"][0]) != EntryKind.BATCH:
         return {"state": "none", "why": "only batches have a payload"}
     handle, location, size = int(entry["origin"][0]), int(entry["location"][0]), int(entry["size"][0])
@@ -159,7 +159,7 @@ def _shown(value: bytes | None) -> Any:
 
 
 # --- one record, by session and sequence ------------------------------------------------------------------------------
-def follow(scene: Scene, name: str, session: int, sequence: int) -> Facts:
+def follow(scene: TraceSource, name: str, session: int, sequence: int) -> Facts:
     """All traces of the batch with this sequence of a session (or of one that continues it), stage by stage."""
     topic = scene.topic(name)
     if topic.order <= Order.BROKER:
@@ -188,7 +188,7 @@ def follow(scene: Scene, name: str, session: int, sequence: int) -> Facts:
     }
 
 
-def _follow_lanes(scene: Scene, topic: Topic, session: int, sequence: int) -> Facts:
+def _follow_lanes(scene: TraceSource, topic: Topic, session: int, sequence: int) -> Facts:
     """Orders 0 and 1: brokers order and ack by themselves, so a lane's order index is the only trace.
 
     A batch whose ack was lost with its broker is sent again, and may be in two lanes.
@@ -234,7 +234,7 @@ def _session_entries(order: Entries, sessions: list[int]) -> list[Facts]:
     return [{what: row[what] for what in ("index", "kind", "session", "session_seq")} for row in rows(order[mine])]
 
 
-def _in_pending(scene: Scene, topic: Topic, sessions: list[int], sequence: int) -> list[Facts]:
+def _in_pending(scene: TraceSource, topic: Topic, sessions: list[int], sequence: int) -> list[Facts]:
     frontiers = scene.fabric.attach(frontiers_region(scene.epoch))
     found = []
     for member in scene.members:
@@ -251,7 +251,7 @@ def _in_pending(scene: Scene, topic: Topic, sessions: list[int], sequence: int) 
     return found
 
 
-def _in_held(scene: Scene, topic: Topic, sessions: list[int], sequence: int) -> list[Facts]:
+def _in_held(scene: TraceSource, topic: Topic, sessions: list[int], sequence: int) -> list[Facts]:
     entries = _of(read_held(scene.fabric, held_region(scene.epoch)), sessions, sequence)
     return rows(entries[entries["lane"] == topic.lane])
 
@@ -263,7 +263,7 @@ def _skips(order: Entries, sessions: list[int], sequence: int) -> list[Facts]:
     return rows(skips[covers])
 
 
-def _in_results(scene: Scene, topic: Topic, sessions: list[int], sequence: int, ordered: Entries) -> list[Facts]:
+def _in_results(scene: TraceSource, topic: Topic, sessions: list[int], sequence: int, ordered: Entries) -> list[Facts]:
     """Outcomes, and whether their broker has read them: then the ack is on its way to the publisher, or there.
 
     A result does not name its topic; it is this one's if its position is, or if its pending entry says so.

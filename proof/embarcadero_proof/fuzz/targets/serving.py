@@ -23,7 +23,7 @@ from embarcadero.limits import (
     SCRATCH_BYTES,
 )
 from embarcadero.types import Order, StagedBatch
-from embarcadero.watch.endpoints import Places
+from embarcadero.watch.endpoints import EndpointFiles
 from embarcadero.watch.http import Endpoint
 from embarcadero.wire import codec, messages
 from embarcadero.wire.codec import ACK, FrameKind
@@ -236,7 +236,7 @@ def _http(data: bytes) -> str:
         reader = asyncio.StreamReader(limit=8_192)
         reader.feed_data(data)
         reader.feed_eof()
-        await Endpoint("1", Places(Path(os.devnull)))._serve_one(reader, writer)  # type: ignore[arg-type]
+        await Endpoint("1", EndpointFiles(Path(os.devnull)))._serve_one(reader, writer)  # type: ignore[arg-type]
 
     _loop().run_until_complete(serve())
     head = writer.data.partition(b"\r\n")[0]

@@ -23,7 +23,7 @@ from embarcadero.node.process import parse_cores
 from embarcadero.node.roles import parse_roles
 from embarcadero.placement.rules import check_topic_name
 from embarcadero.storage.layout import base_seqs, damaged_span
-from embarcadero.watch.endpoints import Place, Places
+from embarcadero.watch.endpoints import EndpointFiles, NodeEndpoint
 from embarcadero_proof.fuzz.mutate import mutated
 from embarcadero_proof.fuzz.scratch import folder
 from embarcadero_proof.fuzz.target import Inputs, Target, agree
@@ -95,7 +95,8 @@ def _cluster_file(data: bytes) -> str:
 
 
 def _place_files() -> Inputs:
-    return [msgspec.json.encode(Place(roles="broker:0", pid=7, host="::1", port=9, left={"broker:0": {"settled": 1}}))]
+    left = {"broker:0": {"settled": 1}}
+    return [msgspec.json.encode(NodeEndpoint(roles="broker:0", pid=7, host="::1", port=9, left=left))]
 
 
 def _place_file(data: bytes) -> str:
@@ -103,7 +104,7 @@ def _place_file(data: bytes) -> str:
     places = folder() / "watch"
     places.mkdir(exist_ok=True)
     (places / "node.json").write_bytes(data)
-    found = Places(folder()).read()
+    found = EndpointFiles(folder()).read()
     return f"{len(found)} read, {[len(place.url) for place in found]}"
 
 
