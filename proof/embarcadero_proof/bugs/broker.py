@@ -9,7 +9,7 @@ from embarcadero_proof.bugs.patch import Edit
 
 _RELAY: Final = "embarcadero.broker.write.pending:Relay.poll"
 _AWAITING: Final = "embarcadero.broker.durable:AwaitingLane"
-_STORED: Final = "embarcadero.broker.durable:StoredLane"
+_STORED: Final = "embarcadero.broker.read.lane_reader:StoredLane"
 _POSITIONS: Final = "embarcadero.broker.read.positions:Positions"
 
 BUGS: Final = (
@@ -45,7 +45,7 @@ BUGS: Final = (
             Edit(f"{_POSITIONS}._check_unchanged", "if stored.chain", "if False and stored.chain"))),
     Bug("trimmed-gap-too-long", "a broker tells one index more than there are as trimmed", "P1", bias=TRIMS,
         witnesses=(7, 2), edits=(
-            Edit(f"{_STORED}.not_in_memory", "if index < start:\n", "if index < start:\n            start += 1\n"),)),
+            Edit(f"{_STORED}.where", "if index < start:\n", "if index < start:\n            start += 1\n"),)),
     Bug("table-frontier-too-high", "a broker goes on one index behind what it read in a table", "P4",
         bias=TABLES, witnesses=(0,), edits=(
             Edit("embarcadero.broker.read.fetches:Fetches._table_read",

@@ -15,9 +15,9 @@ import msgspec
 
 from embarcadero.broker.clients import Peer, UnreadBytes
 from embarcadero.broker.context import BrokerContext, StoreView
-from embarcadero.broker.durable import DurableFrontiers, StoredLane, at_index
-from embarcadero.broker.read.lane_reader import LaneReader, LaneReaders
-from embarcadero.broker.read.results import FetchResult, raise_unknown, typed
+from embarcadero.broker.durable import DurableFrontiers
+from embarcadero.broker.read.lane_reader import LaneReader, LaneReaders, StoredLane
+from embarcadero.broker.read.results import FetchResult, at_index, raise_unknown, typed
 from embarcadero.errors import (
     BadFrame,
     BadTable,
@@ -188,15 +188,20 @@ class Fetches:
             if over:
                 raise Retriable("nothing can be read while a sequencer takes over", "try again")
             return False
+        return self._answer(parked, reader, ask, found, now_us)
+
+    def _answer(self, parked: Parked, reader: LaneReader, ask: m.Fetch, found: FetchResult, now_us: int) -> bool:
+        """Go on with what was found: read files or the table, wait for more, or answer. True if it is answered."""
         if found.elsewhere is not None and reader.stored is not None:
             self._from_disk(parked, reader, reader.stored, found, found.elsewhere)
             return parked.done
-        if found.empty and not over and not found.over(ask):
+        if found.empty and now_us < parked.deadline_us and not found.over(ask):
             self._wait_for_more(parked, found)
             return False
         if self._from_table(parked, ask, found):
             return parked.done
         self._send(parked, found, now_us)
+        parked.done = True
         return True
 
     @staticmethod
@@ -307,14 +312,10 @@ class Fetches:
     ) -> None:
         found.tail_index = max(found.tail_index, tail)
         found.to_come = found.to_come and not reader.closed  # there it goes on at the end, which is told
-        if found.empty and now_us < parked.deadline_us and not found.over(ask):
-            self._wait_for_more(parked, found)
-            parked.seen = _NOT_TRIED if not found.to_come else parked.seen
+        if not self._answer(parked, reader, ask, found, now_us):
+            if not parked.on_disk and not found.to_come:
+                parked.seen = _NOT_TRIED
             return
-        if self._from_table(parked, ask, found):
-            return
-        self._send(parked, found, now_us)
-        parked.done = True
         stored, following = reader.stored, at_index(ask, found.next_index)
         if stored is None or not found.payloads or stored.chain.owner(found.next_index) is None or found.over(ask):
             return

@@ -15,14 +15,15 @@ ends where the store says; what its writer may have written above that does not 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from embarcadero.broker.clients import Peer
 from embarcadero.broker.context import BrokerContext, StoreView, lane_margin
-from embarcadero.broker.durable import ON_DISK, DurableFrontiers, StoredLane, at_index
+from embarcadero.broker.durable import Chain, DurableFrontiers
 from embarcadero.broker.read.disk import DiskCopies, DiskReads, Segments, TableJobs, no_disks
-from embarcadero.broker.read.results import FetchResult, Hot, wanted_entries
+from embarcadero.broker.read.results import FetchResult, FetchSource, Hot, Location, at_index, wanted_entries
 from embarcadero.errors import BadValue, EmbarcaderoError, FuturePosition, UnknownTopic
 from embarcadero.fabric.layout import ORDER, Entries, join, pick
 from embarcadero.fabric.leader import LeaderView
@@ -36,6 +37,81 @@ from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
 
 _RETAINED_CACHE_US = 500_000
+
+
+ON_DISK: Final = -1
+"""In place of an index: it is below what memory can tell."""
+
+
+class StoredLane:
+    """What readers of one lane have to know of its ranges and its durable frontier."""
+
+    def __init__(self, lane: int, durable: DurableFrontiers) -> None:
+        self._lane, self._durable = lane, durable
+
+    @property
+    def chain(self) -> Chain:
+        """The lane's ranges."""
+        return self._durable.chain(self._lane)
+
+    def bound(self, ordered: int, read: str) -> int:
+        """Nothing at or above this is served."""
+        if read == "ordered":
+            return ordered
+        return min(ordered, self._durable.through(self._lane))
+
+    def through(self) -> int:
+        """How far the lane is durable, as counted now."""
+        return self._durable.through(self._lane)
+
+    def known(self) -> int:
+        """The same, as counted last."""
+        return self._durable.known(self._lane)
+
+    def now(self) -> int | None:
+        """The same, or None if others may have counted more."""
+        return self._durable.now(self._lane)
+
+    def where(self, index: int, bound: int, hot_from: int, trimmed: int, ask: Fetch) -> Location:
+        """Where an index is. At the end it is for memory to say what there is.
+
+        between two ranges      a LOST gap for readers of what is ordered, who may have read there
+        below the trim          a TRIMMED gap
+        between two ranges      a LOST gap, or NEVER_DURABLE
+        not in memory any more  segment files of the range that owns it (disk.py)
+        else                    order ring and broker logs
+        """
+        if index >= bound:
+            return Location(FetchSource.MEMORY, index, bound)
+        gap, start = self.chain.lost_at(index), max(trimmed, self.chain.start)
+        if gap is not None and ask.read == "ordered":  # it may have read there, whatever was trimmed since
+            return Location(FetchSource.GAP, gap.stop, bound, gap._replace(kind=self.kind_for(ask, gap)))
+        if index < start:
+            return Location(FetchSource.GAP, start, bound, Gap(GapKind.TRIMMED, index, start))
+        if gap is not None:
+            gap = gap._replace(kind=self.kind_for(ask, gap), start=max(gap.start, trimmed))
+            return Location(FetchSource.GAP, gap.stop, bound, gap)
+        if index < hot_from:
+            return Location(FetchSource.DISK, index, bound, ask=at_index(ask, index))
+        return Location(FetchSource.MEMORY, index, bound)
+
+    def kind_for(self, ask: Fetch, gap: Gap) -> GapKind:
+        """What a LOST gap is to a reader: one of durable records has lost nothing, if nothing there was durable."""
+        never = ask.read == "durable" and ask.never_durable and self.chain.never_durable(gap)
+        return GapKind.NEVER_DURABLE if never else gap.kind
+
+    def without_memory(self, ask: Fetch, trimmed: int, end: int) -> Location | None:
+        """The lane has no memory (it is being recovered, or is closed and gone): what is below `end` is on disk.
+
+        None for what is not: where that is can't be told yet.
+        """
+        if ask.by == "latest" or (ask.by == "index" and ask.start >= end):
+            return None
+        if ask.by == "seq" and (end_seq := self.chain.seq_at(end)) is not None and ask.start >= end_seq:
+            return None
+        if ask.by == "index":
+            return self.where(ask.start, end, end, trimmed, ask)
+        return Location(FetchSource.DISK, 0, end, ask=ask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +192,12 @@ class LaneReader:
         seq = self._seq_at(ring, start, ordered)
         return None if seq is None or not self.may_serve() else (start, seq)
 
-    def fetch(self, ask: Fetch, now_us: int) -> FetchResult | None:
-        """Answer a fetch from what there is now; None while it can't be told. Raises FuturePosition."""
+    def locate(self, ask: Fetch, now_us: int) -> Location | None:
+        """Where a fetch is answered: from memory, from disk, or by a gap. None while it can't be told.
+
+        This is decided here and nowhere else; a gap of what was trimmed may be in the topic's table. Raises
+        FuturePosition.
+        """
         ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             if self.stored is None:
@@ -128,10 +208,26 @@ class LaneReader:
         start = self._resolve(ring, ordered, bound, ask, now_us)
         if start is None:
             return None
-        found = self._look_elsewhere(ring, ordered, bound, start, ask)
-        if found is None:
-            found = self._collect(ring, ordered, bound, start, ask, now_us)
-            found.to_come = ask.by == "time" and start >= bound
+        if self.stored is None:
+            location = Location(FetchSource.MEMORY, start, bound)
+        elif start == ON_DISK:
+            location = Location(FetchSource.DISK, 0, bound, ask=ask)
+        else:
+            memory_from = max(self._ring_floor(ring, ordered), self._known_retained())
+            location = self.stored.where(start, bound, memory_from, self.trimmed, ask)
+        location.ring, location.ordered = ring, ordered
+        return location
+
+    def fetch(self, ask: Fetch, now_us: int) -> FetchResult | None:
+        """Answer a fetch from what there is now; None while it can't be told. Raises FuturePosition."""
+        at = self.locate(ask, now_us)
+        if at is None or at.ring is None:
+            return None if at is None else at.result()
+        if at.source is FetchSource.MEMORY:
+            found = self._collect(at.ring, at.ordered, at.bound, at.index, ask, now_us)
+            found.to_come = ask.by == "time" and at.index >= at.bound
+        else:
+            found = at.result()
         if found.payloads:
             self._epoch.steps.at(Step.READ_PAYLOAD)
         if not self.may_serve():
@@ -140,16 +236,7 @@ class LaneReader:
             self._epoch.steps.at(Step.READ_CHECKED)
         return found
 
-    def _look_elsewhere(self, ring: RingReader, ordered: int, bound: int, start: int, ask: Fetch) -> FetchResult | None:
-        """What memory does not have, of a topic with replicas; None if memory has it."""
-        if self.stored is None:
-            return None
-        if start == ON_DISK:
-            return FetchResult(np.zeros(0, dtype=ring.dtype), [], 0, bound, elsewhere=ask)
-        hot_from = max(self._ring_floor(ring, ordered), self._known_retained())
-        return self.stored.not_in_memory(start, bound, hot_from, self.trimmed, ask)
-
-    def locate(self, by: str, value: int) -> tuple[int, int | None] | None:
+    def position(self, by: str, value: int) -> tuple[int, int | None] | None:
         """Index and (if it is still known) seq of a place, or ON_DISK; None while it can't be told.
 
         Raises FuturePosition.
@@ -436,10 +523,10 @@ class BrokerLaneReader(LaneReader):
             return end, self.lane_is.end_seq or 0
         return super().start(now_us)
 
-    def locate(self, by: str, value: int) -> tuple[int, int | None] | None:
+    def position(self, by: str, value: int) -> tuple[int, int | None] | None:
         end = self.lane_is.end
         if end is None or self.ring() is not None:
-            return super().locate(by, value)
+            return super().position(by, value)
         place = self._place_without_ring(by, value, end)
         if self.stored is not None and place < end:
             return ON_DISK, None
@@ -454,8 +541,7 @@ class BrokerLaneReader(LaneReader):
         return Hot(stop, np.zeros(0, dtype=ORDER), self.lane_is.end_seq if stop == end else None)
 
     def fetch(self, ask: Fetch, now_us: int) -> FetchResult | None:
-        end = self.lane_is.end
-        found = super().fetch(ask, now_us) if end is None or self.ring() is not None else self._without_ring(ask, end)
+        end, found = self.lane_is.end, super().fetch(ask, now_us)
         told = found is None or end is None or not found.empty or found.elsewhere is not None
         if found is not None and end is not None and not told and found.next_index == end:
             last = self._kept(ask.read, end)
@@ -473,7 +559,11 @@ class BrokerLaneReader(LaneReader):
             return None if ranges[-1].end is None else min(ranges[-1].end, end)
         return end if self.lane_is.kept is None else min(self.lane_is.kept, end)  # it was trimmed, or has no replicas
 
-    def _without_ring(self, ask: Fetch, end: int) -> FetchResult | None:
+    def locate(self, ask: Fetch, now_us: int) -> Location | None:
+        end = self.lane_is.end
+        return super().locate(ask, now_us) if end is None or self.ring() is not None else self._without_ring(ask, end)
+
+    def _without_ring(self, ask: Fetch, end: int) -> Location | None:
         """The lane's memory is gone, or never was: everything below its end is on disk, trimmed or lost.
 
         One who reads what is ordered is told of all that is lost, whatever was trimmed: it may have read that.
@@ -487,9 +577,9 @@ class BrokerLaneReader(LaneReader):
         if self.stored is not None and start < end:
             return self._below_end(self.stored, ask, end)
         gap = Gap(GapKind.TRIMMED, start, end) if start < end else None
-        return FetchResult(np.zeros(0, dtype=ORDER), [], end, end, gap)
+        return Location(FetchSource.END if gap is None else FetchSource.GAP, end, end, gap)
 
-    def _below_end(self, stored: StoredLane, ask: Fetch, end: int) -> FetchResult | None:
+    def _below_end(self, stored: StoredLane, ask: Fetch, end: int) -> Location | None:
         """What is on disk, or lost: memory may have gone after the end was recorded, before all was durable.
 
         The last range is then sealed where disks end. None while it is open: it is not known yet what they have.
@@ -504,10 +594,10 @@ class BrokerLaneReader(LaneReader):
             return self._lost(ask, through, end, self.trimmed)
         return stored.without_memory(ask, self.trimmed, end)
 
-    def _lost(self, ask: Fetch, kept: int, end: int, trimmed: int = 0) -> FetchResult:
+    def _lost(self, ask: Fetch, kept: int, end: int, trimmed: int = 0) -> Location:
         gap = Gap(GapKind.LOST, kept, end)
         kind = GapKind.LOST if self.stored is None else self.stored.kind_for(ask, gap)
-        return FetchResult(np.zeros(0, dtype=ORDER), [], end, end, Gap(kind, max(kept, trimmed), end))
+        return Location(FetchSource.GAP, end, end, Gap(kind, max(kept, trimmed), end))
 
     def _place_without_ring(self, by: str, value: int, end: int) -> int:
         by_seq = 0 if value < (self.lane_is.end_seq or 0) else end

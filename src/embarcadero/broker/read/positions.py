@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from embarcadero.broker.clients import Peer
 from embarcadero.broker.context import BrokerContext, StoreView
-from embarcadero.broker.durable import ON_DISK, StoredLane
 from embarcadero.broker.read.disk import FairJobs, Place, Segments
-from embarcadero.broker.read.lane_reader import LaneReader, LaneReaders
+from embarcadero.broker.read.lane_reader import ON_DISK, LaneReader, LaneReaders, StoredLane
 from embarcadero.broker.read.results import Hot, raise_unknown, typed
 from embarcadero.env import Clock
 from embarcadero.errors import BadValue, Corrupt, FuturePosition, Retriable, Trimmed
@@ -234,7 +233,7 @@ class Positions:
         """
         check_way(by)
         reader = self._readers.fresh_reader(lane)
-        place, stored = reader.locate(by, value), reader.stored
+        place, stored = reader.position(by, value), reader.stored
         if place is None:
             raise Retriable("a place can't be told while a sequencer takes over", "try again")
         if stored is None:

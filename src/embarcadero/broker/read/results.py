@@ -6,13 +6,16 @@ A broker imports nothing of tables. The node gives it a reader (`node/tables.py`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from embarcadero.errors import Corrupt, EmbarcaderoError
-from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.layout import ORDER, Entries
+from embarcadero.fabric.ring import RingReader
 from embarcadero.types import BATCH_KIND, Cut, EntryKind, Gap, Tier
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import TopicSchemas
@@ -40,6 +43,34 @@ class FetchResult:
     def empty(self) -> bool:
         """Nothing to tell the reader yet."""
         return not self.payloads and self.gap is None
+
+
+class FetchSource(Enum):
+    """Where the batches are that a fetch asks for."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    GAP = "gap"
+    """Nowhere: they were trimmed, or are lost."""
+    END = "end"
+    """Nowhere: nothing of the lane is above."""
+
+
+@dataclass(slots=True)
+class Location:
+    """Where a fetch is answered."""
+
+    source: FetchSource
+    index: int  # MEMORY: where to start; GAP and END: where to go on
+    bound: int  # nothing at or above this is served
+    gap: Gap | None = None
+    ask: Fetch | None = None  # DISK: what segment files are to be asked
+    ring: RingReader | None = None  # what memory was looked at; None: this rests on what the store says alone
+    ordered: int = 0
+
+    def result(self) -> FetchResult:
+        """The answer, of what is not in memory."""
+        return FetchResult(np.zeros(0, dtype=ORDER), [], self.index, self.bound, self.gap, elsewhere=self.ask)
 
 
 def wanted_entries(entries: Entries, ask: Fetch) -> npt.NDArray[np.bool_]:
@@ -94,3 +125,8 @@ def raise_unknown(error: Exception) -> None:
     """Let what is a bug be seen: on an event loop that is a line in the log, with its place."""
     if not isinstance(error, EmbarcaderoError):
         raise error
+
+
+def at_index(ask: Fetch, index: int) -> Fetch:
+    """The same fetch from an index on."""
+    return msgspec.structs.replace(ask, by="index", start=index)
