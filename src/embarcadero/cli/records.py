@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from embarcadero.cli.output import BrokersOption, DataDir, Json, connect, note, print_json, stderr_is_terminal
-from embarcadero.client.arguments import parse_time
 from embarcadero.errors import Backpressure, BadValue, Conflict, OutcomeUnknown, Trimmed
 from embarcadero.limits import DELIVERY_TIMEOUT_S, RECORD_BYTES_MAX, SESSION_WINDOW
 from embarcadero.types import NO_SESSION, Ack, EntryKind
@@ -394,6 +393,8 @@ def _start(text: str) -> str | int | datetime:
     if text.isascii() and text.isdigit():
         return int(text)
     try:
+        from embarcadero.client.arguments import parse_time
+
         return parse_time(text)
     except BadValue as error:
         hint = f"use earliest, latest, the seq of a record, or a time: {error.hint}"

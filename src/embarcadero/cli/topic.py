@@ -21,7 +21,6 @@ from embarcadero.cli.output import (
     print_table,
     reader_row,
 )
-from embarcadero.client.arguments import parse_time
 from embarcadero.errors import BadValue, TimedOut, UnknownTopic
 from embarcadero.orders import order_label, order_name
 from embarcadero.placement.rules import price
@@ -346,6 +345,8 @@ def trim(
 
         embarcadero topic trim orders --before-time "7d ago"
     """
+    from embarcadero.client.arguments import parse_time
+
     when = None if before_time is None else parse_time(before_time)
     with connect(brokers, data_dir) as log:
         start = log.trim(name, before_seq=before_seq, before_index=before_index, before_time=when, lane=lane)

@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.request import urlopen
 
 import msgspec
 import typer
@@ -16,8 +15,6 @@ import typer
 from embarcadero.cli.output import DataDir, Json, data_dir_or_default, print_json
 from embarcadero.errors import BadFrame, NotRunning, OutcomeUnknown, Retriable, Unreachable
 from embarcadero.types import Member
-from embarcadero.watch.endpoints import ANY, NodeEndpoint, endpoints_of
-from embarcadero.watch.top import StoreFacts
 
 if TYPE_CHECKING:
     from embarcadero.client.api.sync_log import Log
@@ -194,6 +191,8 @@ def remote_endpoints(found: list[dict[str, Any]]) -> list[NodeEndpoint]:
 
     On loopback only if brokers are: a loopback address of another machine leads to a cluster on this one.
     """
+    from embarcadero.watch.endpoints import ANY
+
     for status in found:
         broker = str(status["address"]).rpartition(":")[0]
         host, _, port = str(status.get("metrics") or "").rpartition(":")
@@ -215,12 +214,18 @@ def _on_loopback(host: str) -> bool:
 
 
 def _ask(url: str) -> list[NodeEndpoint]:
+    from urllib.request import urlopen
+
+    from embarcadero.watch.endpoints import endpoints_of
+
     with urlopen(url, timeout=_ASK_S) as answer:
         return endpoints_of(answer.read(_BYTES_MAX))
 
 
 def remote_facts(log: Log, found: list[dict[str, Any]]) -> StoreFacts:
     """What `top` needs to know beside metrics."""
+    from embarcadero.watch.top import StoreFacts
+
     topics = [log.describe(topic.name, timeout=_ASK_S) for topic in log.topics(timeout=_ASK_S)]
     return StoreFacts(
         cluster="",
