@@ -12,7 +12,7 @@ import numpy as np
 
 from embarcadero.config import Config, FabricSizes
 from embarcadero.config.table import Replica as Settings
-from embarcadero.env import Disk, Inline
+from embarcadero.env import Disk, Env
 from embarcadero.fabric.durability import DurableLines, create_ranges, durable_through
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
@@ -224,9 +224,13 @@ class World:
         self.notes[number] = Notes()
         fabric = self.memory.host(member.ref.region_prefix)
         self.replicas[number] = Replica(
-            fabric, self.directory, self.clock, self.bell, Inline(), files, member, SIZES, self.notes[number],
-            self.settings, self.disk_of,
-        )  # fmt: skip
+            Env(self.clock, self.bell, self.notes[number], disks=self.disk_of),
+            fabric,
+            self.directory,
+            files,
+            member,
+            self.settings,
+        )
         return self.replicas[number]
 
     @staticmethod
@@ -237,7 +241,7 @@ class World:
         """The process is gone; its files and its region stay."""
         replica = self.replicas.pop(number)
         replica.close()
-        replica._disk.close()
+        replica._context.disk.close()
         self.memory.crash(replica.member.ref.region_prefix)
         if known:
             self.directory.mark_replica_dead(number, replica.member.incarnation)

@@ -80,15 +80,15 @@ def test_nothing_is_dropped_while_it_is_scrubbed(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
-    replica._workers, usual = Slow(), replica._workers
-    slow = replica._workers
+    scrubber, slow = replica.scrubber, Slow()
+    usual, scrubber._workers = scrubber._workers, slow
     world.poll(3, step_us=500_000)
     assert len(slow.jobs) == 1
     world.directory.trim("t", lane, before[1][0])
     world.poll(10, step_us=500_000)
     assert segments(world, lane) == before
 
-    replica._workers = usual
+    scrubber._workers = usual
     slow.jobs.pop()()
     world.poll(10, step_us=500_000)
     assert replica.counters.damage_found == 1

@@ -274,11 +274,13 @@ class ReplicaProcess(Poller):
             )
             placement = msgspec.structs.replace(DEFAULTS.placement, replace_after_s=plan.replace_after_s)
             self.replica = Replica(
-                self.fabric, directory, self.clock, self.bell, self.workers, self._disk, self.member, world.sizes,
-                self.journal, msgspec.structs.replace(DEFAULTS, replica=settings, placement=placement),
-                world.disks.seen_by(self),
-                self.steps,
-            )  # fmt: skip
+                Env(self.clock, self.bell, self.journal, self.workers, self.steps, world.disks.seen_by(self)),
+                self.fabric,
+                directory,
+                self._disk,
+                self.member,
+                msgspec.structs.replace(DEFAULTS, replica=settings, placement=placement),
+            )
         except (DiskFailed, DiskFull, WrongFolder) as error:
             world.note(self.name, f"can't start: {error}")
             self.die()  # it is started again later, as by a supervisor

@@ -261,19 +261,14 @@ class Node:
         self._open.callback(bell.close)
         journal, clock = LogJournal(name), SystemClock()
         workers: Workers = Inline() if len(self._roles) == 1 else self._threads(_REPLICA_THREADS, name, bell.wake)
+        steps = self._surroundings.steps(f"replica:{number}", self._folder.path)
         replica = Replica(
+            Env(clock, bell, journal, workers, steps, self._disks),
             self._fabric,
             self._directory,
-            clock,
-            bell,
-            workers,
             disk,
             member,
-            self._info.sizes,
-            journal,
             self._config,
-            self._disks,
-            self._surroundings.steps(f"replica:{number}", self._folder.path),
         )
         journal.note("has its folder", folder=str(path), disk=identity.disk, ranges=replica.ranges.opening)
         return _Made(name, serve_replica(replica, bell, self._stop_replicas), WatchedReplica(replica))

@@ -7,22 +7,24 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import partial
 
-from embarcadero.env import NO_STEPS, Clock, Journal, Missing, Part, Steps, Workers
+from embarcadero.config import Config
+from embarcadero.env import Disk, Env, Journal, Missing, Part
 from embarcadero.errors import BadSegment, DiskFull, EmbarcaderoError
-from embarcadero.fabric.durability import DurableLines, durable_through, first_woken
+from embarcadero.fabric.durability import DurableLines, create_durable, durable_through, first_woken
 from embarcadero.fabric.frontier import FrontierWriter, TaggedWriter, Tags
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.region import Fabric
 from embarcadero.meters import COUNTS, LATENCY_US, Histogram
+from embarcadero.placement.directory import Directory
 from embarcadero.steps import Step
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.writing import Damage, DamageKind
-from embarcadero.types import Range, ReplicaRef
+from embarcadero.types import Range, ReplicaMember, ReplicaRef
 
 
 class ReplicaCounters:
@@ -179,20 +181,59 @@ class Copy:
         return not self.log.damage and not self.log.failed
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaContext:
+    """What the parts of one replica incarnation share."""
+
+    env: Env
+    fabric: Fabric
+    directory: Directory
+    disk: Disk
+    member: ReplicaMember
+    config: Config
+    lines: TaggedWriter  # our durable lines
+    all_lines: DurableLines  # those of all replicas
+    health: Health
+    counters: ReplicaCounters
+
+    @staticmethod
+    def create(
+        env: Env, fabric: Fabric, directory: Directory, disk: Disk, member: ReplicaMember, config: Config
+    ) -> ReplicaContext:
+        """Begin an incarnation: its durable lines are there, and empty."""
+        lines = create_durable(fabric, member.ref)
+        health = Health(lines.health, env.journal)
+        return ReplicaContext(
+            env, fabric, directory, disk, member, config, lines, DurableLines(fabric), health, ReplicaCounters()
+        )
+
+
 class Commits:
     """Appends, and group commit: whatever was appended while the disk was busy is synced at once."""
 
-    def __init__(
-        self, fabric: Fabric, lines: TaggedWriter, everybodys: DurableLines, workers: Workers, clock: Clock,
-        health: Health, counters: ReplicaCounters, steps: Steps = NO_STEPS,
-    ) -> None:  # fmt: skip
-        self._fabric, self._steps = fabric, steps
-        self.lines, self._everybodys, self._workers, self._clock = lines, everybodys, workers, clock
-        self._health, self._counters = health, counters
-        self.missed = False  # files of a copy are not where they were; whoever looks for its folder says no again
-        self.news = False  # something became durable; whoever rings the bells says no again
+    def __init__(self, context: ReplicaContext) -> None:
+        self._fabric, self._steps, self._clock = context.fabric, context.env.steps, context.env.clock
+        self.lines, self._all_lines, self._workers = context.lines, context.all_lines, context.env.workers
+        self._health, self._counters = context.health, context.counters
+        self._files_missed = False  # files of a copy are not where they were
+        self._news = False  # something became durable
         self._unmarked: list[Copy] = []
-        self.lone: list[Copy] = []  # copies of which one entry alone was synced; whoever rings the bells forgets them
+        self._lone: list[Copy] = []  # copies of which one entry alone was synced
+
+    def take_missed(self) -> bool:
+        """Whether files of a copy were not where they should be, since the last call."""
+        missed, self._files_missed = self._files_missed, False
+        return missed
+
+    def take_news(self) -> bool:
+        """Whether something became durable since the last call."""
+        news, self._news = self._news, False
+        return news
+
+    def take_late(self, me: ReplicaRef) -> Iterator[ReplicaRef]:
+        """The replicas that wait for us to wake them, after each sync of one entry alone."""
+        while self._lone:
+            yield from self._late(self._lone.pop(), me)
 
     def may_try(self, copy: Copy, now_us: int) -> bool:
         """Whether the disk took this copy's last write, or it is time to try again."""
@@ -231,7 +272,7 @@ class Commits:
             return
         self._unmarked.append(copy)
         if result - before == 1 and copy.range_.durable_on > 1:
-            self.lone.append(copy)
+            self._lone.append(copy)
         self._steps.at(Step.REPLICA_SYNCED)
         self.publish(copy)
         self._health.worked(copy.tags)
@@ -247,7 +288,7 @@ class Commits:
         """Say how far a copy is on disk, if it is one that counts."""
         if copy.tags in self.lines and copy.whole and copy.log.synced > self.lines.value(copy.tags):
             self.lines.set(copy.tags, copy.log.synced)
-            self.news |= self._is_news(copy)
+            self._news |= self._is_news(copy)
             self._steps.at(Step.REPLICA_LINE)
 
     def _is_news(self, copy: Copy) -> bool:
@@ -259,16 +300,16 @@ class Commits:
         if copy.range_.durable_on <= 1:
             return True
         self._fabric.fence()
-        through = durable_through(copy.range_, self._everybodys.load(copy.range_))
+        through = durable_through(copy.range_, self._all_lines.load(copy.range_))
         more, copy.told = through > copy.told, through
         return more
 
-    def late(self, copy: Copy, me: ReplicaRef) -> list[ReplicaRef]:
+    def _late(self, copy: Copy, me: ReplicaRef) -> list[ReplicaRef]:
         """The replicas that wait for one of the first to wake them, if we are one of those, and they lag."""
         range_, first = copy.range_, first_woken(copy.range_)
         if len(first) == len(range_.replicas) or me not in first:
             return []
-        lines = self._everybodys.load(range_)[len(first) :]
+        lines = self._all_lines.load(range_)[len(first) :]
         others = zip(range_.replicas[len(first) :], lines, strict=True)
         return [ref for ref, line in others if line is None or line < copy.log.synced]
 
@@ -278,6 +319,6 @@ class Commits:
             self._unmarked.pop().log.note_mark()
 
     def _failed(self, copy: Copy, error: Exception, doing: str) -> None:
-        self.missed |= isinstance(error, Missing)
+        self._files_missed |= isinstance(error, Missing)
         self._counters.disk_errors += 1
         self._health.failed(copy.tags, error, doing, self._clock.now_us())

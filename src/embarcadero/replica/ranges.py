@@ -28,12 +28,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from embarcadero.env import NO_STEPS, Clock, Disk, Journal, Missing, Steps
+from embarcadero.env import Missing
 from embarcadero.errors import BadSegment, DiskFailed, EmbarcaderoError
 from embarcadero.fabric.frontier import Tags
 from embarcadero.fabric.leader import LeaderView
-from embarcadero.placement.directory import Directory
-from embarcadero.replica.copies import Copy, Health, ReplicaCounters
+from embarcadero.replica.copies import Copy, ReplicaContext
 from embarcadero.steps import Step
 from embarcadero.storage.layout import begun_range, lane_folder, range_folder, repair_folder
 from embarcadero.storage.range_log import RangeLog
@@ -78,13 +77,15 @@ def _cut_from(log: RangeLog, first: int, counted: int) -> None:
 class Ranges:
     """All copies of this replica. Opening, cutting and removing happen a little at a time."""
 
-    def __init__(
-        self, disk: Disk, member: ReplicaMember, settings: RangeSettings, clock: Clock, health: Health,
-        journal: Journal, counters: ReplicaCounters, steps: Steps = NO_STEPS,
-    ) -> None:  # fmt: skip
-        self._steps = steps
-        self._disk, self._me, self._settings, self._clock = disk, member, settings, clock
-        self._health, self._journal, self._counters = health, journal, counters
+    def __init__(self, context: ReplicaContext, folder_gone: Callable[[int], None]) -> None:
+        """`folder_gone` is told of lanes whose checkpoints may be gone."""
+        env, settings = context.env, context.config.replica
+        self._steps, self._clock, self._journal = env.steps, env.clock, env.journal
+        self._disk, self._me = context.disk, context.member
+        self._health, self._counters, self._folder_gone = context.health, context.counters, folder_gone
+        self._settings = RangeSettings(
+            cluster=context.directory.log_id, segment_bytes=settings.segment_bytes, segment_age_s=settings.segment_s
+        )
         self.copies: dict[Tags, Copy] = {}
         self.adopted: dict[Tags, int] = {}  # ranges that we complete in place of another replica, by its number
         self.refilled: set[Tags] = set()  # open ranges of a disk that is gone, whose end is known: copied onto this one
@@ -95,7 +96,6 @@ class Ranges:
         self._surplus: list[Tags] = []  # folders to be removed
         self._remove_us = 0  # not before: that failed
         self._doubts: dict[Tags, int] = {}  # copies closed after a failed sync -> up to where they are to be trusted
-        self.folder_gone: Callable[[int], None] = lambda _lane: None  # told of lanes whose checkpoints may be gone
 
     def _folders(self) -> Iterator[Tags]:
         """Copies that are here, or were once. The folder of a lane without ranges is listed as its range 0.
@@ -217,7 +217,7 @@ class Ranges:
         for copy in gone:
             self._journal.warn("a folder is gone", lane=copy.tags[0], range=copy.tags[1], has=copy.log.synced)
             self._counters.damage_found += 1
-            self.folder_gone(copy.tags[0])
+            self._folder_gone(copy.tags[0])
             synced = copy.log.synced
             with suppress(EmbarcaderoError):
                 copy.log.close()
@@ -342,7 +342,7 @@ class Ranges:
             with suppress(Missing):
                 for name in self._disk.list(lane):
                     self._disk.remove(f"{lane}/{name}")
-            self.folder_gone(tags[0])
+            self._folder_gone(tags[0])
             with suppress(DiskFailed):
                 self._disk.remove_folder(lane)
 
@@ -373,15 +373,13 @@ _NO_FAILURE: Final = _Failure(0, _AGAIN_US_FIRST)
 class Moving:
     """What this replica does about it."""
 
-    def __init__(
-        self, ranges: Ranges, leader: LeaderView, directory: Directory, me: ReplicaMember, journal: Journal,
-        replace_after_s: float,
-    ) -> None:  # fmt: skip
-        self._replace_after_us = int(replace_after_s * 1_000_000)
+    def __init__(self, context: ReplicaContext, ranges: Ranges, leader: LeaderView) -> None:
+        self._replace_after_us = int(context.config.placement.replace_after_s * 1_000_000)
         self._dead: set[int] = set()
         self._dead_since_us: dict[int, int] = {}
         self._drained: set[int] = set()
-        self._ranges, self._leader, self._directory, self._me, self._journal = ranges, leader, directory, me, journal
+        self._ranges, self._leader, self._directory = ranges, leader, context.directory
+        self._me, self._journal = context.member, context.env.journal
         self._sealed: list[Range] = []
         self._bereft: list[Range] = []  # open ranges that name a disk of ours which is gone
         self._leaving: set[int] = set()
@@ -401,7 +399,7 @@ class Moving:
         self._drained = self._directory.draining_replicas()
         self._sealed = [range_ for range_ in ranges if not range_.open]
         self._bereft = [range_ for range_ in ranges if range_.open and self._had_it(range_)]
-        self._ranges.refilled &= {tags_of(range_) for range_ in self._bereft}
+        self._ranges.refilled.intersection_update(map(tags_of, self._bereft))
         known = {tags_of(range_): range_ for range_ in self._sealed}
         for tags, old in list(self._ranges.adopted.items()):
             range_ = known.get(tags)
@@ -416,7 +414,7 @@ class Moving:
     def look(self, now_us: int) -> bool:
         """Decide what shall be here from now on. True if that changed: copies are to be opened, or removed."""
         refill = {tags_of(range_) for range_ in self._bereft if self._leader.asked(range_)} - self._ranges.refilled
-        self._ranges.refilled |= refill
+        self._ranges.refilled.update(refill)
         if now_us < self._look_us:
             return bool(refill)
         self._look_us = now_us + _LOOK_US

@@ -12,23 +12,23 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, NamedTuple
 
-from embarcadero.env import Clock, Disk, Journal, Workers
 from embarcadero.errors import EmbarcaderoError, NotAvailable, Trimmed
-from embarcadero.fabric.durability import DurableLines
 from embarcadero.fabric.frontier import Tags
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.leader import LeaderView
 from embarcadero.limits import REPAIR_STEP_BYTES
-from embarcadero.replica.copies import Commits, Copy, ReplicaCounters
+from embarcadero.replica.copies import Commits, Copy, ReplicaContext
 from embarcadero.replica.ranges import Ranges
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
-from embarcadero.storage.repair import heal_tails, mend
+from embarcadero.storage.repair import Found, Scrub, heal_tails, mend
 from embarcadero.storage.writing import Damage
 from embarcadero.types import Range, ReplicaMember, ReplicaState
 
 _TRY_AGAIN_US: Final = 500_000
 _DEBT_US_MAX: Final = 1_000_000
+_IDLE_US: Final = 100_000
+_SCRUB_ANYWAY_US: Final = 10_000_000
 
 
 class Piece(NamedTuple):
@@ -49,21 +49,27 @@ class Repair:
     """Completes copies, a piece at a time."""
 
     def __init__(
-        self, ranges: Ranges, commits: Commits, leader: LeaderView, lines: DurableLines, workers: Workers,
-        me: ReplicaMember, disks: Callable[[ReplicaMember], Disk] | None, clock: Clock, journal: Journal,
-        counters: ReplicaCounters, bytes_per_s: int,
-    ) -> None:  # fmt: skip
-        self._ranges, self._commits, self._leader, self._lines = ranges, commits, leader, lines
-        self._workers, self._me, self._disks, self._clock = workers, me, disks, clock
-        self._journal, self._counters, self._bytes_per_s = journal, counters, bytes_per_s
+        self,
+        context: ReplicaContext,
+        ranges: Ranges,
+        commits: Commits,
+        leader: LeaderView,
+        on_change: Callable[[], None],
+        on_give_up: Callable[[Copy], None],
+    ) -> None:
+        """`on_change` is told when a copy may count that did not, or is gone; `on_give_up` when no source can help."""
+        env = context.env
+        self._ranges, self._commits, self._leader, self._lines = ranges, commits, leader, context.all_lines
+        self._workers, self._me, self._disks, self._clock = env.workers, context.member, env.disks, env.clock
+        self._journal, self._counters = env.journal, context.counters
+        self._bytes_per_s = context.config.replica.repair_bytes_per_s
+        self._on_change, self._on_give_up = on_change, on_give_up
         self._members: dict[int, ReplicaMember] = {}
         self._readers: dict[_Source, RangeReader] = {}
         self._in_use: set[_Source] = set()  # a worker reads there just now
         self._tried: dict[Tags, tuple[int, int]] = {}  # how many peers were tried in vain, and when to go on
         self._gave_up_us: dict[Tags, int] = {}  # when no peer could help with a copy that got nothing since
         self._free_us = 0  # when the allowance of bytes is paid back
-        self.on_change: Callable[[], None] = lambda: None  # told when a copy may count that did not, or is gone
-        self.on_give_up: Callable[[Copy], None] = lambda _copy: None  # told when no source has what a copy lacks
 
     def update(self, members: list[ReplicaMember]) -> None:
         """Take note of the replicas there are."""
@@ -153,7 +159,7 @@ class Repair:
     def _healed(self, copy: Copy) -> None:
         """Less of a copy is damaged, or it is to be opened again. It counts, or begins to, once nothing is."""
         self._commits.publish(copy)
-        self.on_change()
+        self._on_change()
 
     def _durable_elsewhere(self, range_: Range) -> Iterator[int]:
         for ref in range_.replicas:
@@ -267,9 +273,58 @@ class Repair:
             "can't complete a copy", lane=copy.tags[0], range=copy.tags[1], has=copy.log.end,
             reason=reason,
         )  # fmt: skip
-        self.on_give_up(copy)
+        self._on_give_up(copy)
 
     def close(self) -> None:
         """Let go of peers' files."""
         while self._readers:
             self._readers.popitem()[1].close()
+
+
+class Scrubber:
+    """Has old files looked through, a piece at a time, in idle moments; now and then also if there are none."""
+
+    def __init__(self, context: ReplicaContext, ranges: Ranges, on_change: Callable[[], None]) -> None:
+        """`on_change` is told when a copy is damaged, or its folder is gone."""
+        env = context.env
+        self._workers, self._journal, self._counters = env.workers, env.journal, context.counters
+        self._ranges, self._on_change = ranges, on_change
+        self._scrub = Scrub(env.clock, context.config.replica.scrub_bytes_per_s)
+        self._under_way, self._busy_us, self._scrubbed_us = False, 0, env.clock.now_us()
+
+    def step(self, now_us: int, idle: bool) -> None:
+        """Have the next piece looked through, if it is due and the replica has rested."""
+        if not idle:
+            self._busy_us = now_us
+        rested = now_us - self._busy_us >= _IDLE_US or now_us - self._scrubbed_us >= _SCRUB_ANYWAY_US
+        if self._under_way or not rested or not self._scrub.due or self._ranges.opening:
+            return
+        self._under_way, self._scrubbed_us = True, now_us
+        copies = [copy for copy in self._ranges.copies.values() if copy.whole and not copy.busy]
+        job = self._scrub.job([copy.log for copy in copies])
+        for copy in copies:
+            copy.scrubbing = copy.log is self._scrub.log
+        self._workers.run(job, partial(self._ended, copies))
+
+    def _ended(self, copies: list[Copy], result: list[Found] | Exception) -> None:
+        self._under_way = False
+        for copy in copies:
+            copy.scrubbing = False
+        if isinstance(result, Exception):
+            self._journal.warn("scrub failed", reason=str(result))
+            return
+        self._counters.scrubbed_bytes = self._scrub.checked_bytes
+        try:
+            damage = self._scrub.note([copy.log for copy in copies], result)
+        except EmbarcaderoError as error:
+            gone = self._ranges.miss_folders()
+            self._on_change()
+            if not gone:
+                self._journal.warn("scrub failed", reason=str(error))
+            return
+        if damage:
+            self._counters.damage_found += len(damage)
+            self._journal.warn("damage found by scrub", pieces=len(damage), where=damage[0].name)
+            for copy in self._ranges.copies.values():
+                copy.complete &= not copy.log.damage
+            self._on_change()

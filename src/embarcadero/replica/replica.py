@@ -9,29 +9,27 @@ for damage.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from typing import Final
 
-from embarcadero.config import DEFAULTS, Config, FabricSizes
-from embarcadero.env import NO_STEPS, Clock, Disk, Doorbell, Journal, SilentJournal, Steps, Workers
+from embarcadero.config import DEFAULTS, Config
+from embarcadero.config.table import Replica as Settings
+from embarcadero.env import Disk, Env, Journal
 from embarcadero.errors import EmbarcaderoError, TooMany
-from embarcadero.fabric.durability import DurableLines, create_durable
+from embarcadero.fabric.frontier import TaggedWriter
 from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
-from embarcadero.replica.copies import Commits, Copy, Health, ReplicaCounters
+from embarcadero.replica.copies import Commits, Copy, Health, ReplicaContext, ReplicaCounters
 from embarcadero.replica.follow import COMMIT_BYTES_MAX, BrokerRegions, Follower
 from embarcadero.replica.ranges import Moving, Ranges
-from embarcadero.replica.repair import Repair
+from embarcadero.replica.repair import Repair, Scrubber
 from embarcadero.replica.retention import Retention, Sessions
 from embarcadero.steps import Step
 from embarcadero.storage.folder import IDENTITY_FILE
-from embarcadero.storage.repair import Found, Scrub
-from embarcadero.storage.writing import RangeSettings
 from embarcadero.types import Range, ReplicaMember, ReplicaState, Topic
 
 _LOOK_AGAIN_US: Final = 2_000
@@ -40,9 +38,18 @@ _LOOK_AGAIN_US: Final = 2_000
 _TEND_US: Final = 5_000
 """While entries come one by one, what is beside following waits this long at most."""
 _SESSIONS_US: Final = 100_000
-_IDLE_US: Final = 100_000
-_SCRUB_ANYWAY_US: Final = 10_000_000
 _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
+
+
+@dataclass(slots=True)
+class _Due:
+    """When to do what next."""
+
+    beat_us: int = 0
+    store_us: int = 0
+    look_us: int = 0
+    sessions_us: int = 0
+    tend_us: int = 0
 
 
 class Replica:
@@ -50,62 +57,68 @@ class Replica:
 
     def __init__(
         self,
+        env: Env,
         fabric: Fabric,
         directory: Directory,
-        clock: Clock,
-        bell: Doorbell,
-        workers: Workers,
         disk: Disk,
         member: ReplicaMember,
-        sizes: FabricSizes,
-        journal: Journal | None = None,
         config: Config = DEFAULTS,
-        disks: Callable[[ReplicaMember], Disk] | None = None,
-        steps: Steps | None = None,
     ) -> None:
-        self._steps = steps = steps or NO_STEPS
-        self.member, self.settings, self.sizes = member, config.replica, sizes
-        self.journal = journal or SilentJournal()
-        self._directory, self._clock, self._bell, self._disk = directory, clock, bell, disk
-        self.counters = ReplicaCounters()
+        self._context = context = ReplicaContext.create(env, fabric, directory, disk, member, config)
+        self._directory, self._clock = directory, env.clock
         self.deposed = False
-        self.lines = create_durable(fabric, member.ref)
-        self.health = Health(self.lines.health, self.journal)
-        self._everybodys = lines = DurableLines(fabric)
-        self.commits = Commits(fabric, self.lines, lines, workers, clock, self.health, self.counters, steps)
-        self.leader = LeaderView(fabric, steps=steps)
+        self.commits = Commits(context)
+        self.leader = LeaderView(fabric, steps=env.steps)
         self.brokers = BrokerRegions(fabric, self._refresh)
         self.follower = Follower(self.leader, self.brokers)
-        settings = RangeSettings(
-            cluster=directory.log_id, segment_bytes=self.settings.segment_bytes,
-            segment_age_s=self.settings.segment_s,
-        )  # fmt: skip
-        self.ranges = Ranges(disk, member, settings, clock, self.health, self.journal, self.counters, steps)
-        self.sessions = Sessions(fabric, disk, self.lines, clock, self.journal, self.counters)
-        self.ranges.folder_gone = self.sessions.forget
+        self.sessions = Sessions(context)
+        self.ranges = Ranges(context, self.sessions.forget)
+        self.moving = Moving(context, self.ranges, self.leader)
         self.repair = Repair(
-            self.ranges, self.commits, self.leader, lines, workers, member, disks, clock, self.journal,
-            self.counters, self.settings.repair_bytes_per_s,
-        )  # fmt: skip
-        self.repair.on_change = self._take_stock
-        self.retention = Retention(
-            member.ref, self.ranges, self.sessions, lines, directory, clock, self.journal, self.counters
-        )  # fmt: skip
-        self.moving = Moving(
-            self.ranges, self.leader, directory, member, self.journal, config.placement.replace_after_s
+            context, self.ranges, self.commits, self.leader, self._take_stock, self.moving.gave_up
         )
-        self.repair.on_give_up = self.moving.gave_up
+        self.retention = Retention(context, self.ranges, self.sessions)
+        self.scrubber = Scrubber(context, self.ranges, self._take_stock)
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
         self._ranges: list[Range] = []
         self._revision, self._outline = -1, NOT_SEEN
-        self._beat_us = self._store_us = self._look_us = self._sessions_us = self._tend_us = 0
+        self._due = _Due()
         self._following: list[Copy] = []
         self._open_copies: list[Copy] = []
-        self.scrub = Scrub(clock, self.settings.scrub_bytes_per_s)
-        self._workers, self._scrubbing, self._busy_us, self._scrubbed_us = workers, False, 0, clock.now_us()
-        self._has_identity = disk.exists(IDENTITY_FILE)
         self._lacking: list[Copy] = []  # sealed ranges that are not all here
+        self._has_identity = disk.exists(IDENTITY_FILE)
         self._refresh()
+
+    # --- what others see ----------------------------------------------------------------------------------------------
+    @property
+    def member(self) -> ReplicaMember:
+        """This incarnation, as the store has it."""
+        return self._context.member
+
+    @property
+    def settings(self) -> Settings:
+        """Its settings."""
+        return self._context.config.replica
+
+    @property
+    def journal(self) -> Journal:
+        """Where it tells what happened."""
+        return self._context.env.journal
+
+    @property
+    def counters(self) -> ReplicaCounters:
+        """What it counts."""
+        return self._context.counters
+
+    @property
+    def health(self) -> Health:
+        """Troubles of its disk."""
+        return self._context.health
+
+    @property
+    def lines(self) -> TaggedWriter:
+        """Its durable lines."""
+        return self._context.lines
 
     # --- the world around ---------------------------------------------------------------------------------------------
     def _refresh(self) -> None:
@@ -129,14 +142,14 @@ class Replica:
         )
         if self.deposed:
             return
-        self._everybodys.forget_removed()
+        self._context.all_lines.forget_removed()
         lanes, topics = self._directory.lanes(), self._directory.topics()
         self.topics = {topic.lane: topic for topic in topics}
         self.topics |= {lane.lane: self.topics[lane.topic] for lane in lanes if lane.topic in self.topics}
-        self.sessions.topics = self.topics
+        self.sessions.update(self.topics)
         known = {topic.lane for topic in topics} | {lane.lane for lane in lanes}
         self.lines.keep(known)
-        self._everybodys.keep(known)
+        self._context.all_lines.keep(known)
         self.leader.keep_words(known)
         self.brokers.update(self._directory.members(), lanes)
         ranges = self._ranges = self._directory.ranges()
@@ -183,8 +196,8 @@ class Replica:
             self.journal.warn("out of lines", reason=str(error))
             self.deposed = True  # the next incarnation has a table of its own
             return
-        self._steps.at(Step.REPLICA_COUNTING)
-        self._bell.ring("sequencer")
+        self._context.env.steps.at(Step.REPLICA_COUNTING)
+        self._context.env.bell.ring("sequencer")
 
     # --- the pass -----------------------------------------------------------------------------------------------------
     def poll(self) -> bool:
@@ -195,24 +208,24 @@ class Replica:
         if self.deposed:
             return False
         now_us = self._clock.now_us()
-        if now_us >= self._beat_us:
-            self._beat_us = now_us + _BEAT_US
+        if now_us >= self._due.beat_us:
+            self._due.beat_us = now_us + _BEAT_US
             self.lines.heartbeat.advance(self.lines.heartbeat.value + 1)
-        if now_us >= self._store_us:
+        if now_us >= self._due.store_us:
             self._look(now_us)
         self.leader.advance(0)
         moved = self._follow(now_us)
-        if not moved and now_us >= self._look_us:
+        if not moved and now_us >= self._due.look_us:
             self._look(now_us)
             moved = self._follow(now_us)
-        if moved == 1 and now_us < self._tend_us:
+        if moved == 1 and now_us < self._due.tend_us:
             return False
-        self._tend_us = now_us + _TEND_US
+        self._due.tend_us = now_us + _TEND_US
         return self._tend(now_us, idle=not moved) or moved > 1
 
     def _look(self, now_us: int) -> None:
-        self._store_us = now_us + int(self.settings.store_poll_ms * 1_000)
-        self._look_us = now_us + _LOOK_AGAIN_US
+        self._due.store_us = now_us + int(self.settings.store_poll_ms * 1_000)
+        self._due.look_us = now_us + _LOOK_AGAIN_US
         self._refresh()
 
     def _follow(self, now_us: int) -> int:
@@ -236,27 +249,26 @@ class Replica:
 
     def _tell(self) -> None:
         """Wake those who wait for the lines that moved."""
-        if self.commits.news:
-            self.commits.news = False
-            self.brokers.ring_those_who_wait(self._bell)
-        while self.commits.lone:
-            for ref in self.commits.late(self.commits.lone.pop(), self.member.ref):
-                self._bell.ring(ref.region_prefix)
+        bell = self._context.env.bell
+        if self.commits.take_news():
+            self.brokers.ring_those_who_wait(bell)
+        for ref in self.commits.take_late(self.member.ref):
+            bell.ring(ref.region_prefix)
         self.commits.mark()
 
     # --- beside following ---------------------------------------------------------------------------------------------
     def _tend(self, now_us: int, idle: bool) -> bool:
         """A little of everything else. True if there is more to do at once."""
-        if self.commits.missed:
-            self.commits.missed = False
-            self._miss_folders()
+        if self.commits.take_missed():
+            self.ranges.miss_folders()
+            self._take_stock()
         moved = self.ranges.step()
         if moved:
             self._take_stock()
         moved |= self._complete(now_us)
-        self._scrub(now_us, idle)
-        if now_us >= self._sessions_us:
-            self._sessions_us = now_us + _SESSIONS_US
+        self.scrubber.step(now_us, idle)
+        if now_us >= self._due.sessions_us:
+            self._due.sessions_us = now_us + _SESSIONS_US
             for copy in self._following:
                 self.sessions.look(copy, self.leader)
                 self.commits.roll(copy, now_us)
@@ -272,7 +284,7 @@ class Replica:
     def _look_for_folder(self) -> None:
         """Without its folder this incarnation ends; the next one has an empty disk, and says so by another id."""
         with suppress(EmbarcaderoError):
-            if self._has_identity and not self._disk.exists(IDENTITY_FILE):
+            if self._has_identity and not self._context.disk.exists(IDENTITY_FILE):
                 self.journal.warn("its folder is gone", do="find out who removed it; copies come from other replicas")
                 self.deposed = True
 
@@ -293,50 +305,9 @@ class Replica:
         if copy.log.dirty and end is not None and copy.log.end <= end and self.commits.may_try(copy, now_us):
             self.commits.sync(copy)
 
-    def _scrub(self, now_us: int, idle: bool) -> None:
-        """Look through a piece of old files, in idle moments; now and then also if there are none."""
-        if not idle:
-            self._busy_us = now_us
-        rested = now_us - self._busy_us >= _IDLE_US or now_us - self._scrubbed_us >= _SCRUB_ANYWAY_US
-        if self._scrubbing or not rested or not self.scrub.due or self.ranges.opening:
-            return
-        self._scrubbing, self._scrubbed_us = True, now_us
-        copies = [copy for copy in self.ranges.copies.values() if copy.whole and not copy.busy]
-        job = self.scrub.job([copy.log for copy in copies])
-        for copy in copies:
-            copy.scrubbing = copy.log is self.scrub.log
-        self._workers.run(job, partial(self._scrubbed, copies))
-
-    def _scrubbed(self, copies: list[Copy], result: list[Found] | Exception) -> None:
-        self._scrubbing = False
-        for copy in copies:
-            copy.scrubbing = False
-        if isinstance(result, Exception):
-            self.journal.warn("scrub failed", reason=str(result))
-            return
-        self.counters.scrubbed_bytes = self.scrub.checked_bytes
-        try:
-            damage = self.scrub.note([copy.log for copy in copies], result)
-        except EmbarcaderoError as error:
-            if not self._miss_folders():
-                self.journal.warn("scrub failed", reason=str(error))
-            return
-        if damage:
-            self.counters.damage_found += len(damage)
-            self.journal.warn("damage found by scrub", pieces=len(damage), where=damage[0].name)
-            for copy in self.ranges.copies.values():
-                copy.complete &= not copy.log.damage
-            self._take_stock()
-
-    def _miss_folders(self) -> bool:
-        """Whether somebody removed folders of copies: those begin anew."""
-        gone = self.ranges.miss_folders()
-        self._take_stock()
-        return gone > 0
-
     def next_deadline_us(self) -> int:
         """When to be called again at the latest, though nobody rings."""
-        return min(self._beat_us, self._store_us, self._sessions_us)
+        return min(self._due.beat_us, self._due.store_us, self._due.sessions_us)
 
     # --- for those who watch ------------------------------------------------------------------------------------------
     def count_ranges(self) -> dict[str, int]:
@@ -359,7 +330,7 @@ class Replica:
     def free_bytes(self) -> int:
         """Room on the disk; 0 when it can't be told."""
         try:
-            return self._disk.free_bytes()
+            return self._context.disk.free_bytes()
         except EmbarcaderoError:
             return 0
 

@@ -20,17 +20,13 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Final
 
-from embarcadero.env import Clock, Disk, Journal
 from embarcadero.errors import BadRegion, EmbarcaderoError
-from embarcadero.fabric.durability import DurableLines
-from embarcadero.fabric.frontier import TaggedWriter
 from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.names import checkpoint_region
-from embarcadero.fabric.region import Fabric, Region
+from embarcadero.fabric.region import Region
 from embarcadero.limits import BROKER_LANES_FIRST
-from embarcadero.placement.directory import Directory
 from embarcadero.placement.ranges import below_start
-from embarcadero.replica.copies import Copy, ReplicaCounters
+from embarcadero.replica.copies import Copy, ReplicaContext
 from embarcadero.replica.ranges import Ranges
 from embarcadero.sequencer.order.checkpoint import newest_index, read_checkpoint
 from embarcadero.steps import Step
@@ -46,19 +42,21 @@ CHECKPOINT: Final = 1
 class Sessions:
     """On-disk checkpoints of all lanes that this replica follows."""
 
-    def __init__(
-        self, fabric: Fabric, disk: Disk, lines: TaggedWriter, clock: Clock, journal: Journal, counters: ReplicaCounters
-    ) -> None:  # fmt: skip
-        self._fabric, self._disk, self._lines = fabric, disk, lines
-        self._clock, self._journal, self._counters = clock, journal, counters
+    def __init__(self, context: ReplicaContext) -> None:
+        self._fabric, self._disk, self._lines = context.fabric, context.disk, context.lines
+        self._journal, self._counters = context.env.journal, context.counters
         self._known: dict[int, int] = {}  # lane -> index of its newest checkpoint on disk; 0: none
         self._regions: dict[int, Region] = {}  # lane -> its checkpoints in the fabric, of the epoch below
         self._epoch = 0
-        self.topics: Mapping[int, Topic] = {}  # by lane, as the store has them
+        self._topics: Mapping[int, Topic] = {}  # by lane, as the store has them
+
+    def update(self, topics: Mapping[int, Topic]) -> None:
+        """Take note of all topics, by lane."""
+        self._topics = topics
 
     def on_disk(self, lane: int) -> int:
         """As of which index the newest checkpoint of a lane's topic on this disk is; 0 if there is none."""
-        if (topic := self.topics.get(lane)) is None:
+        if (topic := self._topics.get(lane)) is None:
             return 0
         if lane not in self._known:
             found = newest_checkpoint(self._disk, lane_folder(lane), NO_INDEX, topic.checkpoint_ids)
@@ -86,7 +84,7 @@ class Sessions:
     def look(self, copy: Copy, leader: LeaderView) -> bool:
         """Copy the newest checkpoint of a lane if it speaks of what is durable here. True if something was written."""
         lane, line = copy.range_.lane, copy.log.synced
-        topic = self.topics.get(lane)
+        topic = self._topics.get(lane)
         if topic is None or lane >= BROKER_LANES_FIRST or not leader.number or copy.tags not in self._lines:
             return False
         try:
@@ -132,12 +130,10 @@ _JUMP_US: Final = 60_000_000
 class Retention:
     """Looks at all lanes now and then."""
 
-    def __init__(
-        self, me: ReplicaRef, ranges: Ranges, sessions: Sessions, lines: DurableLines, directory: Directory,
-        clock: Clock, journal: Journal, counters: ReplicaCounters,
-    ) -> None:  # fmt: skip
-        self._me, self._ranges, self._sessions, self._lines, self._directory = me, ranges, sessions, lines, directory
-        self._clock, self._journal, self._counters = clock, journal, counters
+    def __init__(self, context: ReplicaContext, ranges: Ranges, sessions: Sessions) -> None:
+        self._me, self._ranges, self._sessions = context.member.ref, ranges, sessions
+        self._lines, self._directory = context.all_lines, context.directory
+        self._clock, self._journal, self._counters = context.env.clock, context.env.journal, context.counters
         self._topics: dict[int, Topic] = {}
         self._chains: dict[int, list[Range]] = {}  # ranges by lane, oldest first
         self._trims: dict[int, int] = {}
