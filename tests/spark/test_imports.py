@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import embarcadero
 
 ASKS = """
 import sys
@@ -36,3 +40,18 @@ def test_a_source_does_not_load_what_publishes() -> None:
     assert "embarcadero.client.net.brokers" in told
     assert PUBLISHING.intersection(told) == set()
     assert [name for name in told if name.startswith(ELSEWHERE)] == []
+
+
+FOLDERS = ("spark", "tier", "staging", "audit")
+PUBLIC = {"aio", "sync", "results", "named", "arguments", "publish.tables"}
+"""Modules of the client with calls, with what they take and give, and with what makes payloads for publish_encoded()."""
+
+
+def test_spark_and_tables_use_public_calls_of_the_client() -> None:
+    """No module of the client below its calls, and nothing of a Log that only the client knows."""
+    source = Path(embarcadero.__file__).parent
+    texts = [path.read_text() for folder in FOLDERS for path in (source / folder).rglob("*.py")]
+    used = {name for text in texts for name in re.findall(r"embarcadero\.client\.([\w.]+) import", text)}
+
+    assert used <= PUBLIC
+    assert not [found for text in texts for found in re.findall(r"\blog\.(?:thread|twin|brokers|_\w+)\b", text)]

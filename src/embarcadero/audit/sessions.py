@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from embarcadero.fabric.layout import OPEN_STRONG
+from embarcadero.tier.columns import Int64s
 from embarcadero.types import NO_SESSION, EntryKind
 
 RUNS: Final = pa.schema(
@@ -44,7 +45,6 @@ NO_FLAGS: Final = -1
 """The flags of an entry that was read from where they are not kept."""
 _SESSIONS: Final = (EntryKind.BATCH, EntryKind.SESSION_OPEN, EntryKind.SKIP)
 
-Int64s = npt.NDArray[np.int64]
 
 
 def runs_of(

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,7 +17,7 @@ from embarcadero.audit.sessions import NO_FLAGS, runs_of
 from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import Batch, TopicInfo
 from embarcadero.errors import Corrupt, EmbarcaderoError
-from embarcadero.tier.columns import EntriesHash, rows
+from embarcadero.tier.columns import EntriesHash, Int64s, rows
 from embarcadero.tier.settings import parse_properties
 from embarcadero.types import EntryKind, Gap, GapKind
 
@@ -28,7 +27,6 @@ COLUMNS: Final = (
 )  # fmt: skip
 """What an audit needs of each row."""
 
-Int64s = npt.NDArray[np.int64]
 _COMPARED_ROWS = 65_536
 
 

@@ -18,7 +18,6 @@ from threading import Lock
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -26,6 +25,7 @@ import pyarrow.types as kinds
 
 from embarcadero.errors import BadTable, NotAvailable
 from embarcadero.limits import TABLE_CACHE_BYTES, TABLE_FOOTERS_MAX
+from embarcadero.tier.columns import Int64s
 from embarcadero.tier.parquet import read_footer
 from embarcadero.tier.snapshots import TableFile
 from embarcadero.tier.storage import Storage, reading
@@ -36,7 +36,6 @@ _VALUE_BYTES: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT"
 _DECIMAL_BYTES: Final = 16
 _TEXTS: Final = (kinds.is_string, kinds.is_binary, kinds.is_large_string, kinds.is_large_binary)
 
-Int64s = npt.NDArray[np.int64]
 _INDEX_MAX: Final = (1 << 63) - 1
 _SLICES_MAX: Final = 16
 """Rows between which more entries lie are copied together with them: many small slices take longer."""

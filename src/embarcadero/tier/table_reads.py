@@ -36,12 +36,10 @@ from collections.abc import Callable, Collection
 from contextlib import contextmanager
 from functools import partial
 
-import numpy.typing as npt
-
 from embarcadero.client.publish.tables import encoded
 from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.errors import TierUnavailable
-from embarcadero.tier.columns import from_table
+from embarcadero.tier.columns import Int64s, from_table
 from embarcadero.types import Cut, EntryKind, Gap, GapKind
 from embarcadero.wire.schemas import TopicSchemas
 
@@ -55,7 +53,6 @@ _ENTRY: Final = {
 _KEPT: Final = ("_skipped", "_payload")
 _WORD: Final = 1 << 64
 
-Int64s = npt.NDArray[np.int64]
 
 
 class _Contents(NamedTuple):
