@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from embarcadero.audit.report import AuditSpan, LaneFacts
 from embarcadero.audit.sessions import NO_FLAGS, problems_of, runs_of
-from embarcadero.audit.span import Explained, SpanAudit, look_at
+from embarcadero.audit.span import KnownLosses, SpanAudit, look_at
 from embarcadero.client.results import Batch
 from embarcadero.fabric.layout import OPEN_STRONG, OPEN_TAKEN
 from embarcadero.tier.columns import KEPT, SYSTEM
@@ -63,7 +63,7 @@ def _rows(rows: list[Row]) -> pa.RecordBatch:
 def _found(rows: list[Row], stop: int | None = None, *, cut: int = 10_000) -> set[str]:
     """Kinds of findings, when rows come in pieces of `cut`."""
     end = int(rows[-1]["_index"] or 0) + 1 if stop is None else stop
-    audit = SpanAudit(0, 0, end, Explained(0, LOST))
+    audit = SpanAudit(0, 0, end, KnownLosses(0, LOST))
     whole = _rows(rows)
     for first in range(0, len(rows), cut):
         audit.add(whole.slice(first, cut))
@@ -119,14 +119,14 @@ def test_a_short_end_is_a_hole() -> None:
 
 def test_lost_positions_are_explained_by_ranges_and_by_nothing_else() -> None:
     """A LOST gap where ranges have a hole is fine; elsewhere it is a finding; so is a TRIMMED one above the start."""
-    audit = SpanAudit(0, 40, 60, Explained(0, LOST))
+    audit = SpanAudit(0, 40, 60, KnownLosses(0, LOST))
     audit.add_gap(Gap(GapKind.LOST, 40, 60))
     assert (audit.finish(), audit.lost) == ([], 20)
-    audit = SpanAudit(0, 0, 60, Explained(0, [(15, 60)]))
+    audit = SpanAudit(0, 0, 60, KnownLosses(0, [(15, 60)]))
     audit.add(_rows(_log()))
     assert (audit.finish(), audit.next_seq) == ([], -1)
     for kind, name in ((GapKind.LOST, "lost"), (GapKind.TRIMMED, "trimmed")):
-        audit = SpanAudit(0, 10, 20, Explained(0, LOST))
+        audit = SpanAudit(0, 10, 20, KnownLosses(0, LOST))
         audit.add_gap(Gap(kind, 10, 20))
         assert [finding.kind for finding in audit.finish()] == [name]
 
@@ -138,7 +138,7 @@ def test_sessions_are_followed_over_spans() -> None:
     def problems(changed: list[Row]) -> set[str]:
         parts = []
         for start in range(0, 50, 5):
-            audit = SpanAudit(0, start, start + 5, Explained(0, []))
+            audit = SpanAudit(0, start, start + 5, KnownLosses(0, []))
             own = [row for row in changed if start <= int(row["_index"] or 0) < start + 5]
             if own:
                 audit.add(_rows(own))

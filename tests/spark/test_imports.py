@@ -44,7 +44,7 @@ def test_a_source_does_not_load_what_publishes() -> None:
 
 FOLDERS = ("spark", "tier", "staging", "audit")
 PUBLIC = {"aio", "sync", "results", "named", "arguments", "publish.tables"}
-"""Modules of the client with calls, with what they take and give, and with what makes payloads for publish_encoded()."""
+"""Modules of the client with calls, what these take and give, and what makes payloads for publish_encoded()."""
 
 
 def test_spark_and_tables_use_public_calls_of_the_client() -> None:

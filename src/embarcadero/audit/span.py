@@ -30,7 +30,7 @@ COLUMNS: Final = (
 _COMPARED_ROWS = 65_536
 
 
-class Explained:
+class KnownLosses:
     """Which holes of a lane are as they should be: what is below its start, and what lies between its ranges."""
 
     def __init__(self, start_index: int, lost: Sequence[tuple[int, int]]) -> None:
@@ -44,7 +44,7 @@ class Explained:
 class SpanAudit:
     """Takes the rows and gaps of [start, stop) in their order, and says what it found."""
 
-    def __init__(self, lane: int, start: int, stop: int, explained: Explained) -> None:
+    def __init__(self, lane: int, start: int, stop: int, explained: KnownLosses) -> None:
         self.lane, self.start, self.stop = lane, start, stop
         self._explained = explained
         self._collector = Collector(lane)
@@ -199,7 +199,7 @@ class SpanAudit:
 def look_at(log: Log, about: TopicInfo, span: AuditSpan) -> tuple[SpanReport, pa.RecordBatch]:
     """Look at a span. Whatever is wrong with it is in the report; only a bug raises."""
     lost = [*span.lane.lost, (span.start, span.stop)] if span.file else span.lane.lost
-    audit = SpanAudit(span.lane.lane, span.start, span.stop, Explained(span.lane.start_index, lost))
+    audit = SpanAudit(span.lane.lane, span.start, span.stop, KnownLosses(span.lane.start_index, lost))
     columns = None if span.table and span.log else list(COLUMNS)
     table = _table_rows(about, span, columns) if span.table else None
     held = _log_rows(log, about, span, columns)

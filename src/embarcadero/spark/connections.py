@@ -19,7 +19,7 @@ def shared_log(brokers: str, table_properties: Sequence[str] | None = None, *, a
     """The client of this process for these brokers. It lives as long as the process; workers are ended by Spark.
 
     `table_properties` are the driver's: a worker may run where there is no configuration. A cluster that is down may
-    come back, and a query should outlive that: it is waited for a while, unless somebody waits for an answer `at_once`.
+    come back, and a query should outlive that: calls wait for it, unless the caller needs an answer `at_once`.
     """
     key = os.getpid(), brokers  # a worker that was forked has its parent's clients, whose threads it has not
     known = _KNOWN.get(key)

@@ -245,12 +245,12 @@ class TierJob:
 
     @contextmanager
     def _still_mine(self, tier: Tier) -> Iterator[None]:
-        """A commit that came second: Deposed if to another job; one of somebody who compacts is no end of ours."""
+        """A commit that came second: Deposed if another job was first, TierUnavailable after a compaction."""
         try:
             yield
         except Deposed as error:
             self._log.keep_tier(self.topic, tier.epoch, topic_id=tier.topic_id)
-            raise TierUnavailable(f"somebody else changed the table: {error.message}", "try again") from error
+            raise TierUnavailable(f"another program changed the table: {error.message}", "try again") from error
 
     def _plan(self, tier: Tier) -> CyclePlan:
         """Spans from the table's frontiers to what is durable, cut into pieces of about a file each."""
@@ -355,7 +355,7 @@ class TierJob:
     def _collect(self, committed: LoadedTable, ours: bool) -> list[str]:
         """Garbage is looked for when there may be some, and now and then: listing a large table takes its time.
 
-        Metadata only after a commit of `ours`: nobody can commit any more what was written before it.
+        Metadata only after a commit of `ours`: no process can commit what was written before it.
         """
         due = time.time() - self._swept_s > TIER_ORPHANS_S
         gone = collect_data(self._table) if due or self._littered else []
@@ -398,7 +398,7 @@ def checked_facts(spans: Sequence[FileSpan], facts: Sequence[FileFacts]) -> list
 
 
 class _Keeper:
-    """Says that the job is there while workers are busy, so that nobody takes over meanwhile."""
+    """Reports that the job lives while workers are busy, so that no other job takes over."""
 
     def __init__(self, log: Log, topic: str, tier: Tier) -> None:
         self._log, self._topic, self._tier = log, topic, tier

@@ -378,7 +378,7 @@ def _decoded_bytes(batch: Batch) -> int:
         return batch.size
     try:
         return max(batch.size, int(batch.to_arrow().nbytes))
-    except EmbarcaderoError:  # it is kept as it is, or whoever makes rows of it says what is wrong
+    except EmbarcaderoError:  # it is kept as it is, or the code that makes rows of it says what is wrong
         return batch.size
 
 
@@ -388,7 +388,7 @@ def _checked(span: FileSpan, scan: Iterable[list[Batch]]) -> Iterator[Batch]:
     lost = False
     for batches in scan:
         left = deque(batches)
-        batches.clear()  # a batch that was decoded keeps its columns: nobody holds it once it is written
+        batches.clear()  # a batch that was decoded keeps its columns: no list holds it once it is written
         while left:
             batch = left.popleft()
             if batch.gap is not None and batch.gap.kind is not GapKind.SKIPPED:

@@ -122,7 +122,7 @@ class _Facts(NamedTuple):
 
     names: list[str]
     groups: list[tuple[int, int, int]]
-    dictionaries: list[str]  # columns to be read as such: nobody knows yet how large they are without
+    dictionaries: list[str]  # columns to be read as such: their decoded size is not known
 
 
 class GroupCache:

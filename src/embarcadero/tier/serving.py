@@ -38,7 +38,7 @@ _FIELDS: Final = ("index", "seq", "session_seq", "append_us", "session", "count"
 class _Down(NamedTuple):
     """A store that could not be reached."""
 
-    until_s: float  # nobody asks it before that
+    until_s: float  # no read asks it before that
     took_s: float  # how long the last try took
     why: str
 

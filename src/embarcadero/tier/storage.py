@@ -110,7 +110,7 @@ class Storage:
         return hash(self._key)
 
     def place(self, location: str) -> tuple[pafs.FileSystem, str]:
-        """The file system of a location, and its path there. BadTable, if nobody knows such a place."""
+        """The file system of a location, and its path there. BadTable for an unknown kind of location."""
         try:
             with typed_errors(location):
                 self.io.check(location)

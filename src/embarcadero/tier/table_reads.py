@@ -299,7 +299,7 @@ def table_cuts(table: TopicTable, lane: int, start: int, stop: int, piece_bytes:
 
 
 class TableBatch(Batch):
-    """A batch whose records came as columns. Its payload is made when somebody asks for it."""
+    """A batch whose records came as columns. Its payload is made on first use."""
 
     __slots__ = ("_made", "_size")
 

@@ -181,7 +181,7 @@ def _named_data(table: Table) -> Iterator[str]:
 def collect_metadata(table: TierTable, committed: LoadedTable, committed_s: float) -> list[str]:
     """Delete metadata files that nothing names, much older than a commit of ours (`committed`, at `committed_s`).
 
-    Whoever wrote them planned on top of an older snapshot, and can't commit any more.
+    Their writer planned on top of an older snapshot, and can't commit any more.
     """
     gone = _collect_metadata(table.storage, [committed.table], committed_s)
     if committed.entries:

@@ -42,7 +42,7 @@ def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
     """A reader with or without push-down, as the user wants it and the session allows.
 
     With `spark.sql.python.filterPushdown.enabled` off, Spark refuses every reader that defines `pushFilters`, and it
-    does not tell us the flag. But filters are pushed in a process of their own, and only there somebody asks for them.
+    does not tell us the flag. But filters are pushed in a process of their own, and only that process asks for them.
 
     With the flag on, Spark 4.3 keeps the plan that it made with filters for the whole frame: the next query over the
     same frame, or its other side in a join, gets the rows that passed them. So the user has to say that a frame is used
