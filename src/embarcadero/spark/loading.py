@@ -1,8 +1,8 @@
 """Loading: the rows of files or of an Iceberg table, in a topic, each once.
 
 What is loaded is recorded when the job begins: the list of files with sizes and times, or the snapshot of the table.
-Steps follow from that record alone, so a job that goes on loads exactly the files that are missing. Files that changed since then are
-refused; a table may go on, its snapshot stays what it was.
+Steps follow from that record alone, so a job that goes on loads exactly the files that are missing. Files that changed
+since then are refused; a table may go on, its snapshot stays what it was.
 """
 
 from __future__ import annotations

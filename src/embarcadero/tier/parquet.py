@@ -1,7 +1,7 @@
 """Parquet files of a table: one span of one lane each, under a name that no other attempt uses.
 
-A file tells in its name and in its footer which span it has. It is written whole, synced, and known to nobody until a
-commit names it; what a crash leaves behind is garbage with a name that says so (gc.py).
+A file tells in its name and in its footer which span it has. It is written whole and synced, and no table
+has it until a commit names it; what a crash leaves behind is garbage with a name that says so (upkeep.py).
 """
 
 from __future__ import annotations
