@@ -1,7 +1,7 @@
 """From a frame's columns to a topic's: checked on the driver before any task runs, done in the tasks.
 
 A raw topic takes `value`, and if you like `key`, `headers`, `timestamp` and `partition`; a topic with a schema takes
-its own columns, and `_partition`. A column `topic` chooses the topic of a row if no option does (`routing.py`).
+its own columns, and `_partition`. A column `topic` chooses the topic of a row if no option does (`Router`).
 
 Rows whose column `topic` names their topic are divided first (`Router`): these are topics without a schema.
 """
