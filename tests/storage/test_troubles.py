@@ -13,7 +13,7 @@ from embarcadero.storage.layout import (
     HEADER,
     MARK_FILE,
     START_FILE,
-    Place,
+    FilePosition,
     begun_name,
     encode_place,
     segment_name,
@@ -497,7 +497,7 @@ def test_small_files_may_be_lost(copies: Copies, name: str, harm: Callable[[byte
 @pytest.mark.parametrize("name", [START_FILE, MARK_FILE])
 def test_small_files_of_another_range_are_not_believed(copies: Copies, name: str) -> None:
     """A disk that put a sector into a wrong place: it is a good one, but of another range."""
-    other = Place(START + COUNT + 9_000, START_SEQ + 900_000, 128, LANE, RANGE + 1)
+    other = FilePosition(START + COUNT + 9_000, START_SEQ + 900_000, 128, LANE, RANGE + 1)
     copies.world.names[f"{FOLDER}/{name}"].data[:] = encode_place(other, name)
     copies.whole(copies.open())
 

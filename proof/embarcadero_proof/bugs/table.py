@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from embarcadero import plants
 from embarcadero.errors import BadValue
 from embarcadero_proof.bugs import broker, client, fabric, memory, placement, replica, sequencer, staging, storage, tier
 from embarcadero_proof.bugs.bug import Bug
@@ -45,13 +44,10 @@ def injected(*names: str) -> Iterator[Wrap]:
     if unknown := [name for name in names if name not in BUGS]:
         raise BadValue(f"there are no injected bugs {unknown}", f"choose from {sorted(BUGS)}")
     chosen = [BUGS[name] for name in names]
-    flags = {bug.name for bug in chosen if bug.leak is None and not bug.edits}
-    plants.ACTIVE.update(flags)
     ACTIVE.update(names)
     try:
         by_rounds = [_BY_ROUNDS] if any(bug.leak is None for bug in chosen) else []
         with patched([*by_rounds, *(edit for bug in chosen for edit in bug.edits)]):
             yield wrap_with([bug.leak for bug in chosen if bug.leak is not None])
     finally:
-        plants.ACTIVE.difference_update(flags)
         ACTIVE.difference_update(names)

@@ -99,7 +99,7 @@ class BrokerRegions:
                 bell.ring(folder)
 
 
-class _Source(NamedTuple):
+class _OrderSource(NamedTuple):
     ring: RingReader
     ordered: int
     writer: int
@@ -131,16 +131,16 @@ class Follower:
             self._leader.steps.at(Step.REPLICA_CHECKED)
         return takes
 
-    def _source(self, lane: int) -> _Source | None:
+    def _source(self, lane: int) -> _OrderSource | None:
         if lane < BROKER_LANES_FIRST:
             ring = self._leader.order(lane)
-            return None if ring is None else _Source(ring, ring.frontier.load(), BY_SEQUENCER)
+            return None if ring is None else _OrderSource(ring, ring.frontier.load(), BY_SEQUENCER)
         ring, lane_is = self._brokers.ring(lane), self._brokers.lane(lane)
         if ring is None or lane_is is None:
             return None
         if lane_is.end is not None:
-            return _Source(ring, lane_is.end, BY_STORE)
-        return _Source(ring, ring.frontier.load(), lane_is.handle)
+            return _OrderSource(ring, lane_is.end, BY_STORE)
+        return _OrderSource(ring, ring.frontier.load(), lane_is.handle)
 
     def _gather(self, copy: Copy, room: int) -> Take | None:
         source, start = self._source(copy.range_.lane), copy.log.end
@@ -156,7 +156,7 @@ class Follower:
             return None
         return Take(copy, entries[: len(payloads)], payloads, size, source.writer)
 
-    def _gather_one(self, copy: Copy, source: _Source, index: int) -> Take | None:
+    def _gather_one(self, copy: Copy, source: _OrderSource, index: int) -> Take | None:
         """The same for a single entry, in plain numbers: somebody waits for just this one."""
         line = source.ring.line(index)
         size, place = line[5] & _LOW, line[6]

@@ -74,7 +74,7 @@ def _cut_from(log: RangeLog, first: int, counted: int) -> None:
         log.healed(one)
 
 
-class Ranges:
+class RangeCopies:
     """All copies of this replica. Opening, cutting and removing happen a little at a time."""
 
     def __init__(self, context: ReplicaContext, folder_gone: Callable[[int], None]) -> None:
@@ -373,7 +373,7 @@ _NO_FAILURE: Final = _Failure(0, _AGAIN_US_FIRST)
 class Moving:
     """What this replica does about it."""
 
-    def __init__(self, context: ReplicaContext, ranges: Ranges, leader: LeaderView) -> None:
+    def __init__(self, context: ReplicaContext, ranges: RangeCopies, leader: LeaderView) -> None:
         self._replace_after_us = int(context.config.placement.replace_after_s * 1_000_000)
         self._dead: set[int] = set()
         self._dead_since_us: dict[int, int] = {}

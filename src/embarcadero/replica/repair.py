@@ -18,7 +18,7 @@ from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.leader import LeaderView
 from embarcadero.limits import REPAIR_STEP_BYTES
 from embarcadero.replica.copies import Commits, Copy, ReplicaContext
-from embarcadero.replica.ranges import Ranges
+from embarcadero.replica.ranges import RangeCopies
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.repair import Found, Scrub, heal_tails, mend
@@ -31,7 +31,7 @@ _IDLE_US: Final = 100_000
 _SCRUB_ANYWAY_US: Final = 10_000_000
 
 
-class Piece(NamedTuple):
+class RepairPiece(NamedTuple):
     """Some records of a peer's copy; or none, if it begins later: with this index and seq."""
 
     entries: Entries
@@ -51,7 +51,7 @@ class Repair:
     def __init__(
         self,
         context: ReplicaContext,
-        ranges: Ranges,
+        ranges: RangeCopies,
         commits: Commits,
         leader: LeaderView,
         on_change: Callable[[], None],
@@ -205,17 +205,17 @@ class Repair:
         self._readers[source] = reader
         return reader
 
-    def _piece(self, source: _Source, start: int, goal: int) -> Piece:
+    def _piece(self, source: _Source, start: int, goal: int) -> RepairPiece:
         """In a worker: some records from a peer's files."""
         reader = self._reader(source)
         try:
-            return Piece(*reader.read(start, goal, REPAIR_STEP_BYTES))
+            return RepairPiece(*reader.read(start, goal, REPAIR_STEP_BYTES))
         except Trimmed:
             first = reader.first
             entry = None if first is None else reader.entry(first)
             if entry is None:
                 raise
-            return Piece(entry[:0], [], (int(entry["index"][0]), int(entry["seq"][0])))
+            return RepairPiece(entry[:0], [], (int(entry["index"][0]), int(entry["seq"][0])))
 
     def _mend(self, source: _Source, copy: Copy, damage: Damage) -> bool:
         """In a worker: repair in place. Nobody else touches the copy meanwhile."""
@@ -231,13 +231,14 @@ class Repair:
         self._journal.note("damage repaired", lane=copy.tags[0], range=copy.tags[1], peer=source.member.replica)
         self._healed(copy)
 
-    def _arrived(self, copy: Copy, source: _Source, start: int, tried: int, result: Piece | Exception) -> None:
+    def _arrived(self, copy: Copy, source: _Source, start: int, tried: int, result: RepairPiece | Exception) -> None:
         copy.reading = False
         self._in_use.discard(source)
         if copy.doubtful or copy.log.end != start:
             return
         if isinstance(result, Exception) or not len(result.entries):
-            if isinstance(result, Piece) and result.begins is not None and self._ranges.begin_at(copy, *result.begins):
+            begins = result.begins if isinstance(result, RepairPiece) else None
+            if begins is not None and self._ranges.begin_at(copy, *begins):
                 return
             self._in_vain(copy, source, tried, result)
             return
@@ -284,7 +285,7 @@ class Repair:
 class Scrubber:
     """Has old files looked through, a piece at a time, in idle moments; now and then also if there are none."""
 
-    def __init__(self, context: ReplicaContext, ranges: Ranges, on_change: Callable[[], None]) -> None:
+    def __init__(self, context: ReplicaContext, ranges: RangeCopies, on_change: Callable[[], None]) -> None:
         """`on_change` is told when a copy is damaged, or its folder is gone."""
         env = context.env
         self._workers, self._journal, self._counters = env.workers, env.journal, context.counters

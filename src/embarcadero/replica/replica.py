@@ -25,9 +25,9 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
 from embarcadero.replica.copies import Commits, Copy, Health, ReplicaContext, ReplicaCounters
 from embarcadero.replica.follow import COMMIT_BYTES_MAX, BrokerRegions, Follower
-from embarcadero.replica.ranges import Moving, Ranges
+from embarcadero.replica.ranges import Moving, RangeCopies
 from embarcadero.replica.repair import Repair, Scrubber
-from embarcadero.replica.retention import Retention, Sessions
+from embarcadero.replica.retention import LaneRetention, SessionCheckpoints
 from embarcadero.steps import Step
 from embarcadero.storage.folder import IDENTITY_FILE
 from embarcadero.types import Range, ReplicaMember, ReplicaState, Topic
@@ -71,13 +71,13 @@ class Replica:
         self.leader = LeaderView(fabric, steps=env.steps)
         self.brokers = BrokerRegions(fabric, self._refresh)
         self.follower = Follower(self.leader, self.brokers)
-        self.sessions = Sessions(context)
-        self.ranges = Ranges(context, self.sessions.forget)
+        self.sessions = SessionCheckpoints(context)
+        self.ranges = RangeCopies(context, self.sessions.forget)
         self.moving = Moving(context, self.ranges, self.leader)
         self.repair = Repair(
             context, self.ranges, self.commits, self.leader, self._take_stock, self.moving.gave_up
         )
-        self.retention = Retention(context, self.ranges, self.sessions)
+        self.retention = LaneRetention(context, self.ranges, self.sessions)
         self.scrubber = Scrubber(context, self.ranges, self._take_stock)
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
         self._ranges: list[Range] = []

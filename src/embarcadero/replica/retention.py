@@ -27,7 +27,7 @@ from embarcadero.fabric.region import Region
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.placement.ranges import below_start
 from embarcadero.replica.copies import Copy, ReplicaContext
-from embarcadero.replica.ranges import Ranges
+from embarcadero.replica.ranges import RangeCopies
 from embarcadero.sequencer.order.checkpoint import newest_index, read_checkpoint
 from embarcadero.steps import Step
 from embarcadero.storage.folder import drop_foreign, drop_older, newest_checkpoint, sweep_drafts, write_checkpoint
@@ -39,7 +39,7 @@ CHECKPOINT: Final = 1
 """Which value of a durable line says as of which index a session checkpoint is on this disk."""
 
 
-class Sessions:
+class SessionCheckpoints:
     """On-disk checkpoints of all lanes that this replica follows."""
 
     def __init__(self, context: ReplicaContext) -> None:
@@ -127,10 +127,10 @@ _JUMP_US: Final = 60_000_000
 """Clocks that are kept right move by less than this."""
 
 
-class Retention:
+class LaneRetention:
     """Looks at all lanes now and then."""
 
-    def __init__(self, context: ReplicaContext, ranges: Ranges, sessions: Sessions) -> None:
+    def __init__(self, context: ReplicaContext, ranges: RangeCopies, sessions: SessionCheckpoints) -> None:
         self._me, self._ranges, self._sessions = context.member.ref, ranges, sessions
         self._lines, self._directory = context.all_lines, context.directory
         self._clock, self._journal, self._counters = context.env.clock, context.env.journal, context.counters

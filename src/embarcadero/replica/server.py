@@ -9,13 +9,13 @@ from typing import Protocol
 from embarcadero.replica.replica import Replica
 
 
-class Bell(Protocol):
+class ReplicaBell(Protocol):
     """A doorbell that can be waited for."""
 
     async def wait(self, timeout_s: float, on_ring: Callable[[], bool] | None = None) -> None: ...
 
 
-async def serve_replica(replica: Replica, bell: Bell, stop: asyncio.Event) -> None:
+async def serve_replica(replica: Replica, bell: ReplicaBell, stop: asyncio.Event) -> None:
     """Run until stopped or deposed. What was appended is synced before it ends."""
     idle_wait_s = replica.settings.idle_wait_ms / 1_000
 

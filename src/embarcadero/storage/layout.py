@@ -114,7 +114,7 @@ class Footer(NamedTuple):
     last: bool
 
 
-class Place(NamedTuple):
+class FilePosition(NamedTuple):
     """A place in a copy: a segment by its base seq, or an index with its seq; and a position in that segment."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
@@ -198,18 +198,18 @@ def decode_footer(data: bytes) -> Footer | None:
     return Footer(base_index, base_seq, end_index, end_seq, size, last_us, bool(row["last"]))
 
 
-def encode_place(place: Place, name: str) -> bytes:
+def encode_place(place: FilePosition, name: str) -> bytes:
     """The content of a start file or a mark, by the file's name."""
     data = _PLACE_ROW.pack(_PLACE, *place, _PLACE_KINDS[name])
     return data + payload_crc(data).to_bytes(4, "little")
 
 
-def decode_place(data: bytes, name: str) -> Place | None:
+def decode_place(data: bytes, name: str) -> FilePosition | None:
     """A place; None if the bytes are damaged, or of the other file."""
     row = _open(data, PLACE, _PLACE)
     if row is None or int(row["kind"]) not in (0, _PLACE_KINDS[name]):
         return None
-    return Place(int(row["index"]), int(row["seq"]), int(row["position"]), int(row["lane"]), int(row["range"]))
+    return FilePosition(int(row["index"]), int(row["seq"]), int(row["position"]), int(row["lane"]), int(row["range"]))
 
 
 class CheckpointHeader(NamedTuple):

@@ -25,14 +25,14 @@ from embarcadero.storage.layout import (
     MARK_FILE,
     MENDED,
     START_FILE,
+    FilePosition,
     Header,
-    Place,
     damaged_name,
     encode_header,
     encode_place,
     segment_name,
 )  # fmt: skip
-from embarcadero.storage.recovery import Recovered, recover_range
+from embarcadero.storage.recovery import RecoveredRange, recover_range
 from embarcadero.storage.scan import SparseIndex
 from embarcadero.storage.segment import SegmentReader
 from embarcadero.storage.writing import (
@@ -60,7 +60,7 @@ class _Written(NamedTuple):
 class RangeLog:
     """One range's copy, open for writing. Made by `create` or `recover`."""
 
-    def __init__(self, disk: Disk, folder: str, start: int, settings: RangeSettings, found: Recovered) -> None:
+    def __init__(self, disk: Disk, folder: str, start: int, settings: RangeSettings, found: RecoveredRange) -> None:
         self.disk, self.folder, self.settings = disk, folder, settings
         self.start, self._floor = start, found.floor
         self._sealed_segments = found.segments
@@ -254,7 +254,7 @@ class RangeLog:
         if written is None:
             return
         header = written.active.header
-        place = Place(written.end, header.base_seq, written.position, header.lane, header.range_number)
+        place = FilePosition(written.end, header.base_seq, written.position, header.lane, header.range_number)
         with suppress(EmbarcaderoError):
             self._mark_file().pwrite([encode_place(place, MARK_FILE)], 0)
 
@@ -290,7 +290,8 @@ class RangeLog:
             keep -= 1  # nobody vouches for it yet: go on there
         base = segments[keep]
         position, seq, last_us = self._place_of(base, index)
-        self._lower(Place(index, base.base_seq, position, self._active.header.lane, self._active.header.range_number))
+        header = self._active.header
+        self._lower(FilePosition(index, base.base_seq, position, header.lane, header.range_number))
         self._close_written()
         for number in range(len(segments) - 1, keep, -1):
             self._strip(segments[number - 1])
@@ -315,13 +316,13 @@ class RangeLog:
     def _note_start(self, index: int, seq: int) -> None:
         """Before anything goes: only what is below was dropped by us."""
         header = self._active.header
-        self._floor = Place(index, seq, HEADER_BYTES, header.lane, header.range_number)
+        self._floor = FilePosition(index, seq, HEADER_BYTES, header.lane, header.range_number)
         write_whole(self.disk, join(self.folder, START_FILE), [encode_place(self._floor, START_FILE)])
 
     def _begin_again(self) -> None:
         """Drop all that is here, and go on where the copy starts."""
         floor, header = self._floor, self._active.header
-        self._lower(Place(floor.index, floor.seq, HEADER_BYTES, header.lane, header.range_number))
+        self._lower(FilePosition(floor.index, floor.seq, HEADER_BYTES, header.lane, header.range_number))
         self._close_written()
         for info in reversed(self.segments):
             remove_segment(self.disk, self.folder, info.base_seq)
@@ -344,7 +345,7 @@ class RangeLog:
         self.synced = active.end
         self._failed = False
 
-    def _lower(self, place: Place) -> None:
+    def _lower(self, place: FilePosition) -> None:
         """Before anything goes: the mark must not say that it was synced."""
         self._unmarked = None
         self._mark_file().pwrite([encode_place(place, MARK_FILE)], 0)

@@ -27,9 +27,9 @@ from embarcadero.storage.layout import (
     MARK_FILE,
     MENDED,
     START_FILE,
+    FilePosition,
     Footer,
     Header,
-    Place,
     base_seqs,
     begun_name,
     damaged_name,
@@ -40,7 +40,7 @@ from embarcadero.storage.layout import (
     segment_name,
     was_header,
 )  # fmt: skip
-from embarcadero.storage.scan import Scan, SparseIndex, Wrong, scan_segment
+from embarcadero.storage.scan import SegmentScan, SparseIndex, Wrong, scan_segment
 from embarcadero.storage.segment import read_footer, read_place
 from embarcadero.storage.writing import (
     Damage,
@@ -56,10 +56,10 @@ from embarcadero.storage.writing import (
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveredRange:
     """What was found: finished segments, the one to go on with, what is damaged. `closed`: the range is sealed."""
 
-    floor: Place  # where the copy starts, or should
+    floor: FilePosition  # where the copy starts, or should
     segments: tuple[SegmentInfo, ...]
     active: Writing
     damage: list[Damage] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Seen(NamedTuple):
     footer: Footer | None
 
 
-def recover_range(disk: Disk, folder: str, first: Header, settings: RangeSettings) -> Recovered:
+def recover_range(disk: Disk, folder: str, first: Header, settings: RangeSettings) -> RecoveredRange:
     """Open what is in a folder, or begin it. `first` is what the header of the range's first segment says."""
     for _, path in _way_to(folder):
         if not disk.exists(path):
@@ -109,11 +109,11 @@ class _Recovery:
         self._mark = read_place(disk, folder, MARK_FILE, first.lane, first.range_number)
         self._begun = disk.exists(begun_name(folder))
         self._infos: list[SegmentInfo] = []
-        self._floor = self._start or Place(first.base_index, first.base_seq, HEADER_BYTES)
+        self._floor = self._start or FilePosition(first.base_index, first.base_seq, HEADER_BYTES)
         self._index, self._seq = self._floor.index, self._floor.seq
         """Where the next segment should begin."""
 
-    def run(self) -> Recovered:
+    def run(self) -> RecoveredRange:
         self._sweep()
         for name in self._disk.list(self._folder):
             if (span := damaged_span(name)) is not None:
@@ -136,7 +136,7 @@ class _Recovery:
         if active is None:
             active = self._begin()
         self._settle(active, closed)
-        return Recovered(self._floor, tuple(self._infos), active, self._damage, self._notes, closed)
+        return RecoveredRange(self._floor, tuple(self._infos), active, self._damage, self._notes, closed)
 
     # --- files --------------------------------------------------------------------------------------------------------
     def _path(self, base_seq: int) -> str:
@@ -260,7 +260,7 @@ class _Recovery:
         self._index, self._seq = scan.end, scan.end_seq
         return active
 
-    def _complete(self, file: File, active: Writing, scan: Scan, one: Seen, after: Seen) -> None:
+    def _complete(self, file: File, active: Writing, scan: SegmentScan, one: Seen, after: Seen) -> None:
         """A segment that lacks only its footer: all of it is there, or what is not is noted as damage."""
         size = file.size()
         if scan.end < after.header.base_index:
@@ -351,7 +351,7 @@ class _Recovery:
         if self._start is None:
             first = self._infos[0] if self._infos else active.info
             at = min(first.base_index, self._first.base_index), min(first.base_seq, self._first.base_seq)
-            start = Place(*at, HEADER_BYTES, self._first.lane, self._first.range_number)
+            start = FilePosition(*at, HEADER_BYTES, self._first.lane, self._first.range_number)
             write_whole(self._disk, join(self._folder, START_FILE), [encode_place(start, START_FILE)])
         if not self._begun:  # after all the rest: what was never whole is not to be missed
             with suppress(EmbarcaderoError):

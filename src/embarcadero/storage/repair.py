@@ -230,7 +230,7 @@ def _move_in(log: RangeLog, folder: str) -> None:
     remove_range(log.disk, folder)
 
 
-class ScrubPlace(NamedTuple):
+class ScrubPosition(NamedTuple):
     """Where a scrub is: in this folder and segment, at this record."""
 
     folder: str = ""
@@ -252,9 +252,9 @@ class Found(NamedTuple):
 class Scrub:
     """Goes round and round over the finished segments of some logs."""
 
-    def __init__(self, clock: Clock, bytes_per_s: int = SCRUB_BYTES_PER_S, place: ScrubPlace | None = None) -> None:
+    def __init__(self, clock: Clock, bytes_per_s: int = SCRUB_BYTES_PER_S, place: ScrubPosition | None = None) -> None:
         self._clock, self._bytes_per_s = clock, bytes_per_s
-        self.place = place or ScrubPlace()
+        self.place = place or ScrubPosition()
         self.due_us = clock.now_us()
         self._round_us = 0  # the next round does not begin before
         self.checked_bytes = self.rounds = 0
@@ -296,7 +296,8 @@ class Scrub:
             checked = self._check(log, info)
             return []
         except EmbarcaderoError as error:
-            self.place = ScrubPlace(log.folder, info.base_seq, info.end_index, info.bytes)  # the next one goes on after
+            # the next step goes on after this segment
+            self.place = ScrubPosition(log.folder, info.base_seq, info.end_index, info.bytes)
             if isinstance(error, BadSegment):
                 return self._explain(log, info)
             if log.disk.exists(join(log.folder, segment_name(info.base_seq))):
@@ -314,7 +315,7 @@ class Scrub:
             if here == place[:2] and place.index < info.end_index:
                 return log, info
             if here > place[:2]:
-                self.place = ScrubPlace(*here, info.base_index, 0)
+                self.place = ScrubPosition(*here, info.base_index, 0)
                 return log, info
         now_us = self._clock.now_us()
         if not segments or now_us < self._round_us:
@@ -322,7 +323,7 @@ class Scrub:
         self._round_us = now_us + int(SCRUB_ROUND_S * 1_000_000)
         self.rounds += 1
         log, info = segments[0]
-        self.place = ScrubPlace(log.folder, info.base_seq, info.base_index, 0)
+        self.place = ScrubPosition(log.folder, info.base_seq, info.base_index, 0)
         return log, info
 
     def _check(self, log: RangeLog, info: SegmentInfo) -> int:

@@ -251,7 +251,7 @@ class Wrong(NamedTuple):
     stop: int
 
 
-class Scan(NamedTuple):
+class SegmentScan(NamedTuple):
     """What a segment holds: valid up to `position`, but for what is wrong. `cut`: bytes after it that are torn."""
 
     position: int
@@ -272,7 +272,7 @@ class Look(Enum):
     STRANGE = "nothing of ours"
 
 
-def scan_segment(file: File, header: Header, every_bytes: int, synced: int, limit: int = _NEVER_INDEX) -> Scan:
+def scan_segment(file: File, header: Header, every_bytes: int, synced: int, limit: int = _NEVER_INDEX) -> SegmentScan:
     """Look through a segment's records. `synced`: bytes that are known to have been synced. `limit`: where it ends."""
     size = file.size()
     position, index, seq, last_us = HEADER_BYTES, header.base_index, header.base_seq, 0
@@ -293,14 +293,14 @@ def scan_segment(file: File, header: Header, every_bytes: int, synced: int, limi
         after = _next_valid(file, stop, size, index, limit)
         damaged = look is Look.CHANGED or position < synced or (look is Look.STRANGE and after is not None)
         if not damaged:
-            return Scan(position, index, seq, last_us, sparse, wrong, size - position)
+            return SegmentScan(position, index, seq, last_us, sparse, wrong, size - position)
         if after is None:
             wrong.append(Wrong(index, None, position, size))
-            return Scan(position, index, seq, last_us, sparse, wrong, 0)
+            return SegmentScan(position, index, seq, last_us, sparse, wrong, 0)
         found, entry = after
         wrong.append(Wrong(index, int(entry["index"][0]), position, found))
         position, index, seq = found, int(entry["index"][0]), int(entry["seq"][0])
-    return Scan(position, index, seq, last_us, sparse, wrong, 0)
+    return SegmentScan(position, index, seq, last_us, sparse, wrong, 0)
 
 
 def _some(

@@ -19,9 +19,9 @@ from embarcadero.storage.layout import (
     HEADER_BYTES,
     INDEX_FILE,
     TIME_INDEX_FILE,
+    FilePosition,
     Footer,
     Header,
-    Place,
     decode_footer,
     decode_header,
     decode_place,
@@ -74,7 +74,7 @@ def read_footer(disk_bytes: bytes, size: int, header: Header) -> Footer | None:
     return footer if (footer.base_index, footer.base_seq) == (header.base_index, header.base_seq) else None
 
 
-def read_place(disk: Disk, folder: str, name: str, lane: int, number: int) -> Place | None:
+def read_place(disk: Disk, folder: str, name: str, lane: int, number: int) -> FilePosition | None:
     """The start file or mark of a range, by its name; None if it is missing, damaged or another's."""
     try:
         place = decode_place(read_whole(disk, join(folder, name), LINE_BYTES), name)

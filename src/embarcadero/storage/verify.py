@@ -32,16 +32,16 @@ from embarcadero.storage.layout import (
     MARK_FILE,
     START_FILE,
     TIME_INDEX_FILE,
+    FilePosition,
     Footer,
     Header,
-    Place,
     base_seqs,
     begun_range,
     damaged_span,
     decode_header,
     segment_name,
 )  # fmt: skip
-from embarcadero.storage.scan import Scan, load_index, scan_segment
+from embarcadero.storage.scan import SegmentScan, load_index, scan_segment
 from embarcadero.storage.segment import read_footer, read_place
 from embarcadero.types import Range
 
@@ -65,7 +65,7 @@ class Finding(NamedTuple):
     advice: str
 
 
-class Copy(NamedTuple):
+class VerifiedCopy(NamedTuple):
     """A range's copy: indices [first, end), and whether nothing in between is damaged or missing."""
 
     first: int
@@ -85,7 +85,7 @@ class Report:
     bytes: int = 0
     disks: dict[str, str] = field(default_factory=dict)
     """Replica's folder -> the id of the disk that it is."""
-    copies: dict[tuple[str, int, int], Copy] = field(default_factory=dict)
+    copies: dict[tuple[str, int, int], VerifiedCopy] = field(default_factory=dict)
     """(replica's folder, lane, range) -> its copy."""
     begun: set[tuple[str, int, int]] = field(default_factory=set)
     """The same of copies that were there once, whether they still are or not."""
@@ -128,7 +128,7 @@ def check_copies(
             report.add(Severity.NOTE, where, problem, "nothing to do: the next start cuts it")
 
 
-def _problem(range_: Range, copy: Copy | None, trim: int) -> str:
+def _problem(range_: Range, copy: VerifiedCopy | None, trim: int) -> str:
     """What a copy of a sealed range lacks; empty: nothing."""
     start, end = max(range_.start, trim), range_.end or 0
     if start >= end:
@@ -250,7 +250,7 @@ def verify_folder(
                 copy.verify()
                 emptied = copy.empty and (folder, copy.lane, copy.number) in report.begun
                 whole = report.errors == before and not emptied
-                report.copies[folder, copy.lane, copy.number] = Copy(copy.first, copy.end, whole)
+                report.copies[folder, copy.lane, copy.number] = VerifiedCopy(copy.first, copy.end, whole)
         _check_checkpoints(disk, path, report)
     if ranges is not None and identity is not None:
         check_copies(folder, identity.disk, ranges, report)
@@ -328,7 +328,7 @@ class _Copy:
             bases = [base for base in bases if base >= start.seq]
         self._chain(bases, start)
 
-    def _chain(self, bases: list[int], start: Place | None) -> None:
+    def _chain(self, bases: list[int], start: FilePosition | None) -> None:
         expected = None if start is None else start.index
         follows = True
         for number, base in enumerate(bases):
@@ -350,7 +350,7 @@ class _Copy:
             problem = f"the segment that begins at index {self.end} is missing"
             self._report.add(Severity.ERROR, self._folder, problem, FROM_PEERS)
 
-    def _segment(self, path: str, base: int) -> tuple[Header, Footer | None, Scan]:
+    def _segment(self, path: str, base: int) -> tuple[Header, Footer | None, SegmentScan]:
         file = self._disk.open(path)
         try:
             size = file.size()
@@ -373,7 +373,7 @@ class _Copy:
             self._progress(size)
         return header, footer, scan
 
-    def _scan(self, file: File, path: str, header: Header, footer: Footer | None) -> Scan:
+    def _scan(self, file: File, path: str, header: Header, footer: Footer | None) -> SegmentScan:
         mark = self._mark
         known = mark.position if mark is not None and mark.seq == header.base_seq else 0
         synced, limit = (known, _NEVER_INDEX) if footer is None else (footer.bytes, footer.end_index)

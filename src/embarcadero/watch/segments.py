@@ -30,7 +30,7 @@ from embarcadero.storage.layout import (
     segment_name,
 )
 from embarcadero.storage.reading import RangeReader
-from embarcadero.storage.scan import NO_ENTRIES, Scan, scan_segment
+from embarcadero.storage.scan import NO_ENTRIES, SegmentScan, scan_segment
 from embarcadero.storage.segment import SegmentReader, read_footer
 from embarcadero.storage.verify import index_problem, replica_folders
 from embarcadero.types import Range
@@ -148,7 +148,7 @@ def _header(header: Header) -> Facts:
     return facts
 
 
-def _problems(path: Path, header: Header, footer: Footer | None, scan: Scan) -> list[str]:
+def _problems(path: Path, header: Header, footer: Footer | None, scan: SegmentScan) -> list[str]:
     found = []
     place = _PLACE.search(path.as_posix())
     if place and tuple(map(int, place.groups())) != (header.lane, header.range_number, header.base_seq):
