@@ -31,9 +31,7 @@ NO_RANGE: Final = 0
 
 def create_durable(fabric: Fabric, ref: ReplicaRef) -> TaggedWriter:
     """Make a replica incarnation's durable lines."""
-    return create_tagged(
-        fabric, durable_region(ref), RegionKind.DURABLE, DURABLE_LINES, ref.replica, ref.incarnation
-    )  # fmt: skip
+    return create_tagged(fabric, durable_region(ref), RegionKind.DURABLE, DURABLE_LINES, ref.replica, ref.incarnation)
 
 
 def create_ranges(fabric: Fabric, epoch: int) -> TaggedWriter:

@@ -149,8 +149,9 @@ class TaggedReader:
             self._region.invalidate(at, 32)
             first, second = self._region.data[at : at + _VALUES].view(np.uint64).tolist()
             self._values[first, second] = (
-                FrontierReader(self._region, at + _VALUES), FrontierReader(self._region, at + _VALUES + 8)
-            )  # fmt: skip
+                FrontierReader(self._region, at + _VALUES),
+                FrontierReader(self._region, at + _VALUES + 8),
+            )
             self._known += 1
 
 

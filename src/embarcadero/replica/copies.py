@@ -115,7 +115,7 @@ class Health:
         if before is None or before.trouble != found:
             self._journal.warn(
                 "disk trouble", trouble=found.name, doing=doing, lane=tags[0], range=tags[1], reason=self.reason
-            )  # fmt: skip
+            )
         wait_us = min(2 * before.wait_us, _RETRY_US_MAX) if before else _RETRY_US_FIRST
         self._ill[tags] = _Ill(found, now_us + wait_us, wait_us)
         self._tell()

@@ -271,9 +271,12 @@ class Repair:
         self._tried[copy.tags] = (0, now_us + _TRY_AGAIN_US)
         self._gave_up_us[copy.tags] = now_us
         self._journal.warn(
-            "can't complete a copy", lane=copy.tags[0], range=copy.tags[1], has=copy.log.end,
+            "can't complete a copy",
+            lane=copy.tags[0],
+            range=copy.tags[1],
+            has=copy.log.end,
             reason=reason,
-        )  # fmt: skip
+        )
         self._on_give_up(copy)
 
     def close(self) -> None:

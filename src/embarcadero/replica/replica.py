@@ -74,9 +74,7 @@ class Replica:
         self.sessions = SessionCheckpoints(context)
         self.ranges = RangeCopies(context, self.sessions.forget)
         self.moving = Moving(context, self.ranges, self.leader)
-        self.repair = Repair(
-            context, self.ranges, self.commits, self.leader, self._take_stock, self.moving.gave_up
-        )
+        self.repair = Repair(context, self.ranges, self.commits, self.leader, self._take_stock, self.moving.gave_up)
         self.retention = LaneRetention(context, self.ranges, self.sessions)
         self.scrubber = Scrubber(context, self.ranges, self._take_stock)
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too

@@ -56,9 +56,13 @@ def open_folder(disk: Disk, cluster: str, replica: int, generation: int) -> Iden
     if found is None:
         _refuse_orphans(disk)
         made = Identity(
-            format=FORMAT_VERSION, cluster=cluster, replica=replica, disk=disk.make_id(), generation=generation,
+            format=FORMAT_VERSION,
+            cluster=cluster,
+            replica=replica,
+            disk=disk.make_id(),
+            generation=generation,
             check=0,
-        )  # fmt: skip
+        )
         return _write(disk, made)
     if found.cluster != cluster:
         hint = "give each cluster its own data_dir"

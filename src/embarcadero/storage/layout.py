@@ -160,9 +160,12 @@ def decode_header(data: bytes, name: str) -> Header | None:
     if int(row["version"]) != FORMAT_VERSION:
         refuse_newer(name, int(row["version"]))
     return Header(
-        int(row["lane"]), int(row["range"]), int(row["base_index"]), int(row["base_seq"]),
+        int(row["lane"]),
+        int(row["range"]),
+        int(row["base_index"]),
+        int(row["base_seq"]),
         bytes(row["cluster"]).decode(errors="replace"),
-    )  # fmt: skip
+    )
 
 
 def was_header(data: bytes, header: Header) -> bool:

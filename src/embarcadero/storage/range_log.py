@@ -183,8 +183,10 @@ class RangeLog:
         if self.sealed:
             raise BadValue(f"{self.folder} is sealed at {self.end}", "append to the lane's open range")
         if self._failed:
-            raise DiskFailed(f"a sync in {self.folder} failed: what was written after {self.synced} may be lost",
-                             "cut the log to what is synced, then append again")  # fmt: skip
+            raise DiskFailed(
+                f"a sync in {self.folder} failed: what was written after {self.synced} may be lost",
+                "cut the log to what is synced, then append again",
+            )
 
     def roll_if_due(self, now_us: int) -> bool:
         """Begin the next segment if the active one is old. Call it now and then, with any steady clock."""

@@ -106,9 +106,7 @@ class RangeReader:
     def _segment(self, base: int) -> SegmentReader:
         segment = self._open.get(base)
         if segment is None:
-            segment = self._open[base] = SegmentReader(
-                self._disk, self.folder, base, self._lane, self._range_number
-            )  # fmt: skip
+            segment = self._open[base] = SegmentReader(self._disk, self.folder, base, self._lane, self._range_number)
             self._indices[base] = segment.header.base_index
             if len(self._open) > _OPEN_MAX:
                 self._open.popitem(last=False)[1].close()
@@ -200,8 +198,10 @@ class RangeReader:
         if spot is None:
             segment.refresh()
             if segment.footer is not None and segment.header.base_index <= index < segment.footer.end_index:
-                raise BadSegment(f"record {index} is not in {segment.name} as it should be",
-                                 "the replica repairs it from a peer; read from another replica meanwhile")  # fmt: skip
+                raise BadSegment(
+                    f"record {index} is not in {segment.name} as it should be",
+                    "the replica repairs it from a peer; read from another replica meanwhile",
+                )
         return spot
 
     def entry(self, index: int) -> Entries | None:

@@ -273,7 +273,7 @@ class _Recovery:
             active.finish(self._disk, self._folder, last=False)
         info = SegmentInfo(
             one.header.base_index, one.base_seq, after.header.base_index, after.base_seq, size, scan.last_us, True
-        )  # fmt: skip
+        )
         file.close()
         self._infos.append(info)
         self._index, self._seq = after.header.base_index, after.base_seq

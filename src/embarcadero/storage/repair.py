@@ -200,7 +200,7 @@ def _mend_file(log: RangeLog, peer: RangeReader, damage: Damage) -> bool:
     base = log.header(log.segments[0])._replace(base_index=damage.first, base_seq=int(first["seq"][0]))
     parts = RangeLog.recover(
         log.disk, folder, base.lane, base.range_number, base.base_index, base.base_seq, log.settings
-    )  # fmt: skip
+    )
     usable, made = not parts.damage and parts.first == damage.first, None
     try:
         if usable and copy_span(peer, parts, damage.end) >= damage.end:
@@ -378,8 +378,11 @@ def find_damage(file: File, folder: str, header: Header, info: SegmentInfo, ever
     scan = scan_segment(file, header, every_bytes, synced=info.bytes, limit=info.end_index)
     return [
         Found(
-            folder, wrong.first, wrong.end or info.end_index, DamageKind.SPAN,
+            folder,
+            wrong.first,
+            wrong.end or info.end_index,
+            DamageKind.SPAN,
             file.pread(max(0, min(wrong.stop, info.bytes) - wrong.position), wrong.position),
         )
         for wrong in scan.wrong
-    ]  # fmt: skip
+    ]

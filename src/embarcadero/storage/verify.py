@@ -110,9 +110,13 @@ _RECOVER = "bring the missing disks back; or give up what only they have: `embar
 
 
 def check_copies(
-    folder: str, disk: str, ranges: Sequence[Range], report: Report, elsewhere: bool = False,
+    folder: str,
+    disk: str,
+    ranges: Sequence[Range],
+    report: Report,
+    elsewhere: bool = False,
     trims: Mapping[int, int] = _NOTHING,
-) -> None:  # fmt: skip
+) -> None:
     """Whether a folder has what the store says its disk has. With `elsewhere`, peers are known to make up for it."""
     for range_ in ranges:
         if range_.end is None or not any(ref.disk == disk for ref in range_.replicas):
@@ -209,9 +213,12 @@ _NEVER_INDEX = 1 << 63
 
 
 def verify_data_dir(
-    disk: Disk, ranges: Sequence[Range] | None = None, progress: Callable[[int], None] | None = None,
-    trims: Mapping[int, int] | None = None, cluster: str = "",
-) -> Report:  # fmt: skip
+    disk: Disk,
+    ranges: Sequence[Range] | None = None,
+    progress: Callable[[int], None] | None = None,
+    trims: Mapping[int, int] | None = None,
+    cluster: str = "",
+) -> Report:
     """Verify all replicas' folders of a data directory. `progress` is told how many bytes were just read.
 
     `ranges`, `trims` (where lanes start) and `cluster` are what the store says; without them only files are checked.
@@ -231,9 +238,13 @@ def replica_folders(disk: Disk) -> list[str]:
 
 
 def verify_folder(
-    disk: Disk, folder: str = "", ranges: Sequence[Range] | None = None, report: Report | None = None,
-    progress: Callable[[int], None] | None = None, cluster: str = "",
-) -> Report:  # fmt: skip
+    disk: Disk,
+    folder: str = "",
+    ranges: Sequence[Range] | None = None,
+    report: Report | None = None,
+    progress: Callable[[int], None] | None = None,
+    cluster: str = "",
+) -> Report:
     """Verify one replica's folder."""
     report = report or Report()
     report.replicas += 1
@@ -297,9 +308,15 @@ class _Copy:
     """One range's copy."""
 
     def __init__(
-        self, disk: Disk, folder: str, lane: int, number: int, identity: Identity | None, report: Report,
+        self,
+        disk: Disk,
+        folder: str,
+        lane: int,
+        number: int,
+        identity: Identity | None,
+        report: Report,
         progress: Callable[[int], None] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._disk, self._folder, self.lane, self.number = disk, folder, lane, number
         self._identity, self._report, self._progress = identity, report, progress
         self._mark = read_place(disk, folder, MARK_FILE, lane, number)

@@ -127,9 +127,14 @@ class Writing:
     def info(self) -> SegmentInfo:
         """As others may know it."""
         return SegmentInfo(
-            self.header.base_index, self.header.base_seq, self.end, self.end_seq, self.position, self.last_us,
+            self.header.base_index,
+            self.header.base_seq,
+            self.end,
+            self.end_seq,
+            self.position,
+            self.last_us,
             self.footer is not None,
-        )  # fmt: skip
+        )
 
     def write(self, entries: Entries, payloads: Sequence[Part], bytes_each: Sequence[int]) -> None:
         """Add records (which follow the last one) with one write."""
@@ -156,7 +161,7 @@ class Writing:
         """Everything is synced, and so is the next segment's header: say so, and leave the indexes."""
         footer = Footer(
             self.header.base_index, self.header.base_seq, self.end, self.end_seq, self.position, self.last_us, last
-        )  # fmt: skip
+        )
         if self.file.size() > self.position:
             self.file.truncate(self.position)  # a write that failed left something there
         self.file.pwrite([encode_footer(footer)], self.position)

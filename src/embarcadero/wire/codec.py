@@ -250,13 +250,20 @@ def parse_request(header: BytesLike) -> int:
 
 # --- batches ----------------------------------------------------------------------------------------------------------
 def batch_header(
-    *, session_seq: int, low: int, lane: int, session: int, count: int, crc: int, length: int,
-    partition: int = 0, schema: int = 0, flags: int = 0,
-) -> bytes:  # fmt: skip
+    *,
+    session_seq: int,
+    low: int,
+    lane: int,
+    session: int,
+    count: int,
+    crc: int,
+    length: int,
+    partition: int = 0,
+    schema: int = 0,
+    flags: int = 0,
+) -> bytes:
     """The 64 bytes before a batch's payload of `length` bytes."""
-    header = _BATCH.pack(
-        _BATCH_WORD, length, session_seq, low, lane, session, count, crc, partition, schema, flags
-    )  # fmt: skip
+    header = _BATCH.pack(_BATCH_WORD, length, session_seq, low, lane, session, count, crc, partition, schema, flags)
     return header + _CHECK.pack(_crc32c(header))
 
 

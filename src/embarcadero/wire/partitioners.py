@@ -36,9 +36,18 @@ class _Native(Protocol):
 
     def partition(self, kind: int, key: bytes, partitions: int, /) -> int: ...
     def column(
-        self, kind: int, partitions: int, offsets: object, width: int, data: object, validity: object, first: int,
-        count: int, out: object, /,
-    ) -> None: ...  # fmt: skip
+        self,
+        kind: int,
+        partitions: int,
+        offsets: object,
+        width: int,
+        data: object,
+        validity: object,
+        first: int,
+        count: int,
+        out: object,
+        /,
+    ) -> None: ...
 
 
 def _load_native() -> _Native | None:
