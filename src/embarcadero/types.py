@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum, IntFlag, StrEnum
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import msgspec
@@ -464,3 +465,31 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     def open(self) -> bool:
         """Whether it may still grow."""
         return self.end is None
+
+
+def lost_spans(ranges: Sequence[Range]) -> list[tuple[int, int]]:
+    """Spans of indices [from, to) of one lane that are between its ranges: lost with the memory, oldest first."""
+    return [(old.end, new.start) for old, new in pairwise(ranges) if old.end is not None and old.end < new.start]
+
+
+class Trouble(IntFlag):
+    """Bits of the health word in a replica's durable lines; 0 is well."""
+
+    DISK_FULL = 1
+    DISK_FAILED = 2
+    READ_ONLY = 4
+    DAMAGED = 8  # a copy is incomplete or damaged, and being repaired
+
+
+WHAT_TO_DO = {
+    Trouble.DISK_FULL: "free some room; it goes on by itself",
+    Trouble.DISK_FAILED: "look at the disk; `replica drain` moves its copies elsewhere",
+    Trouble.READ_ONLY: "make the folder writable; it goes on by itself",
+    Trouble.DAMAGED: "nothing, while other replicas have the records: it is repaired from them",
+}
+"""What an operator can do about each trouble."""
+
+
+def health_in_words(word: int) -> list[str]:
+    """Each trouble of a health word, with what to do about it."""
+    return [f"{(bit.name or '').lower().replace('_', ' ')}: {WHAT_TO_DO[bit]}" for bit in Trouble if word & bit]

@@ -13,8 +13,7 @@ from embarcadero.errors import Backpressure
 from embarcadero.fabric.durability import NO_RANGE
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import BrokerLine, Standing, frontier_offset
-from embarcadero.replica.copies import Trouble
-from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef
+from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef, Trouble
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import WANT_DURABLE
 from embarcadero_proof.bugs.table import injected

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from embarcadero.broker.read.disk import TableJobs
+from embarcadero.config.secrets import public_properties
 from embarcadero.env import Inline
 from embarcadero.errors import TierUnavailable
 from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import TABLE_JOBS_MAX
-from embarcadero.placement.tier import public_properties
 from embarcadero.types import Gap, GapKind, Range
 from embarcadero.wire import messages as m
 from embarcadero_proof.bugs.table import injected

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from embarcadero.errors import Backpressure, Retriable, TimedOut
-from embarcadero.replica.copies import Trouble
+from embarcadero.types import Trouble
 from embarcadero.wire.codec import full_frame, parse_full
 from embarcadero.wire.receiver import FullReceived
 from tests.client.fake_cluster import LANE, World

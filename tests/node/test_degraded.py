@@ -13,8 +13,7 @@ from embarcadero.node.cluster_view import ClusterView, LaneState, lane_report, r
 from embarcadero.node.report import degraded, down_roles
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.replica.copies import Trouble
-from embarcadero.types import MemberState, ReplicaMember
+from embarcadero.types import MemberState, ReplicaMember, Trouble
 from embarcadero.wire.messages import AlterTopic
 
 NODES = {"sequencer": 1, "broker:0": 2, "replica:0": 3, "replica:1": 4, "replica:2": 5}

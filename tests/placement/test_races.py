@@ -15,9 +15,8 @@ from embarcadero.errors import Backpressure, BadValue, TooMany
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.placement.ranges import lost_spans
 from embarcadero.placement.store import Check, Write
-from embarcadero.types import Range
+from embarcadero.types import Range, lost_spans
 from tests.placement.worlds import add_replica, directory_with
 
 

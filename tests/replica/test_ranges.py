@@ -12,9 +12,8 @@ import pytest
 from embarcadero.errors import DiskFailed, NotAvailable
 from embarcadero.limits import CEILING_AHEAD, REPLACE_AFTER_S
 from embarcadero.placement.directory import Directory
-from embarcadero.replica.copies import Trouble
 from embarcadero.storage.layout import range_folder
-from embarcadero.types import ReplicaRef, TopicLane
+from embarcadero.types import ReplicaRef, TopicLane, Trouble
 from embarcadero_proof.bugs.table import injected
 from tests.replica.harness import Reign, Slow, World, Writer
 

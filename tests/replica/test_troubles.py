@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.replica.copies import Trouble, health_in_words, trouble_of
+from embarcadero.replica.copies import trouble_of
 from embarcadero.storage.layout import MENDED, damaged_name, range_folder
 from embarcadero.storage.writing import DamageKind
+from embarcadero.types import Trouble, health_in_words
 from embarcadero_proof.bugs.table import injected
 from tests.replica.faulty import FaultyDisk
 from tests.replica.harness import World, Writer

@@ -29,9 +29,8 @@ from embarcadero.fabric.log import LogWriter
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import DURABLE_ACKS_PER_CONNECTION_MAX, KEPT_SHARE_CREDIT, KEPT_SHARE_MAX
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.ranges import lost_spans
 from embarcadero.steps import Step
-from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef, count_outside
+from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef, count_outside, lost_spans
 from embarcadero.wire.codec import ACK, PACKED_ACK
 
 _STORED: Final = np.zeros(256, dtype=bool)

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import msgspec
 
 from embarcadero.config.table import KEYS, Config
+from embarcadero.limits import TIER_TEXT_BYTES_MAX
 
 MASK: Final = "***"
 SECRET: Final = tuple(full for full, key in KEYS.items() if key.rule.secret)
@@ -20,6 +21,10 @@ _SHOWN: Final = frozenset({
     "type", "uri", "warehouse", "s3.endpoint", "s3.region", "s3.path-style-access", "s3.connect-timeout",
     "client.region", "s3.force-virtual-addressing", "gcs.endpoint", "gcs.project-id", "adls.account-name", "py-io-impl",
 })  # fmt: skip
+_PUBLIC: Final = frozenset((
+    "s3.endpoint", "s3.region", "s3.force-virtual-addressing", "s3.path-style-access", "s3.anonymous",
+    "gcs.service.host", "gcs.project-id", "adls.account-name", "adls.account-host", "client.region",
+))  # fmt: skip
 _WAREHOUSE: Final = "tier.warehouse"
 _SHORTEST: Final = 4
 """Shorter values are not replaced in logs: they would be found everywhere."""
@@ -103,3 +108,14 @@ def _with(config: Config, values: Mapping[str, list[str]]) -> Config:
         section = msgspec.structs.replace(getattr(config, key.section), **{key.name: value})
         config = msgspec.structs.replace(config, **{key.section: section})
     return config
+
+
+def public_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Those properties of a store that every client may know: where it is, never a key. An endpoint loses its user."""
+    found: dict[str, str] = {}
+    for key in sorted(_PUBLIC & properties.keys()):
+        scheme, user, place = split_user(properties[key])
+        value = "" if "?" in user else f"{scheme}{place}"
+        if value and len(value.encode()) <= TIER_TEXT_BYTES_MAX:
+            found[key] = value
+    return found

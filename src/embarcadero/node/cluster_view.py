@@ -20,11 +20,10 @@ from embarcadero.fabric.ring import attach_ring
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory
-from embarcadero.replica.copies import Trouble, health_in_words
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
-from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState
+from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState, Trouble, health_in_words
 
 _CANT_WRITE = Trouble.DISK_FULL | Trouble.DISK_FAILED | Trouble.READ_ONLY
 _NO_NODES: Mapping[str, int] = {}

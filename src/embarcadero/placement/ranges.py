@@ -34,11 +34,6 @@ from embarcadero.placement.replicas import Replicas
 from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState, Topic, TopicLane
 
 
-def lost_spans(ranges: Sequence[Range]) -> list[tuple[int, int]]:
-    """Spans of indices [from, to) of one lane that are between its ranges: lost with the memory, oldest first."""
-    return [(old.end, new.start) for old, new in pairwise(ranges) if old.end is not None and old.end < new.start]
-
-
 def below_start(ranges: Sequence[Range], start: int) -> list[tuple[Range, Range | None]]:
     """Sealed ranges of one lane that are wholly below its start, each with what is left of it in the store.
 

@@ -7,13 +7,11 @@ the table: a commit happens only on top of the frontiers that it was planned fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Final
 
 import msgspec
 
-from embarcadero.config.secrets import split_user
+from embarcadero.config.secrets import public_properties
 from embarcadero.errors import BadValue, Deposed, TierBusy, UnknownTopic
 from embarcadero.limits import HOT_RETENTION_S, TIER_HOLES_MAX, TIER_LANES_MAX, TIER_LEASE_S, TIER_TEXT_BYTES_MAX
 from embarcadero.placement.decisions import Decisions, Plan, check_id, decode
@@ -21,22 +19,6 @@ from embarcadero.placement.records import Tierer, ranges_prefix, tier_key, tiere
 from embarcadero.placement.rules import checked_hot_retention
 from embarcadero.types import Hole, Range, Tier, Topic, TopicLane
 from embarcadero.wire.messages import AdvanceTier, OpenTier
-
-_PUBLIC: Final = frozenset((
-    "s3.endpoint", "s3.region", "s3.force-virtual-addressing", "s3.path-style-access", "s3.anonymous",
-    "gcs.service.host", "gcs.project-id", "adls.account-name", "adls.account-host", "client.region",
-))  # fmt: skip
-
-
-def public_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Those properties of a store that every client may know: where it is, never a key. An endpoint loses its user."""
-    found: dict[str, str] = {}
-    for key in sorted(_PUBLIC & properties.keys()):
-        scheme, user, place = split_user(properties[key])
-        value = "" if "?" in user else f"{scheme}{place}"
-        if value and len(value.encode()) <= TIER_TEXT_BYTES_MAX:
-            found[key] = value
-    return found
 
 
 class Tiers(Decisions):

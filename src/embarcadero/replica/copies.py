@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntFlag
 from functools import partial
 
 from embarcadero.config import Config
@@ -24,7 +23,11 @@ from embarcadero.placement.directory import Directory
 from embarcadero.steps import Step
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.writing import Damage, DamageKind
+<<<<<<< HEAD
 from embarcadero.types import Range, ReplicaMember, ReplicaRef
+=======
+from embarcadero.types import Range, ReplicaRef, Trouble
+>>>>>>> af6c32a (client: import from no layer above wire)
 
 
 class ReplicaCounters:
@@ -49,24 +52,6 @@ _RETRY_US_MAX = 3_000_000
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-class Trouble(IntFlag):
-    """Bits of the health word in a replica's durable lines; 0 is well."""
-
-    DISK_FULL = 1
-    DISK_FAILED = 2
-    READ_ONLY = 4
-    DAMAGED = 8  # a copy is incomplete or damaged, and being repaired
-
-
-WHAT_TO_DO = {
-    Trouble.DISK_FULL: "free some room; it goes on by itself",
-    Trouble.DISK_FAILED: "look at the disk; `replica drain` moves its copies elsewhere",
-    Trouble.READ_ONLY: "make the folder writable; it goes on by itself",
-    Trouble.DAMAGED: "nothing, while other replicas have the records: it is repaired from them",
-}
-"""What an operator can do about each trouble."""
-
-
 def trouble_of(error: Exception) -> Trouble:
     """Which trouble an error of the disk means."""
     if isinstance(error, DiskFull):
@@ -77,9 +62,7 @@ def trouble_of(error: Exception) -> Trouble:
     return Trouble.READ_ONLY if isinstance(cause, OSError) and cause.errno in _REFUSED else Trouble.DISK_FAILED
 
 
-def health_in_words(word: int) -> list[str]:
-    """Each trouble of a health word, with what to do about it."""
-    return [f"{(bit.name or '').lower().replace('_', ' ')}: {WHAT_TO_DO[bit]}" for bit in Trouble if word & bit]
+
 
 
 @dataclass(slots=True)

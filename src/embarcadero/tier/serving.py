@@ -19,10 +19,10 @@ import numpy as np
 from embarcadero.broker.read.results import FetchResult
 from embarcadero.client.publish.tables import encoded
 from embarcadero.client.results import Batch
+from embarcadero.config.secrets import public_properties
 from embarcadero.errors import BadTable, NotAvailable, TierUnavailable
 from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import FETCH_ENTRIES_MAX, FRAME_BYTES_MAX, TABLE_GROUP_BYTES_MAX
-from embarcadero.placement.tier import public_properties
 from embarcadero.tier.row_groups import GroupCache
 from embarcadero.tier.storage import FOR_READERS, Properties, Storage, why_away
 from embarcadero.tier.table_reads import TableBatch, TopicTable, naming_the_store, table_batches, table_cuts

@@ -15,12 +15,11 @@ from embarcadero.broker.broker import Broker
 from embarcadero.broker.counters import Traffic
 from embarcadero.env import Clock
 from embarcadero.limits import HEARTBEAT_S, SILENT_S
-from embarcadero.replica.copies import Trouble, health_in_words
 from embarcadero.replica.replica import Replica
 from embarcadero.sequencer.leader.sequencer import Sequencer
 from embarcadero.sequencer.order.lane import Lane
 from embarcadero.sequencer.order.sessions import FENCED, NEVER, OPEN
-from embarcadero.types import Outcome
+from embarcadero.types import Outcome, Trouble, health_in_words
 from embarcadero.watch.metrics import Page
 
 _US: Final = 1e-6

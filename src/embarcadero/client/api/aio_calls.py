@@ -11,8 +11,8 @@ from embarcadero.client.net.brokers import Brokers
 from embarcadero.client.read.cold import find_place
 from embarcadero.client.read.spans import lanes_of, tail_of
 from embarcadero.client.results import TopicInfo
+from embarcadero.config.secrets import public_properties
 from embarcadero.errors import BadFrame, NotAvailable, Refused, Trimmed, UnknownTopic
-from embarcadero.placement.tier import public_properties
 from embarcadero.types import NO_SESSION, Order, Tail, Tier
 from embarcadero.wire import messages as m
 

@@ -22,8 +22,7 @@ from embarcadero.errors import (
     Unreachable,
 )
 from embarcadero.limits import SESSION_WINDOW
-from embarcadero.replica.copies import health_in_words
-from embarcadero.types import Outcome, Position, ReferenceFault, StagedBatch
+from embarcadero.types import Outcome, Position, ReferenceFault, StagedBatch, health_in_words
 from embarcadero.wire.receiver import FullReceived
 
 REFUSALS: dict[Outcome, tuple[type[EmbarcaderoError], str, str]] = {

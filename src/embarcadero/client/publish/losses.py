@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from embarcadero.errors import EmbarcaderoError, LossUnknown, RecordsLost
 from embarcadero.limits import ORDER_SLOTS
-from embarcadero.placement.ranges import lost_spans
-from embarcadero.types import NO_SESSION, Position, Range
+from embarcadero.types import NO_SESSION, Position, Range, lost_spans
 
 _COLUMNS = 4  # lane, index, seq, count
 _ROOM = ORDER_SLOTS + ORDER_SLOTS // 4
