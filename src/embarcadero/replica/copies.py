@@ -23,11 +23,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.steps import Step
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.writing import Damage, DamageKind
-<<<<<<< HEAD
-from embarcadero.types import Range, ReplicaMember, ReplicaRef
-=======
-from embarcadero.types import Range, ReplicaRef, Trouble
->>>>>>> af6c32a (client: import from no layer above wire)
+from embarcadero.types import Range, ReplicaMember, ReplicaRef, Trouble
 
 
 class ReplicaCounters:
