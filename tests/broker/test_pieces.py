@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embarcadero.broker.durable import Chain
+from embarcadero.broker.durable import LaneRanges
 from embarcadero.broker.read.disk import Segments
 from embarcadero.broker.read.positions import cuts
 from embarcadero.config import FabricSizes
@@ -155,7 +155,7 @@ def test_entries_of_sessions_come_from_files_too(tmp_path: Path) -> None:
     records.fill(log, source, 100)
     range_ = Range(lane=records.LANE, number=records.RANGE, start=records.START, start_seq=records.START_SEQ,
                    replicas=[ReplicaRef(replica=0, incarnation=1, disk="d")], durable_on=1)  # fmt: skip
-    segments = Segments(records.LANE, Chain([range_]), log.end, 0, OneCopy(disk))
+    segments = Segments(records.LANE, LaneRanges([range_]), log.end, 0, OneCopy(disk))
     entries, _ = source.span(records.START, records.START + 20)
     ask = m.Fetch(lane=records.LANE, start=records.START, stop=records.START + 20, max_bytes=1 << 20, control=True)
     everything = segments.fetch(ask)

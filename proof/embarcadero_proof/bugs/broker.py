@@ -15,7 +15,7 @@ _POSITIONS: Final = "embarcadero.broker.read.positions:Positions"
 BUGS: Final = (
     Bug("lane-ack-unchecked", "a broker acks batches of its lanes without looking whether it was closed", "P4",
         lanes=True, witnesses=(97,), edits=(
-            Edit("embarcadero.broker.write.lanes:BrokerLanes._settle", "still_open():", "still_open() and False:"),)),
+            Edit("embarcadero.broker.write.lanes:OwnLanes._settle", "still_open():", "still_open() and False:"),)),
     Bug("lane-frontier-before-entries", "a lane's frontier moves before its entries are flushed", ROLE,
         lanes=True, bias=ENDS, witnesses=(37,), edits=(
             Edit("embarcadero.broker.write.lanes:LaneWriter.stage", "        self.next_seq += header.count\n",
@@ -31,7 +31,7 @@ BUGS: Final = (
         edits=(Edit(f"{_STORED}.bound", 'if read == "ordered":', "if True:"),)),
     Bug("lost-gap-from-reader", "a LOST gap begins where the reader is, though what it read before is lost",
         "P1", bias=LOSS, witnesses=(1,), edits=(
-            Edit("embarcadero.broker.durable:Chain.lost_at", "start = before[0].end", "start = index"),)),
+            Edit("embarcadero.broker.durable:LaneRanges.lost_at", "start = before[0].end", "start = index"),)),
     Bug("end-above-loss", "a reader at the end of a broker's lane does not hear what of it is lost", "P1",
         lanes=True, bias=ENDED, witnesses=(46,), edits=(
             Edit("embarcadero.broker.read.lane_reader:BrokerLaneReader._kept", 'if read != "ordered" or end == 0:',
@@ -54,7 +54,7 @@ BUGS: Final = (
     Bug("filter-left-out", "a broker serves all partitions, whatever was asked for", "P4", witnesses=(6, 15),
         edits=(Edit("embarcadero.broker.read.results:wanted_entries", "if ask.partitions is not None:", "if False:"),)),
     Bug("tail-too-low", "a broker tells the durable end for the ordered one", "P4", bias=POWER, witnesses=(1,),
-        edits=(Edit(f"{_POSITIONS}.tail", "lane=lane, index=ends.index,", "lane=lane, index=ends.durable_index,"),)),
+        edits=(Edit(f"{_POSITIONS}.tail", " index=ends.index,", " index=ends.durable_index,"),)),
     Bug("reference-unchecked", "a broker does not compare a staged batch with what its reference says", "P2",
         witnesses=(170_015, 170_000), edits=(
             Edit("embarcadero.broker.write.references:_judged", "    seen = tuple(",

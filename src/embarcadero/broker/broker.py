@@ -13,6 +13,7 @@ from typing import Final
 from embarcadero import limits
 from embarcadero.broker.clients import Peer, Transport, UnreadBytes
 from embarcadero.broker.context import BrokerContext, StoreView
+from embarcadero.broker.counters import BrokerCounters
 from embarcadero.broker.durable import AwaitingDurability, DurableFrontiers
 from embarcadero.broker.net.connection import Connection, Services
 from embarcadero.broker.net.requests import Requests
@@ -20,16 +21,18 @@ from embarcadero.broker.read.disk import TableJobs
 from embarcadero.broker.read.fetches import Fetches
 from embarcadero.broker.read.lane_reader import LaneReaders
 from embarcadero.broker.read.positions import Positions
-from embarcadero.broker.write.admission import Admission, OutcomeCounts, Sessions, WritePath
-from embarcadero.broker.write.lanes import BrokerLanes
+from embarcadero.broker.write.admission import Admission, AttachedSessions, OutcomeCounts, WritePath
+from embarcadero.broker.write.lanes import OwnLanes
 from embarcadero.broker.write.pending import Ingest, Relay, Waiting
-from embarcadero.env import Inline
+from embarcadero.config.table import Broker as BrokerSettings
+from embarcadero.env import Inline, Journal
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import BrokerLine, frontier_offset
 from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.log import BrokerLogs
+from embarcadero.fabric.region import Fabric, Region
 from embarcadero.steps import Step
-from embarcadero.types import MemberState
+from embarcadero.types import Member, MemberState
 from embarcadero.wire import messages as m
 
 _LONE: Final = 2
@@ -40,34 +43,49 @@ def _nothing() -> None:
     """Write no output: there is no driver."""
 
 
+class AnnouncedLines:
+    """The lines in which this broker says that it lives, and who waits here."""
+
+    def __init__(self, fabric: Fabric, frontiers: Region) -> None:
+        self._fabric = fabric
+        self._heartbeat = FrontierWriter(frontiers, frontier_offset(BrokerLine.HEARTBEAT))
+        self._reads = FrontierWriter(frontiers, frontier_offset(BrokerLine.READS_WAITING))
+        self._disks = FrontierWriter(frontiers, frontier_offset(BrokerLine.DURABLE_WAITING))
+
+    def beat(self) -> None:
+        """Say that this broker lives."""
+        self._heartbeat.advance(self._heartbeat.value + 1)
+
+    def announce(self, reads: int, for_disks: int) -> None:
+        """Say how many reads wait, and how much waits for disks; the latter before anything is counted again."""
+        if self._reads.value != reads:
+            self._reads.restart(reads)
+        if self._disks.value != for_disks:
+            self._disks.restart(for_disks)
+            self._fabric.fence()
+
+
 class Broker:
     """One incarnation of one broker.
 
     `metrics` is the address of its process's metrics, for `GetStatus`.
     """
 
-    def __init__(
-        self, context: BrokerContext, tables: TableJobs | None = None, metrics: str = ""
-    ) -> None:
+    def __init__(self, context: BrokerContext, tables: TableJobs | None = None, metrics: str = "") -> None:
         self._context, self._metrics = context, metrics
         env, fabric, directory, member = context.env, context.fabric, context.directory, context.member
-        self.member, self.settings = member, context.settings
-        self.journal, self.counters = env.journal, context.counters
         self.store = StoreView(directory, self._store_changed, self._advance)
         self._addresses: list[m.BrokerAddress] = []  # of live brokers, as clients know them
         self.ingest = ingest = Ingest(fabric, member, context.sizes, context.config.limits.frame_bytes, env.steps)
         self.epoch = LeaderView(fabric, member, env.steps)
-        lines = ingest.frontiers
-        self._heartbeat = FrontierWriter(lines, frontier_offset(BrokerLine.HEARTBEAT))
-        self._reads_waiting = FrontierWriter(lines, frontier_offset(BrokerLine.READS_WAITING))
-        self._durable_waiting = FrontierWriter(lines, frontier_offset(BrokerLine.DURABLE_WAITING))
+        self._lines = AnnouncedLines(fabric, ingest.frontiers)
         self.durable = durable = DurableFrontiers(fabric, self.epoch.table, directory, env.steps)
         self.awaiting = AwaitingDurability(ingest.log, durable, self.epoch.ordered_end)
         waiting: dict[int, Waiting] = {}
-        self.sessions = Sessions(ingest, waiting, self.settings.sessions_per_connection)
+        self.sessions = AttachedSessions(ingest, waiting, self.settings.sessions_per_connection)
         outcomes = OutcomeCounts(context, self.sessions, durable)
-        self.relay = Relay(lines, ingest.log.release, waiting, outcomes, env.steps)
-        self.lanes = BrokerLanes(context, self.store, ingest, self.epoch, durable, self.awaiting)
+        self.relay = Relay(ingest.frontiers, ingest.log.release, waiting, outcomes, env.steps)
+        self.lanes = OwnLanes(context, self.store, ingest, self.epoch, durable, self.awaiting)
         path = WritePath(ingest, self.sessions, self.relay, durable, self.awaiting, self.lanes)
         self.unread = UnreadBytes(self.settings, path.largest_frame, env.clock)
         self._logs = BrokerLogs(fabric, self.store.refresh)
@@ -76,9 +94,7 @@ class Broker:
         )
         self.fetches = Fetches(context, self.store, self.readers, durable, self.unread, self._announce)
         self.peers: dict[int, Peer] = {}  # by connection
-        self.admission = Admission(
-            context, self.store, path, self.epoch, self.readers, self.peers, self._announce
-        )
+        self.admission = Admission(context, self.store, path, self.epoch, self.readers, self.peers, self._announce)
         positions = Positions(context, self.store, self.readers)
         self.requests = Requests(context, self.store, self.admission, path, self.fetches, positions, self.status)
         scratch = memoryview(bytearray(limits.SCRATCH_BYTES))
@@ -173,7 +189,7 @@ class Broker:
         if now_us >= self._store_poll_us:
             self._store_poll_us = now_us + int(self.settings.store_poll_ms * 1_000)
             self.refresh()
-            self._heartbeat.advance(self._heartbeat.value + 1)
+            self._lines.beat()
             self.deposed |= self.epoch.closing()
             self.admission.end_slow(now_us)
             self.requests.notes.poll(now_us)
@@ -208,14 +224,8 @@ class Broker:
 
         What waits for disks is counted again after that: what became durable before they saw it rings nobody.
         """
-        fetches = self.fetches
-        if self._reads_waiting.value != fetches.waiting:
-            self._reads_waiting.restart(fetches.waiting)
-        waiting = self.awaiting.waiting + self.relay.for_disks + fetches.waiting_for_disks
-        waiting += self.admission.credit.starving
-        if self._durable_waiting.value != waiting:
-            self._durable_waiting.restart(waiting)
-            self._context.fabric.fence()
+        for_disks = self.awaiting.waiting + self.relay.for_disks + self.fetches.waiting_for_disks
+        self._lines.announce(self.fetches.waiting, for_disks + self.admission.credit.starving)
 
     # --- connections --------------------------------------------------------------------------------------------------
     def connect(self, transport: Transport | None = None) -> Connection:
@@ -232,6 +242,26 @@ class Broker:
         self.admission.disconnected(peer)
 
     # --- facts --------------------------------------------------------------------------------------------------------
+    @property
+    def member(self) -> Member:
+        """Which broker this is."""
+        return self._context.member
+
+    @property
+    def settings(self) -> BrokerSettings:
+        """Its configuration."""
+        return self._context.settings
+
+    @property
+    def journal(self) -> Journal:
+        """Where it tells what happened."""
+        return self._context.env.journal
+
+    @property
+    def counters(self) -> BrokerCounters:
+        """What it counts."""
+        return self._context.counters
+
     @property
     def full(self) -> bool:
         """Whether we grant no credit because we are above the mark."""

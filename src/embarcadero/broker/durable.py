@@ -1,4 +1,4 @@
-"""What waits for disks: payloads that our log must keep, and acks that may not leave yet.
+"""How far lanes are durable, and what awaits that: payloads that our log must keep, and acks that may not leave yet.
 
 Of a topic with replicas a payload is kept until its entry is durable, and an ack that was asked to mean "durable" goes
 out only then. How far a lane is durable is counted in one place, by the rule of fabric/durability.py; below that are
@@ -46,7 +46,7 @@ class DurableFrontiers:
         self._directory, self.steps = directory, steps
         self._durability = Durability(fabric, epochs, self._range_of, steps)
         self.follow = self._durability.follow
-        self._chains: dict[int, Chain] = {}
+        self._chains: dict[int, LaneRanges] = {}
 
     def changed(self) -> None:
         """The store has changed: ranges are looked up again, and lines of replicas that are gone are let go."""
@@ -63,11 +63,11 @@ class DurableFrontiers:
             del self._chains[lane]
         return self._directory.range_of(lane, number)
 
-    def chain(self, lane: int) -> Chain:
+    def chain(self, lane: int) -> LaneRanges:
         """A lane's ranges, as the store had them at the last change we know of, or when they were counted by."""
         chain = self._chains.get(lane)
         if chain is None:
-            chain = self._chains[lane] = Chain(self._directory.ranges(lane))
+            chain = self._chains[lane] = LaneRanges(self._directory.ranges(lane))
         return chain
 
     def through(self, lane: int) -> int:
@@ -337,7 +337,7 @@ def one_ack(lane: int, session: int, sequence: int, index: int, seq: int, extra:
     return np.frombuffer(bytearray(PACKED_ACK.pack(lane, session, sequence, index, seq, extra, outcome)), dtype=ACK)
 
 
-class Chain:
+class LaneRanges:
     """The ranges of one lane, oldest first, as the store had them at one moment."""
 
     def __init__(self, ranges: list[Range]) -> None:

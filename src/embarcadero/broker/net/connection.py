@@ -119,9 +119,12 @@ class Connection:
         context, name = self._services.context, type(error).__name__
         context.counters.hung_up[name] += 1
         context.env.journal.warn(
-            "connection ended", peer=self.peer.transport.address, client=self.peer.client, error=name,
+            "connection ended",
+            peer=self.peer.transport.address,
+            client=self.peer.client,
+            error=name,
             reason=error.message,
-        )  # fmt: skip
+        )
 
     def _drop_input(self) -> None:
         self._receiver.drop()

@@ -129,18 +129,14 @@ class ReaderNotes:
     def note(self, ask: m.NoteProgress) -> None:
         """Take a reader's note of how far it is. Raises UnknownTopic, BadName, BadValue."""
         if not 0 < len(ask.reader.encode()) <= READER_NAME_BYTES_MAX:
-            raise BadName(
-                f"a reader's name of {len(ask.reader.encode())} bytes", f"use 1 to {READER_NAME_BYTES_MAX}"
-            )
+            raise BadName(f"a reader's name of {len(ask.reader.encode())} bytes", f"use 1 to {READER_NAME_BYTES_MAX}")
         if len(ask.places) > READER_LANES_MAX:
             raise BadValue(f"places in {len(ask.places)} lanes", f"tell those of at most {READER_LANES_MAX}")
         if len(self._notes) >= READERS_PER_TOPIC_MAX and (ask.topic, ask.reader) not in self._notes:
             raise Backpressure(f"{len(self._notes)} readers wait for the store to take their notes", "tell it later")
         topic = self._directory.topic(ask.topic)
         check_id(topic, ask.topic_id)
-        note = ReaderNote(
-            reader=ask.reader, places=dict(ask.places), at_us=self._clock.wall_us(), topic_id=topic.id
-        )  # fmt: skip
+        note = ReaderNote(reader=ask.reader, places=dict(ask.places), at_us=self._clock.wall_us(), topic_id=topic.id)
         self._notes[ask.topic, ask.reader] = note
         self.poll(self._clock.now_us())
 
@@ -196,9 +192,15 @@ class Requests:
     """Answers requests: a table of handlers by the type of the message."""
 
     def __init__(
-        self, context: BrokerContext, store: StoreView, admission: Admission, path: WritePath, fetches: Fetches,
-        positions: Positions, status: Callable[[], dict[str, object]],
-    ) -> None:  # fmt: skip
+        self,
+        context: BrokerContext,
+        store: StoreView,
+        admission: Admission,
+        path: WritePath,
+        fetches: Fetches,
+        positions: Positions,
+        status: Callable[[], dict[str, object]],
+    ) -> None:
         self._context, self._directory, self._clock = context, context.directory, context.env.clock
         self._store, self._admission, self._path = store, admission, path
         self._fetches, self._positions, self._status = fetches, positions, status
@@ -292,9 +294,13 @@ class Requests:
         lanes = [topic.lane, *(lane.lane for lane in topic.lanes)] if topic.replicas else []
         ranges = [range_ for lane in lanes for range_ in self._directory.ranges(lane)]
         return m.TopicIs(
-            topic=topic, columns=schema.columns, widths=schema.widths, ranges=ranges[-limits.RANGES_LISTED_MAX :],
-            tier=self._directory.tier(name), age_us=age_us if topic.created_us and age_us >= 0 else None,
-        )  # fmt: skip
+            topic=topic,
+            columns=schema.columns,
+            widths=schema.widths,
+            ranges=ranges[-limits.RANGES_LISTED_MAX :],
+            tier=self._directory.tier(name),
+            age_us=age_us if topic.created_us and age_us >= 0 else None,
+        )
 
     def _listed(self) -> list[Topic]:
         """All topics, with their lanes unless these would not fit the answer."""
@@ -303,9 +309,10 @@ class Requests:
             return topics
         return [
             msgspec.structs.replace(topic, lanes=[lane for lane in lanes if lane.topic == topic.lane])
-            if topic.order <= Order.BROKER else topic
+            if topic.order <= Order.BROKER
+            else topic
             for topic in topics
-        ]  # fmt: skip
+        ]
 
     # --- sessions -----------------------------------------------------------------------------------------------------
     def _open_session(self, peer: Peer, request: int, ask: m.OpenSession) -> None:
@@ -331,9 +338,15 @@ class Requests:
         at = 0 if ask.at is None else ask.at + 1
         holder = 0 if ask.holder is None else min(ask.holder + 1, NO_SESSION)
         entry = Entry(
-            EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash, low=at, crc=holder, flags=flags,
+            EntryKind.SESSION_OPEN,
+            topic.lane,
+            earlier,
+            session_seq=name_hash,
+            low=at,
+            crc=holder,
+            flags=flags,
             size=peer_number(peer.host),
-        )  # fmt: skip
+        )
         self._path.sessions.request(peer, request, entry)
 
     def _close_session(self, peer: Peer, request: int, ask: m.CloseSession) -> None:

@@ -1,19 +1,17 @@
-"""Looking into segment files: reads and lookups over all ranges of a lane and all replicas of each range.
+"""Reads besides memory: segment files of replicas and tables of topics, on workers.
+
+Segments looks into files over all ranges of a lane and all replicas of each range.
 
 Everything here may block and runs on a worker. It only touches what is durable (`bound`) and not trimmed, and what it
 returns was checked by the reader of the files: entry checks, contiguous indices, CRC32C of payloads. A copy that is
 missing or damaged is passed over; if no copy of a range is good, the answer is a typed error.
 
-Reads of segment files beside everything else a broker does: few at once, fair over clients, one span ahead.
+Jobs run a few at once, fair over clients, so that a disk never holds up a publisher; a client with many of them waits
+for its turn, as does one with a single one. For a client that reads on, the next span is read while it takes this one,
+if there is room for that.
 
-Jobs run on workers, so that a disk never holds up a publisher; a client with many of them waits for its turn, as does
-one with a single one. Who reads on gets the next span read while it takes this one, if there is room for that.
-
-The seam through which a broker reads tables of topics: what it asks, and the queue in which the questions wait.
-
-A broker imports nothing of tables. The node gives it a reader (`node/tables.py`), the simulator another one. Reads run
-on workers of their own, a few at once and fair over clients: an object store that does not answer holds up other reads
-of tables, but neither reads of disks nor publishers.
+Reads of tables run on workers of their own, a few at once and fair over clients: an object store that does not answer
+holds up other reads of tables, but neither reads of disks nor publishers.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from embarcadero.broker.clients import Peer
-from embarcadero.broker.durable import Chain
+from embarcadero.broker.durable import LaneRanges
 from embarcadero.broker.read.results import FetchResult, TableReader, wanted_entries
 from embarcadero.env import Disk, Workers
 from embarcadero.errors import (
@@ -61,7 +59,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FoundBatch:
     """A batch: its index, and the seq of its first record."""
 
     index: int
@@ -84,7 +82,7 @@ class RangeFiles(Protocol):
     def points(self, index: int, end: int, every: int, max_bytes: int) -> tuple[list[Point], int]: ...
 
 
-class Copies(Protocol):
+class CopiesOfRanges(Protocol):
     """Where copies of ranges are."""
 
     def replicas(self, range_: Range) -> list[ReplicaRef]:
@@ -103,7 +101,7 @@ class Copies(Protocol):
 class Segments:
     """The files of one lane, as far as they are durable: below `bound`, at or above `trimmed`."""
 
-    def __init__(self, lane: int, chain: Chain, bound: int, trimmed: int, copies: Copies) -> None:
+    def __init__(self, lane: int, chain: LaneRanges, bound: int, trimmed: int, copies: CopiesOfRanges) -> None:
         self._lane, self.chain, self.bound, self._trimmed, self._copies = lane, chain, bound, trimmed, copies
 
     def fetch(self, ask: Fetch) -> FetchResult:
@@ -115,7 +113,7 @@ class Segments:
             return FetchResult(_nothing(), [], self.bound, self.bound, to_come=ask.by == "time")
         return self._read(place.index, ask)
 
-    def locate(self, by: str, value: int) -> Place | None:
+    def locate(self, by: str, value: int) -> FoundBatch | None:
         """A place by index, seq or time, or the earliest one; None if it is at or above the bound."""
         if by == "earliest":
             return self.first()
@@ -130,7 +128,7 @@ class Segments:
         ranges = self.chain.ranges
         return not ranges or not ranges[-1].open or index <= max(self.bound, trimmed, self.chain.start)
 
-    def first(self) -> Place | None:
+    def first(self) -> FoundBatch | None:
         """The first batch that is neither trimmed nor dropped; None if there is none below the bound."""
         for range_ in self.chain.from_index(self._trimmed):
             start, stop = max(range_.start, self._trimmed), self._stop(range_)
@@ -148,7 +146,7 @@ class Segments:
         begins = self._best(range_, lambda files: files.first)
         return begins is not None and begins >= stop
 
-    def _first_of(self, files: RangeFiles, start: int, stop: int) -> Place | None:
+    def _first_of(self, files: RangeFiles, start: int, stop: int) -> FoundBatch | None:
         first = files.first
         return None if first is None or max(first, start) >= stop else self._place(files, max(first, start))
 
@@ -215,7 +213,7 @@ class Segments:
         return None if place is None else place.seq
 
     # --- looking up ---------------------------------------------------------------------------------------------------
-    def _at(self, index: int) -> Place | None:
+    def _at(self, index: int) -> FoundBatch | None:
         """An index with its seq."""
         range_ = self.chain.owner(index)
         if range_ is None or index >= self.bound:
@@ -225,7 +223,7 @@ class Segments:
             raise self._no_good_copy(range_, index, ["no copy reaches it"])
         return found
 
-    def _by_seq(self, seq: int) -> Place | None:
+    def _by_seq(self, seq: int) -> FoundBatch | None:
         """The batch that holds a record; the first one behind it where it is lost, or gone."""
         for range_ in reversed(self.chain.ranges):
             if range_.start_seq > seq or range_.start == range_.end:
@@ -243,12 +241,12 @@ class Segments:
         first = self.first()
         return None if first is None else replace(first, instead=True)
 
-    def _by_time(self, us: int) -> Place | None:
+    def _by_time(self, us: int) -> FoundBatch | None:
         """The first batch appended at or after a time; the first that is left, where some of that time may be gone."""
         found = self._since(us)
         return found if found is None else replace(found, instead=self._may_be_gone(found, us))
 
-    def _may_be_gone(self, found: Place, us: int) -> bool:
+    def _may_be_gone(self, found: FoundBatch, us: int) -> bool:
         """Whether batches since a time may have been trimmed: the first one left is younger, and none before it is
         known to be older."""
         first = self.first()
@@ -267,9 +265,9 @@ class Segments:
             return None
         return None if entry is None else int(entry["append_us"][0])
 
-    def _since(self, us: int) -> Place | None:
+    def _since(self, us: int) -> FoundBatch | None:
         """The first batch that is left of those since a time. Append times never go back."""
-        later: Place | None = None
+        later: FoundBatch | None = None
         for range_ in reversed(list(self.chain.from_index(self._trimmed))):
             if max(range_.start, self._trimmed) >= self._stop(range_):
                 continue
@@ -281,22 +279,22 @@ class Segments:
                 return later
         return later
 
-    def _in_time(self, files: RangeFiles, us: int, stop: int) -> Place | None:
+    def _in_time(self, files: RangeFiles, us: int, stop: int) -> FoundBatch | None:
         """The first batch at or after a time. None is an answer only of a copy that reaches the end."""
         index = files.find_time(us)
         if index is None and files.entry(stop - 1) is None:
             raise BadSegment(f"its copy ends before {stop}", "the replica completes it from a peer")
         return self._place(files, index)
 
-    def _place(self, files: RangeFiles, index: int | None) -> Place | None:
+    def _place(self, files: RangeFiles, index: int | None) -> FoundBatch | None:
         """An index with its seq, if this copy has it and it may be told. A copy that ends there can't answer."""
         if index is None:
             return None
         index = max(index, self._trimmed)
         entry = files.entry(index) if index < self.bound else None
-        return None if entry is None else Place(index, int(entry["seq"][0]))
+        return None if entry is None else FoundBatch(index, int(entry["seq"][0]))
 
-    def _after(self, range_: Range) -> Place | None:
+    def _after(self, range_: Range) -> FoundBatch | None:
         """The first batch behind a sealed range."""
         following = next((r for r in self.chain.ranges if r.number > range_.number and r.start != r.end), None)
         return None if following is None else self._at(following.start)
@@ -350,7 +348,7 @@ def _nothing() -> Entries:
     return np.zeros(0, dtype=ORDER)
 
 
-Done = Callable[[Any], None]
+JobDone = Callable[[Any], None]
 """Told the result of a job, or the error that it raised."""
 
 _AHEAD_KEPT_US = 2_000_000
@@ -451,7 +449,7 @@ class _Span:
     reserved: int
     at_us: int
     result: FetchResult | Exception | None = None
-    done: Done | None = None  # the client asked for it before it was there
+    done: JobDone | None = None  # the client asked for it before it was there
     dropped: bool = False
 
 
@@ -463,7 +461,7 @@ def _what(ask: Fetch) -> tuple[object, ...]:
 
 class _Job(NamedTuple):
     job: Callable[[], Any]
-    done: Done
+    done: JobDone
     may_start: Callable[[], bool]
 
 
@@ -494,9 +492,7 @@ class FairJobs:
         """Jobs that wait for their turn."""
         return sum(map(len, self._queues.values()))
 
-    def run(
-        self, peer: Peer, job: Callable[[], Any], done: Done, may_start: Callable[[], bool] = _always
-    ) -> None:
+    def run(self, peer: Peer, job: Callable[[], Any], done: JobDone, may_start: Callable[[], bool] = _always) -> None:
         """Run a job when it is this client's turn; `done` gets its result or its error. Raises TooMany.
 
         `may_start` is asked before that, and again later if it says no: there is no room for the result yet.
@@ -525,7 +521,7 @@ class FairJobs:
     def _next(self) -> int | None:
         return next((number for number, queue in self._queues.items() if queue[0].may_start()), None)
 
-    def _ended(self, result: Any, done: Done) -> None:
+    def _ended(self, result: Any, done: JobDone) -> None:
         self.running -= 1
         try:
             done(result)
@@ -543,7 +539,7 @@ class DiskReads(FairJobs):
         self._ahead_bytes = 0
         self.ahead_used = 0  # reads whose answer was there already, or on its way
 
-    def fetch(self, peer: Peer, read: PlannedRead, segments: Segments, done: Done) -> None:
+    def fetch(self, peer: Peer, read: PlannedRead, segments: Segments, done: JobDone) -> None:
         """Read from segment files, unless that was done ahead."""
         ask = read.ask
         span = self._ahead.pop((peer.number, ask.lane), None)
@@ -569,9 +565,7 @@ class DiskReads(FairJobs):
             return  # it has enough under way
         span = self._ahead[key] = _Span(_what(ask), most, now_us)
         self._ahead_bytes += span.reserved
-        self.run(
-            peer, lambda: None if span.dropped else segments.fetch(ask), lambda result: self._came(span, result)
-        )
+        self.run(peer, lambda: None if span.dropped else segments.fetch(ask), lambda result: self._came(span, result))
 
     def poll(self, now_us: int) -> None:
         """Drop what nobody asked for in time."""

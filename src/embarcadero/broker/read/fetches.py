@@ -1,8 +1,8 @@
-"""Everything a broker answers about what is stored: fetches that wait, ends and positions of lanes, trims.
+"""Fetches of clients, and those of them that wait.
 
-A fetch is answered from memory (reader.py) where memory has it, else from segment files (warm.py), else, for a client
-that asks for that, from the topic's table (tables.py). While a fetch waits, or its file is being read, it is parked
-here.
+The lane's reader locates a fetch (`LaneReader.locate`). It is answered from memory where memory has it, else from
+segment files (disk.py), else, for a client that asks for that, from the topic's table. While a fetch waits, or its
+file is being read, it is parked here.
 """
 
 from __future__ import annotations
@@ -80,9 +80,14 @@ class Fetches:
     """Fetches of all clients, and those of them that wait."""
 
     def __init__(
-        self, context: BrokerContext, store: StoreView, readers: LaneReaders, durable: DurableFrontiers,
-        unread: UnreadBytes, announce: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        context: BrokerContext,
+        store: StoreView,
+        readers: LaneReaders,
+        durable: DurableFrontiers,
+        unread: UnreadBytes,
+        announce: Callable[[], None],
+    ) -> None:
         self._announce = announce
         self._clock, self._steps, self._counters = context.env.clock, context.env.steps, context.counters
         self._directory, self._store, self._readers = context.directory, store, readers
@@ -276,9 +281,7 @@ class Fetches:
         tables, parked.on_disk = self._readers.tables.reader, True
         read = _Read(self._unread, parked.peer, at_index(ask, gap.start))
         done = partial(self._table_read, parked, read, tier, found.tail_index)
-        self._readers.tables.run(
-            parked.peer, lambda: tables.fetch(tier, schemas, read.ask, stop), done, read.may_start
-        )  # fmt: skip
+        self._readers.tables.run(parked.peer, lambda: tables.fetch(tier, schemas, read.ask, stop), done, read.may_start)
         return True
 
     def _table_read(self, parked: Parked, read: _Read, tier: Tier, tail: int, result: FetchResult | Exception) -> None:

@@ -1,15 +1,15 @@
-"""The way out: any broker serves any broker's batches, straight from the fabric.
+"""Readers of lanes: any broker serves any broker's batches, straight from the fabric.
 
-The order of loads is the safety argument: ordered frontier, entries, payload copies (each checked
-against its chunk after the copy), and last of all the epoch. Only then is anything served.
+`locate` is the one place that decides whether memory, disks or a gap answer a fetch. The order of loads is the safety
+argument: ordered frontier, entries, payload copies (each checked against its chunk after the copy), and last of all the
+epoch. Only then is anything served.
 Of a topic without replicas, what left memory is one TRIMMED gap: the retained part of a lane is what follows the last
 entry whose payload is gone. Of one with replicas (`stored`) it is on disk, and the answer says where to go on.
 
-Reading a lane of orders 0 and 1, whichever broker incarnation wrote it, alive or dead.
-
-An open lane ends at its writer's frontier, and something of it may be served only if the writer still counts as open
-after it was loaded: a sequencer that closes an incarnation says so before it looks where its lanes end. A closed lane
-ends where the store says; what its writer may have written above that does not exist.
+A lane of orders 0 and 1 may be of any broker incarnation, alive or dead. An open lane ends at its writer's frontier,
+and something of it may be served only if the writer still counts as open after it was loaded: a sequencer that closes
+an incarnation says so before it looks where its lanes end. A closed lane ends where the store says; what its writer may
+have written above that does not exist.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from embarcadero.broker.clients import Peer
 from embarcadero.broker.context import BrokerContext, StoreView, lane_margin
-from embarcadero.broker.durable import Chain, DurableFrontiers
+from embarcadero.broker.durable import DurableFrontiers, LaneRanges
 from embarcadero.broker.read.disk import DiskCopies, DiskReads, Segments, TableJobs, no_disks
 from embarcadero.broker.read.results import FetchResult, FetchSource, Hot, Location, at_index, wanted_entries
 from embarcadero.errors import BadValue, EmbarcaderoError, FuturePosition, UnknownTopic
@@ -50,7 +50,7 @@ class StoredLane:
         self._lane, self._durable = lane, durable
 
     @property
-    def chain(self) -> Chain:
+    def chain(self) -> LaneRanges:
         """The lane's ranges."""
         return self._durable.chain(self._lane)
 
@@ -452,9 +452,14 @@ class BrokerLaneReader(LaneReader):
     """Reads one lane. `lane_is` is what the store says about it; the broker keeps it up to date."""
 
     def __init__(
-        self, fabric: Fabric, epoch: LeaderView, logs: BrokerLogs, lane_is: TopicLane, margin: int,
+        self,
+        fabric: Fabric,
+        epoch: LeaderView,
+        logs: BrokerLogs,
+        lane_is: TopicLane,
+        margin: int,
         stored: StoredLane | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(epoch, logs, lane_is.lane, margin, stored)
         self._fabric, self.lane_is = fabric, lane_is
         self._basis = lane_is  # what the last `ordered` went by
@@ -612,9 +617,14 @@ class LaneReaders:
     """The readers of all lanes, and what they read besides memory: replicas' disks, and tables of topics."""
 
     def __init__(
-        self, context: BrokerContext, store: StoreView, epoch: LeaderView, logs: BrokerLogs, durable: DurableFrontiers,
+        self,
+        context: BrokerContext,
+        store: StoreView,
+        epoch: LeaderView,
+        logs: BrokerLogs,
+        durable: DurableFrontiers,
         tables: TableJobs,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._context, self._store, self._epoch, self._logs, self._durable = context, store, epoch, logs, durable
         self.disks = DiskReads(context.env.workers, DiskCopies(context.env.disks or no_disks))
         self.tables = tables

@@ -1,4 +1,7 @@
-"""Places in a lane: where a seq or a time is, and where the lane starts once it is trimmed."""
+"""Positions in a lane: its ends, where a seq or a time is, and a span cut into pieces of about the same size.
+
+Pieces come from entries in memory, and from sparse indexes on disk. A trim moves the start of a lane.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy.typing as npt
 
 from embarcadero.broker.clients import Peer
 from embarcadero.broker.context import BrokerContext, StoreView
-from embarcadero.broker.read.disk import FairJobs, Place, Segments
+from embarcadero.broker.read.disk import FairJobs, FoundBatch, Segments
 from embarcadero.broker.read.lane_reader import ON_DISK, LaneReader, LaneReaders, StoredLane
 from embarcadero.broker.read.results import Hot, raise_unknown, typed
 from embarcadero.env import Clock
@@ -25,7 +28,7 @@ WAYS_TO_FIND = ("index", "seq", "time")
 
 
 def check_way(by: str) -> None:
-    """Refuse what is no way to name a place."""
+    """Refuse what is no way to name a position."""
     if by not in WAYS_TO_FIND:
         raise BadValue(f"a place by {by!r}", f"by {', '.join(WAYS_TO_FIND)}")
 
@@ -36,17 +39,17 @@ def check_trim(ask: m.Trim, clock: Clock) -> None:
         raise FuturePosition("a trim before a time that has not come", "trim before a time that is past")
 
 
-def found(reader: LaneReader, start: Place, index: int, seq: int | None) -> m.PlaceIs:
+def found(reader: LaneReader, start: FoundBatch, index: int, seq: int | None) -> m.PlaceIs:
     """A place that was asked for. Raises Trimmed below the start: there its seq is not known any more."""
     if index < start.index or seq is None:
         raise Trimmed(
             f"the batch asked for is trimmed: the first readable one has index {start.index}, seq {start.seq}",
             "start there, or at None",
         )
-    return place_is(reader, Place(index, seq))
+    return place_is(reader, FoundBatch(index, seq))
 
 
-def place_is(reader: LaneReader, place: Place) -> m.PlaceIs:
+def place_is(reader: LaneReader, place: FoundBatch) -> m.PlaceIs:
     """A place, as an answer."""
     return m.PlaceIs(lane=reader.lane, index=place.index, seq=place.seq)
 
@@ -90,9 +93,13 @@ def pieces(ask: Measure, hot: Hot, segments: Segments | None) -> list[Cut]:
 
 
 def cuts(
-    indices: npt.NDArray[np.int64], seqs: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], end: tuple[int, int],
-    piece_bytes: int, pieces_max: int,
-) -> list[Cut]:  # fmt: skip
+    indices: npt.NDArray[np.int64],
+    seqs: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    end: tuple[int, int],
+    piece_bytes: int,
+    pieces_max: int,
+) -> list[Cut]:
     """Cut where the sum of sizes passes a multiple of a piece. Each number stands for what begins at its index.
 
     `end` is the index and seq behind all. Of more than `pieces_max` pieces, the first ones.
@@ -118,7 +125,7 @@ class Positions:
         """Answer with both ends of a lane, and with where its readable part starts."""
         lane = ask.lane
 
-        def answer(reader: LaneReader, start: Place) -> m.TailIs:
+        def answer(reader: LaneReader, start: FoundBatch) -> m.TailIs:
             ends = reader.ends()
             if ends is None:
                 raise Retriable("the end of the log can't be told while a sequencer takes over", "try again")
@@ -128,10 +135,17 @@ class Positions:
             in_table = [] if tier is None else [(hole.start_seq, hole.stop_seq) for hole in tier.holes.get(lane, ())]
             holes = [hole for hole in united([*in_table, *reader.seq_holes()]) if hole[1] > cold.seq][-TAIL_HOLES_MAX:]
             return m.TailIs(
-                lane=lane, index=ends.index, seq=ends.seq, start_index=cold.index, start_seq=cold.seq,
-                durable_index=ends.durable_index, durable_seq=ends.durable_seq,
-                hot_index=hot[0], hot_seq=hot[1], holes=holes,
-            )  # fmt: skip
+                lane=lane,
+                index=ends.index,
+                seq=ends.seq,
+                start_index=cold.index,
+                start_seq=cold.seq,
+                durable_index=ends.durable_index,
+                durable_seq=ends.durable_seq,
+                hot_index=hot[0],
+                hot_seq=hot[1],
+                holes=holes,
+            )
 
         self._with_start(peer, request, lane, answer)
 
@@ -163,7 +177,7 @@ class Positions:
         """Move the start of a lane, and answer where it is then."""
         check_trim(ask, self._clock)
 
-        def trim_it(_reader: LaneReader, start: Place, index: int, seq: int | None) -> None:
+        def trim_it(_reader: LaneReader, start: FoundBatch, index: int, seq: int | None) -> None:
             if index < start.index:
                 seq = ask.seq if ask.by == "index" and index == ask.before else None
             name = self._store.topic_name(ask.lane) or ""
@@ -172,14 +186,18 @@ class Positions:
 
         self._locate(peer, request, ask.lane, ask.by, ask.before, trim_it, trims=True)
 
-    def _place_now(self, reader: LaneReader, start: Place) -> m.PlaceIs:
+    def _place_now(self, reader: LaneReader, start: FoundBatch) -> m.PlaceIs:
         """Where a lane starts for readers, whether brokers still have that or not."""
         return place_is(reader, _cold_start(self._readers.tier(reader.lane), reader.lane, start))
 
     def _with_start(
-        self, peer: Peer, request: int, lane: int, answer: Callable[[LaneReader, Place], m.Message],
+        self,
+        peer: Peer,
+        request: int,
+        lane: int,
+        answer: Callable[[LaneReader, FoundBatch], m.Message],
         last: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Answer with what needs to know where the readable part of a lane starts."""
         reader = self._readers.fresh_reader(lane)
 
@@ -188,7 +206,7 @@ class Positions:
             return
         segments = self._readers.segments(reader, stored)
 
-        def with_first(first: Place | None) -> m.Message:
+        def with_first(first: FoundBatch | None) -> m.Message:
             message = answer(reader, first or self._start_above(reader, segments))
             self._check_unchanged(stored, segments)
             return message
@@ -196,13 +214,13 @@ class Positions:
         again = None if last else partial(self._with_start, peer, request, lane, answer, last=True)
         self._answer_later(peer, request, segments.first, with_first, again)
 
-    def _memory_start(self, reader: LaneReader) -> Place:
+    def _memory_start(self, reader: LaneReader) -> FoundBatch:
         start = reader.start(self._clock.now_us())
         if start is None:
             raise Retriable("the start of the log can't be told while a sequencer takes over", "try again")
-        return Place(*start)
+        return FoundBatch(*start)
 
-    def _start_above(self, reader: LaneReader, segments: Segments) -> Place:
+    def _start_above(self, reader: LaneReader, segments: Segments) -> FoundBatch:
         """The start of a lane whose files have nothing below the bound of the search: it is in memory.
 
         Raises Retriable if memory starts above that bound: then the files between were not searched. It does so after
@@ -223,10 +241,16 @@ class Positions:
             raise Retriable("the ranges of the log changed while they were looked at", "try again")
 
     def _locate(
-        self, peer: Peer, request: int, lane: int, by: str, value: int,
-        answer: Callable[[LaneReader, Place, int, int | None], m.Message | None], last: bool = False,
+        self,
+        peer: Peer,
+        request: int,
+        lane: int,
+        by: str,
+        value: int,
+        answer: Callable[[LaneReader, FoundBatch, int, int | None], m.Message | None],
+        last: bool = False,
         trims: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Answer with what needs to know where a place is, and where the lane starts.
 
         If no copy of the start can be read, only a trim goes on: it needs no seq there, and is how to get rid of it.
@@ -246,16 +270,16 @@ class Positions:
             place = value, None  # files that had it may be gone: not to be taken for a place above all that is there
         on_disk = place[0] == ON_DISK
 
-        def look() -> tuple[Place | None, Place | None]:
+        def look() -> tuple[FoundBatch | None, FoundBatch | None]:
             try:
                 first = segments.first()
             except Corrupt:
                 if not trims:
                     raise
-                first = Place(max(reader.trimmed, stored.chain.start), 0)
+                first = FoundBatch(max(reader.trimmed, stored.chain.start), 0)
             return first, segments.locate(by, value) if on_disk else None
 
-        def with_places(found: tuple[Place | None, Place | None]) -> m.Message | None:
+        def with_places(found: tuple[FoundBatch | None, FoundBatch | None]) -> m.Message | None:
             index, seq = place
             if on_disk:  # nothing as young: the end, as far as it is durable
                 index, seq = segments.bound, stored.chain.seq_at(segments.bound)
@@ -265,15 +289,18 @@ class Positions:
             self._check_unchanged(stored, segments)
             return answer(reader, start, index, seq)
 
-        again = None if last else partial(
-            self._locate, peer, request, lane, by, value, answer, last=True, trims=trims
-        )  # fmt: skip
+        again = None if last else partial(self._locate, peer, request, lane, by, value, answer, last=True, trims=trims)
         self._answer_later(peer, request, look, with_places, again)
 
     def _answer_later(
-        self, peer: Peer, request: int, job: Callable[[], object],
-        answer: Callable[..., m.Message | None], again: Callable[[], None] | None, queue: FairJobs | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        peer: Peer,
+        request: int,
+        job: Callable[[], object],
+        answer: Callable[..., m.Message | None],
+        again: Callable[[], None] | None,
+        queue: FairJobs | None = None,
+    ) -> None:
         """Run a job on segment files (or in another queue); its result becomes the answer.
 
         `again` asks once more if no copy was good: it may have been trimmed and dropped, or compacted, meanwhile.
@@ -335,8 +362,8 @@ class Positions:
         self._answer_later(peer, request, job, answer, again, self._readers.tables)
 
 
-def _cold_start(tier: Tier | None, lane: int, hot: Place) -> Place:
+def _cold_start(tier: Tier | None, lane: int, hot: FoundBatch) -> FoundBatch:
     """Where the lane's part in the topic's table starts, if that is below what brokers have; else `hot` itself."""
     if tier is None or tier.start(lane) >= min(tier.frontier(lane), (hot.index, hot.seq)):
         return hot
-    return Place(*tier.start(lane))
+    return FoundBatch(*tier.start(lane))

@@ -28,7 +28,7 @@ from embarcadero.broker.clients import Peer
 from embarcadero.broker.context import BrokerContext, StoreView
 from embarcadero.broker.durable import AwaitingDurability, DurableFrontiers
 from embarcadero.broker.read.lane_reader import LaneReaders
-from embarcadero.broker.write.lanes import BrokerLanes
+from embarcadero.broker.write.lanes import OwnLanes
 from embarcadero.broker.write.pending import Entry, Ingest, Relay, Waiting
 from embarcadero.broker.write.references import References
 from embarcadero.config.table import Broker as BrokerSettings
@@ -131,7 +131,7 @@ class ArrivingBatches:
         return ended
 
 
-class Sessions:
+class AttachedSessions:
     """Which connections feed which sessions. The sequencer is told of the first one, and when the last one has left."""
 
     def __init__(self, ingest: Ingest, waiting: dict[int, Waiting], per_connection_max: int) -> None:
@@ -207,7 +207,7 @@ class Sessions:
 class OutcomeCounts:
     """Counts outcomes as they are relayed, and keeps sessions and LOST gaps known to the relay."""
 
-    def __init__(self, context: BrokerContext, sessions: Sessions, durable: DurableFrontiers) -> None:
+    def __init__(self, context: BrokerContext, sessions: AttachedSessions, durable: DurableFrontiers) -> None:
         self._counters, self._clock = context.counters, context.env.clock
         self._durable = durable
         self.opened, self.ended = sessions.opened, sessions.forget
@@ -230,11 +230,11 @@ class WritePath:
     """The parts that a batch goes through on its way in, and its outcome on its way back."""
 
     ingest: Ingest
-    sessions: Sessions
+    sessions: AttachedSessions
     relay: Relay
     durable: DurableFrontiers
     awaiting: AwaitingDurability
-    lanes: BrokerLanes
+    lanes: OwnLanes
 
     @property
     def largest_frame(self) -> int:
@@ -349,9 +349,15 @@ class Admission:
     """Takes batches in, or says why not. `announce` says who waits here, before others can act."""
 
     def __init__(
-        self, context: BrokerContext, store: StoreView, path: WritePath, epoch: LeaderView, readers: LaneReaders,
-        peers: dict[int, Peer], announce: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        context: BrokerContext,
+        store: StoreView,
+        path: WritePath,
+        epoch: LeaderView,
+        readers: LaneReaders,
+        peers: dict[int, Peer],
+        announce: Callable[[], None],
+    ) -> None:
         self._context, self._store, self._path, self._epoch = context, store, path, epoch
         self._announce, self._clock = announce, context.env.clock
         self.credit = CreditGranter(context, store, path, peers)

@@ -74,13 +74,18 @@ class ReaderBells:
                 self._bell.ring(prefix)
 
 
-class BrokerLanes:
+class OwnLanes:
     """Lanes of orders 0 and 1 as one broker incarnation sees and writes them."""
 
     def __init__(
-        self, context: BrokerContext, store: StoreView, ingest: Ingest, epoch: LeaderView, durable: DurableFrontiers,
+        self,
+        context: BrokerContext,
+        store: StoreView,
+        ingest: Ingest,
+        epoch: LeaderView,
+        durable: DurableFrontiers,
         awaiting: AwaitingDurability,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._context, self._clock, self._steps = context, context.env.clock, context.env.steps
         self._store = store
         self._directory, self._margin = context.directory, lane_margin(context.sizes)

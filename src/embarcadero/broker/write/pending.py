@@ -1,14 +1,14 @@
-"""The way in: reserve room in the log, receive, check, publish a pending entry.
+"""The log and the pending ring: entries on their way to the sequencer, and their outcomes on the way back.
+
+Ingest reserves room in the log, receives, checks, and publishes a pending entry.
 
 Order of stores: payload, flush, entry, flush, and only then the published frontier. Entries are staged while one read
 of a socket is taken apart, and written as one slice. Room in the pending ring is promised at admission, so a batch that
 was received can always be published; a part of the ring is kept for control entries.
 
-Outcomes on their way back: results of the sequencer become acks and answers.
-
-The rule: load results, then ask whether a later epoch has opened, and act only if none has. Every pending entry is
-answered once; after a takeover the successor may answer again, which is ignored here. What is to wait for disks as
-well goes on to durable.py.
+Relay turns results of the sequencer into acks and answers. The rule: load results, then ask whether a later epoch has
+opened, and act only if none has. Every pending entry is answered once; after a takeover the successor may answer again,
+which is ignored here. What is to wait for disks as well goes on to durable.py.
 """
 
 from __future__ import annotations
@@ -76,16 +76,26 @@ class Ingest:
     """Log and pending ring of one broker incarnation: the only writer of both."""
 
     def __init__(
-        self, fabric: Fabric, member: Member, sizes: FabricSizes, frame_bytes_max: int = FRAME_BYTES_MAX,
+        self,
+        fabric: Fabric,
+        member: Member,
+        sizes: FabricSizes,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
         steps: Steps = NO_STEPS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         prefix, self._steps = member.region_prefix, steps
         self.frontiers, log = create_log(fabric, prefix, sizes, member.broker, member.incarnation)
         self.log = LogWriter(log, self.frontiers, steps)
         self._ring = create_ring(
-            fabric, pending_region(prefix), RegionKind.PENDING, PENDING, sizes.pending_slots, "index",
-            member.broker, member.incarnation,
-        )  # fmt: skip
+            fabric,
+            pending_region(prefix),
+            RegionKind.PENDING,
+            PENDING,
+            sizes.pending_slots,
+            "index",
+            member.broker,
+            member.incarnation,
+        )
         self._handle = member.handle
         self._control_slots = max(4, sizes.pending_slots // 16)
         self._staged = bytearray()
@@ -240,9 +250,13 @@ class Relay:
     """Follows the results of our entries in the current epoch."""
 
     def __init__(
-        self, frontiers: Region, release: Callable[[int], None], waiting: dict[int, Waiting] | None = None,
-        listener: OutcomeListener | None = None, steps: Steps = NO_STEPS,
-    ) -> None:  # fmt: skip
+        self,
+        frontiers: Region,
+        release: Callable[[int], None],
+        waiting: dict[int, Waiting] | None = None,
+        listener: OutcomeListener | None = None,
+        steps: Steps = NO_STEPS,
+    ) -> None:
         self._steps, self._listener = steps, listener or NO_LISTENER
         self._read = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_READ))
         self._read_epoch = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_EPOCH))

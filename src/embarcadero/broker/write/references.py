@@ -231,9 +231,12 @@ class References:
                     return _refused(ReferenceFault.ANOTHER_TOPIC)
             reader = self._readers.reader(reference.lane)
             ask = Fetch(
-                lane=reference.lane, start=reference.index, stop=reference.index + 1, max_bytes=reference.size,
+                lane=reference.lane,
+                start=reference.index,
+                stop=reference.index + 1,
+                max_bytes=reference.size,
                 read="durable",
-            )  # fmt: skip
+            )
             found = reader.fetch(ask, self._clock.now_us())
             if found is not None and found.elsewhere is not None and reader.stored is not None:
                 segments = self._readers.segments(reader, reader.stored, found.tail_index)
