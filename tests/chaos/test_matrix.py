@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from embarcadero.demo.cluster import runs
 from embarcadero.errors import PortInUse
+from embarcadero.node.local import runs
 from embarcadero_proof.chaos import matrix
 from embarcadero_proof.chaos.case import Performance
 from embarcadero_proof.chaos.cases import find

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.demo.cluster import MortalCluster, halt, runs, state_of
+from embarcadero.node.local import RestartableCluster, halt, runs, state_of
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.liveness import process_mark
@@ -30,7 +30,7 @@ from tests.placement.worlds import add_broker, directory_with
 BRIEF_S = 0.15
 
 
-class Sleepers(MortalCluster):
+class Sleepers(RestartableCluster):
     """A cluster whose roles are processes that only sleep, as many as the test wants; none: it does not run."""
 
     names: dict[str, int] | None = None

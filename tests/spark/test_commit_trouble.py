@@ -16,8 +16,8 @@ from typing import Any, Final
 import pytest
 
 import embarcadero as emb
-from embarcadero.demo.cluster import MortalCluster
 from embarcadero.errors import BadValue, OutcomeUnknown
+from embarcadero.node.local import RestartableCluster
 from embarcadero.spark import connections
 from embarcadero.spark.write import sink
 from embarcadero.spark.write.options import WriteOptions
@@ -33,16 +33,16 @@ _SHORT: Final = {"EMBARCADERO_CLIENT_DELIVERY_TIMEOUT_S": "1", "EMBARCADERO_CLIE
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalCluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestartableCluster]:
     """Two brokers and a replica."""
-    made = MortalCluster(tmp_path_factory.mktemp("away") / "cluster", 2, 1)
+    made = RestartableCluster(tmp_path_factory.mktemp("away") / "cluster", 2, 1)
     made.start()
     yield made
     made.end()
 
 
 @pytest.fixture
-def address(cluster: MortalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def address(cluster: RestartableCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The cluster's brokers, and a client that does not wait long, unless the cluster is away for long."""
     if AWAY_S < 60:
         for name, value in _SHORT.items():
@@ -74,7 +74,7 @@ def stored(address: str, topic: str) -> list[int]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("step", "text"), [("append", LITTLE), ("publish", MUCH)], ids=["append", "publish"])
 def test_a_commit_outlives_a_cluster_that_is_away(
-    cluster: MortalCluster, address: str, monkeypatch: pytest.MonkeyPatch, step: str, text: str
+    cluster: RestartableCluster, address: str, monkeypatch: pytest.MonkeyPatch, step: str, text: str
 ) -> None:
     """All of its processes die, and their memory is lost: before the decision, or after it. The commit goes on by
     itself when the cluster is back."""
@@ -100,7 +100,7 @@ def test_a_commit_outlives_a_cluster_that_is_away(
 
 
 def test_a_commit_gives_up_in_the_end(
-    cluster: MortalCluster, address: str, monkeypatch: pytest.MonkeyPatch
+    cluster: RestartableCluster, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says what that means; the sweep, or the same write again, completes what was decided."""
     with emb.connect(address) as log:
@@ -121,7 +121,7 @@ def test_a_commit_gives_up_in_the_end(
     assert stored(address, "late") == list(range(50))
 
 
-def test_a_disk_that_is_full_fails_the_task_and_shows_nothing(cluster: MortalCluster, address: str) -> None:
+def test_a_disk_that_is_full_fails_the_task_and_shows_nothing(cluster: RestartableCluster, address: str) -> None:
     """No file of the replica may grow while the rows are staged. When there is room again, the write is done again."""
     with emb.connect(address) as log:
         log.create_topic("full", order=5, replicas=1, schema=SCHEMA)

@@ -23,9 +23,8 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.config import Config, load
-from embarcadero.demo.cluster import MortalCluster
 from embarcadero.errors import Backpressure, ClusterError, Corrupt, Trimmed
-from embarcadero.node.local import LocalCluster
+from embarcadero.node.local import LocalCluster, RestartableCluster
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.storage.disk import RealDisk
@@ -544,7 +543,7 @@ def test_old_segments_go_and_readers_are_told(tmp_path: Path) -> None:
 
 def test_a_clean_stop_keeps_sessions_of_those_who_stay(tmp_path: Path) -> None:
     """`down`, `up`: a named and an unnamed publisher go on in their sessions; records acked with ack=1 are there."""
-    cluster = MortalCluster(tmp_path, brokers=2, replicas=1)
+    cluster = RestartableCluster(tmp_path, brokers=2, replicas=1)
     cluster.start()
     try:
         with emb.connect(cluster.addresses) as log:

@@ -12,10 +12,9 @@ from threading import Event
 import pytest
 
 import embarcadero as emb
-from embarcadero.demo.cluster import halt
 from embarcadero.errors import TopicReplaced
 from embarcadero.limits import MIB
-from embarcadero.node.local import LocalCluster
+from embarcadero.node.local import LocalCluster, halt
 from embarcadero.wire import messages as m
 
 pytestmark = pytest.mark.system

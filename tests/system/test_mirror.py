@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
-from embarcadero.demo.cluster import MortalCluster
 from embarcadero.errors import RecordsLost
+from embarcadero.node.local import RestartableCluster
 
 pytestmark = pytest.mark.system
 WAIT_S = 60
@@ -28,8 +28,8 @@ def until(what: Callable[[], Any]) -> Any:
     return found
 
 
-def cluster_in(folder: Path) -> MortalCluster:
-    return MortalCluster(
+def cluster_in(folder: Path) -> RestartableCluster:
+    return RestartableCluster(
         folder / "data", brokers=1, replicas=1, fabric__mirror=folder / "module", fabric__log_bytes=1 << 20
     )
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import embarcadero as emb
-from embarcadero.demo.cluster import MortalCluster
+from embarcadero.node.local import RestartableCluster
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.store import Put
 from embarcadero.types import GapKind
@@ -114,7 +114,7 @@ def test_a_mirror_of_an_earlier_version_says_where_the_order_ended(tmp_path: Pat
         for item in store.list(""):
             moved = item.value.replace(b"/tmp/fixture/mirror", str(folder).encode())
             assert moved == item.value or store.transact([], [Put(item.key, moved)])
-    cluster = MortalCluster(
+    cluster = RestartableCluster(
         folder / "data", 2, 2, fabric__mirror=folder / "module", fabric__log_bytes=1 << 20,
         fabric__chunk_bytes=1 << 17, fabric__order_slots=1024, fabric__round_entries=64,
     )  # fmt: skip

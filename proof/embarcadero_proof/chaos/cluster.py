@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from embarcadero.demo.cluster import MortalCluster
-from embarcadero.node.supervisor import UpOptions
+from embarcadero.node.local import RestartableCluster
 from embarcadero_proof.faults.node import NODE_MODULE
 
 
-class FaultyCluster(MortalCluster):
-    """A mortal cluster whose nodes take faults (embarcadero_proof/faults)."""
+class FaultyCluster(RestartableCluster):
+    """A restartable cluster whose nodes take faults (embarcadero_proof/faults)."""
 
-    def _options(self) -> UpOptions:
-        return msgspec.structs.replace(super()._options(), node_module=NODE_MODULE)
+    node_module = NODE_MODULE

@@ -24,9 +24,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 import embarcadero as emb
-from embarcadero.demo.cluster import ended_by_signals
 from embarcadero.errors import BadValue, NotAvailable
 from embarcadero.limits import MIB
+from embarcadero.node.local import ended_by_signals
 from embarcadero.types import Ack, Order
 from embarcadero_proof.chaos.case import BROKERS, REPLICAS, Outcome, Performance
 from embarcadero_proof.chaos.cases import Case

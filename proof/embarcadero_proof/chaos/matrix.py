@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from embarcadero.demo.cluster import ended_by_signals
 from embarcadero.errors import EmbarcaderoError, NotAvailable
+from embarcadero.node.local import ended_by_signals
 from embarcadero_proof.chaos.case import Outcome, Performance
 from embarcadero_proof.chaos.cases import CASES, Case
 from embarcadero_proof.chaos.page import index_page

@@ -12,8 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import TypeVar
 
-from embarcadero.demo.cluster import is_whole
 from embarcadero.node.folder import ClusterFolder
+from embarcadero.node.local import is_whole
 from embarcadero.node.standby import hand_over
 
 Result = TypeVar("Result")

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Final
 
 import embarcadero as emb
-from embarcadero.demo.cluster import MortalCluster
 from embarcadero.demo.pipeline import (
     BROKERS,
     Pipeline,
@@ -38,6 +37,7 @@ from embarcadero.demo.pipeline import (
 )
 from embarcadero.demo.shop import ShopCheck, write_report
 from embarcadero.errors import ClusterError, NotAvailable
+from embarcadero.node.local import RestartableCluster
 
 MASTER: Final = "local-cluster[2,1,1024]"
 _EXECUTOR: Final = "CoarseGrainedExecutorBackend"
@@ -194,7 +194,7 @@ def duckdb_check(pipeline: Pipeline) -> ShopCheck:
 def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None]) -> Pipeline:
     """The whole run. Raises what went wrong; else the report is written."""
     with ExitStack() as stack:
-        cluster = MortalCluster(folder / "cluster", BROKERS, 1)
+        cluster = RestartableCluster(folder / "cluster", BROKERS, 1)
         pipeline = Pipeline(cluster, folder, steps)
         stack.callback(cluster.stop)
         cluster.start()

@@ -35,9 +35,9 @@ from rich.console import Console
 from rich.table import Table
 
 import embarcadero as emb
-from embarcadero.demo.cluster import MortalCluster, ended_by_signals
 from embarcadero.demo.durable import kill_sequencer
 from embarcadero.errors import ClusterError
+from embarcadero.node.local import RestartableCluster, ended_by_signals
 from embarcadero_proof.chaos.pipeline_day import descendants, kill_process
 from embarcadero_proof.chaos.pipeline_query import Plan
 from embarcadero_proof.machine import machine_facts
@@ -143,7 +143,7 @@ class Rounds:
     def __init__(self, folder: Path, seed: int, tell: Callable[[str], None]) -> None:
         self.folder, self.seed, self.tell = folder, seed, tell
         self.rng = random.Random(seed)
-        self.cluster = MortalCluster(folder / "cluster", 2, 1)
+        self.cluster = RestartableCluster(folder / "cluster", 2, 1)
         self.found = Found()
         plan = Plan(str(folder), self.cluster.addresses, TOPIC, seed, FAILING)
         (folder / "plan.json").write_bytes(msgspec.json.encode(plan))

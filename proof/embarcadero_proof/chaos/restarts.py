@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import embarcadero as emb
-from embarcadero.demo.cluster import MortalCluster
+from embarcadero.node.local import RestartableCluster
 from embarcadero.types import Order, Position
 from embarcadero_proof.chaos.streams import Stream
 from embarcadero_proof.chaos.truth import Truth, seen
@@ -83,7 +83,7 @@ class Restarts:
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings = settings
         self.rng = random.Random(f"restarts:{settings.seed}")
-        self.cluster = MortalCluster(folder, settings.brokers, settings.replicas)
+        self.cluster = RestartableCluster(folder, settings.brokers, settings.replicas)
         self.truths = {name: Truth(name, int(order)) for name, order in TOPICS.items()}
         self.streams: list[Stream] = []
         self.report = Report(asdict(settings))

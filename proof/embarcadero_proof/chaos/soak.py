@@ -27,10 +27,9 @@ from rich.table import Table
 
 import embarcadero as emb
 from embarcadero.config import load
-from embarcadero.demo.cluster import ended_by_signals
 from embarcadero.errors import NotAvailable, Retriable, TimedOut
 from embarcadero.limits import LANES_MAX, MIB
-from embarcadero.node.local import LocalCluster
+from embarcadero.node.local import LocalCluster, ended_by_signals
 from embarcadero.node.standby import hand_over
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero_proof.chaos.plots import draw_series

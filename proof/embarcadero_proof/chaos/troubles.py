@@ -22,9 +22,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-from embarcadero.demo.cluster import MortalCluster, halt, runs, state_of, wait_until_gone
 from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.limits import BROKER_SILENT_S, STOPPED_S
+from embarcadero.node.local import RestartableCluster, halt, runs, state_of, wait_until_gone
 from embarcadero.node.standby import hand_over
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
@@ -51,7 +51,9 @@ _RESET_AFTER: Final = frozenset({"half-dead", "deaf", "mute"})
 class Stage:
     """What troubles act on: a cluster, the proxy before it, and the observer who notes each of them."""
 
-    def __init__(self, cluster: MortalCluster, proxy: Proxy | None, observer: Observer, rng: random.Random) -> None:
+    def __init__(
+        self, cluster: RestartableCluster, proxy: Proxy | None, observer: Observer, rng: random.Random
+    ) -> None:
         self.cluster, self.proxy, self.observer, self.rng = cluster, proxy, observer, rng
         self.over = threading.Event()  # troubles end now
         self.upheaval = threading.Lock()  # held while the whole cluster is down

@@ -31,11 +31,11 @@ from rich.table import Table
 
 import embarcadero as emb
 from embarcadero.config import load
-from embarcadero.demo.cluster import halt, runs, state_of
 from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError
 from embarcadero.limits import KIB, MIB, REPLICA_SILENT_S, RESEND_AFTER_S
 from embarcadero.node.background import start
 from embarcadero.node.folder import ClusterFolder
+from embarcadero.node.local import halt, runs, state_of
 from embarcadero.node.report import report as cluster_report
 from embarcadero.node.roles import candidate_role
 from embarcadero.node.supervisor import UpOptions

@@ -30,8 +30,8 @@ from rich.table import Table
 from rich.text import Text
 
 import embarcadero as emb
-from embarcadero.demo.cluster import MortalCluster
 from embarcadero.errors import ClusterError, EmbarcaderoError
+from embarcadero.node.local import RestartableCluster
 from embarcadero.node.roles import candidate_role
 from embarcadero.types import GapKind
 
@@ -69,7 +69,7 @@ class Watcher:
 class Demo:
     """State shared by the threads; each field has one writer."""
 
-    def __init__(self, cluster: MortalCluster, brokers: int, seconds: float) -> None:
+    def __init__(self, cluster: RestartableCluster, brokers: int, seconds: float) -> None:
         self.cluster, self.brokers, self.seconds = cluster, brokers, seconds
         self.senders = [Sender(number) for number in range(PUBLISHERS)]
         self.watchers = [Watcher(number) for number in range(2)]
@@ -248,7 +248,7 @@ def run_cli(brokers: int, seconds: float, json_out: bool) -> int:
     console.print(f"Starting a cluster of {brokers} brokers and {REPLICAS} replicas ...")
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="embarcadero-demo-"))
-        cluster = MortalCluster(Path(folder), brokers, REPLICAS)
+        cluster = RestartableCluster(Path(folder), brokers, REPLICAS)
         stack.callback(cluster.stop)
         cluster.start()
         with emb.connect(cluster.addresses) as log:
@@ -308,7 +308,7 @@ class Takeover(NamedTuple):
         return f"{self.role} took over in epoch {self.epoch}; acks paused for {ms:,.0f} ms"
 
 
-def kill_sequencer(cluster: MortalCluster) -> tuple[int, int]:
+def kill_sequencer(cluster: RestartableCluster) -> tuple[int, int]:
     """SIGKILL the process of the sequencer that reigns; its process id, and the epoch that this ends."""
     reigning = cluster.report().sequencer
     if not reigning.pid:
@@ -317,7 +317,7 @@ def kill_sequencer(cluster: MortalCluster) -> tuple[int, int]:
     return reigning.pid, reigning.epoch
 
 
-def watch_takeover(cluster: MortalCluster, killed: int, ended: int, since: float, acks: Moments) -> Takeover:
+def watch_takeover(cluster: RestartableCluster, killed: int, ended: int, since: float, acks: Moments) -> Takeover:
     """Wait until another one reigns and acks flow; `acks` tells the moments of all acks so far, on the same clock."""
     role, epoch, seen = "", ended, since
     while time.monotonic() < since + _PATIENCE_S:

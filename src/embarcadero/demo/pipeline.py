@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 import embarcadero as emb
-from embarcadero.demo.cluster import MortalCluster
 from embarcadero.demo.durable import kill_sequencer, watch_takeover
 from embarcadero.demo.shop import (
     ORDERS,
@@ -34,6 +33,7 @@ from embarcadero.demo.shop import (
     write_report,
 )
 from embarcadero.errors import ClusterError, EmbarcaderoError
+from embarcadero.node.local import RestartableCluster
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings
 
@@ -64,7 +64,7 @@ from sales group by 1 order by 1
 class Pipeline:
     """State shared by the threads; each field has one writer."""
 
-    def __init__(self, cluster: MortalCluster, folder: Path, steps: int) -> None:
+    def __init__(self, cluster: RestartableCluster, folder: Path, steps: int) -> None:
         self.cluster, self.folder, self.steps = cluster, folder, steps
         self.shop = Shop(seed=31)
         self.facts = RunFacts()
@@ -337,7 +337,7 @@ def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None
     from embarcadero.spark import session
 
     with ExitStack() as stack:
-        cluster = MortalCluster(folder / "cluster", BROKERS, 1)
+        cluster = RestartableCluster(folder / "cluster", BROKERS, 1)
         pipeline = Pipeline(cluster, folder, steps)
         stack.callback(cluster.stop)
         cluster.start()

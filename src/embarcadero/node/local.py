@@ -1,4 +1,4 @@
-"""A private cluster in child processes, for as long as a `with` block lasts."""
+"""Small clusters of real processes: a private one for a `with` block, and one that is killed and started again."""
 
 from __future__ import annotations
 
@@ -9,23 +9,62 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Final
 
 from embarcadero.config import Config, load
 from embarcadero.errors import ClusterError
 from embarcadero.forks import abandon, blank, tell_of_forks
 from embarcadero.node.background import start
 from embarcadero.node.folder import ClusterFolder
+from embarcadero.node.fork_server import NODE_MODULE
+from embarcadero.node.ports import ReservedPorts
 from embarcadero.node.report import ClusterReport, report
 from embarcadero.node.roles import candidate_role
 from embarcadero.node.supervisor import STOP_S_MAX, UpOptions
 
-_RESTART_S = 30.0
-_POLL_S = 0.01
+_RESTART_S: Final = 30.0
+_GONE_S: Final = 30.0
+_POLL_S: Final = 0.01
 
 
-class LocalCluster:
+class ClusterProcesses:
+    """The processes of a cluster that a program starts and owns: a supervisor in the background, and all it starts."""
+
+    def __init__(self, folder: ClusterFolder) -> None:
+        self.folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def report(self) -> ClusterReport:
+        """What runs now."""
+        return report(self.folder)
+
+    def _start(self, options: UpOptions) -> str:
+        """Start the supervisor, and wait until the cluster is ready. Returns its note for the user."""
+        self._process, note = start(options)
+        return note
+
+    def _stop(self) -> None:
+        """Stop all in order, if it runs. Raises subprocess.TimeoutExpired if it does not end in time."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+            process.wait(STOP_S_MAX)
+
+    def _wait_killed(self) -> None:
+        """Wait for the supervisor, which was killed."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+
+class LocalCluster(ClusterProcesses):
     """Brokers, a sequencer and replicas on free ports of this machine. Without `data_dir`, nothing is left of it.
 
     `restore`: `data_dir` is a copy of another cluster's folder and gets an identity of its own, as `up --restore` does.
@@ -53,13 +92,12 @@ class LocalCluster:
         }
         chosen = load(config, flags | {"broker.advertised_port": 0})
         self._temporary = tempfile.mkdtemp(prefix="embarcadero-") if data_dir is None else None
-        self.folder = ClusterFolder(Path(self._temporary or data_dir or ""))
+        super().__init__(ClusterFolder(Path(self._temporary or data_dir or "")))
         chosen = load(chosen, {"cluster.data_dir": self.folder.path})
         options = UpOptions(config=chosen, stop_with_stdin=True, restore=restore)
-        self._process: subprocess.Popen[bytes] | None = None
         tell_of_forks(self)
         try:
-            self._process, self.note = start(options)
+            self.note = self._start(options)
         except BaseException:
             self.close()
             raise
@@ -80,10 +118,6 @@ class LocalCluster:
     def addresses(self) -> list[str]:
         """Where the live brokers listen."""
         return self.report().addresses
-
-    def report(self) -> ClusterReport:
-        """What runs now."""
-        return report(self.folder)
 
     def pids(self) -> dict[str, int]:
         """Process ids by role: `supervisor`, `sequencer`, `broker:0`, ...; 0 for one that is down just now.
@@ -114,14 +148,9 @@ class LocalCluster:
         A new LocalCluster on the same `data_dir` removes the fabric that is left, and goes on from the disks.
         """
         pids = sorted({pid for pid in self.pids().values() if pid})
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if self._process is not None:
-            self._process.wait()
-        give_up = time.monotonic() + STOP_S_MAX
-        while any(_runs(pid) for pid in pids) and time.monotonic() < give_up:
-            time.sleep(_POLL_S)
+        kill(pids)
+        self._wait_killed()
+        wait_until_gone(pids)
         return pids
 
     def _kill(self, role: str) -> int:
@@ -137,14 +166,11 @@ class LocalCluster:
 
     def close(self) -> None:
         """Stop all processes and remove what is temporary. Closing twice is fine."""
-        process, self._process = self._process, None
-        if process is not None:
-            if process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.close()
-            try:
-                process.wait(STOP_S_MAX)
-            except subprocess.TimeoutExpired:
+        process = self._process
+        try:
+            self._stop()
+        except subprocess.TimeoutExpired:
+            if process is not None:
                 process.kill()
                 process.wait()
         if self._temporary is not None:
@@ -159,9 +185,152 @@ class LocalCluster:
         self.close()
 
 
-def _runs(pid: int) -> bool:
-    """Whether a process is still there, and not just waiting to be buried."""
+class RestartableCluster(ClusterProcesses):
+    """A cluster in a folder, running or not. It can be killed whole; its ports stay, so that clients find it again."""
+
+    node_module = NODE_MODULE  # a subclass may name one that injects faults
+
+    def __init__(self, folder: Path, brokers: int, replicas: int, *, by_proxy: bool = False, **more: Any) -> None:
+        """`by_proxy`: clients are told ports of their own, on which something has to lead to `ports`.
+
+        `more`: other keys of the configuration, with two underscores for the dot.
+        """
+        self._ports = ReservedPorts(2 * brokers if by_proxy else brokers)
+        port = self._ports.first
+        super().__init__(ClusterFolder(folder))
+        self.brokers, self.replicas = brokers, replicas
+        self.port, self.told_port = port, port + brokers if by_proxy else port
+        self.addresses = [f"127.0.0.1:{self.told_port + number}" for number in range(brokers)]
+        self.config = load(
+            None,
+            {
+                "cluster.data_dir": folder,
+                "cluster.brokers": brokers,
+                "cluster.replicas": replicas,
+                "broker.port": port,
+                "metrics.port": 0,
+                **({"broker.advertised_port": self.told_port} if by_proxy else {}),
+                **{key.replace("__", "."): value for key, value in more.items()},
+            },
+        )
+        self.ever: set[int] = set()  # process ids that it was seen to have
+
+    def start(self) -> float:
+        """Start it; returns how many seconds it took to be ready."""
+        began = time.monotonic()
+        self._start(UpOptions(config=self.config, stop_with_stdin=True, node_module=self.node_module))
+        return time.monotonic() - began
+
+    def kill_broker(self, broker: int) -> int:
+        """SIGKILL a broker's process, and return its id. The supervisor starts it again."""
+        pid = self.folder.require_running().pid_of(f"broker:{broker}")
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of all roles that run, and of the supervisor."""
+        info = self.folder.require_running()
+        roles = {role: node.pid for node in info.nodes for role in node.roles.split(",") if node.pid}
+        found = {"supervisor": info.supervisor, **roles}
+        self.ever.update(found.values())
+        return found
+
+    def reigning(self) -> str:
+        """The role of the sequencer that reigns: `sequencer`, or that of another candidate."""
+        pid = self.report().sequencer.pid
+        names = [role for role, known in self.pids().items() if known == pid and role.startswith("sequencer")]
+        return names[0] if names else "sequencer"
+
+    def kill_all(self, only_supervisor: bool = False) -> int:
+        """SIGKILL every process, the supervisor first, and remove the fabric. Returns how many were killed.
+
+        `only_supervisor`: the others end by themselves, since they end with it.
+        """
+        info = self.folder.require_running()
+        pids = [info.supervisor, *(node.pid for node in info.nodes if node.pid)]
+        kill(pids[:1] if only_supervisor else pids)
+        self._wait_killed()
+        wait_until_gone(pids)
+        shutil.rmtree(info.fabric, ignore_errors=True)
+        return 1 if only_supervisor else len(pids)
+
+    def wipe(self, replica: int) -> None:
+        """Take a replica's disk away: its folder is gone."""
+        shutil.rmtree(self.folder.path / f"replica-{replica}")
+
+    def stop(self) -> None:
+        """Stop it in order, if it runs."""
+        self._stop()
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever state it is in: what does not stop in order is killed."""
+        try:
+            pids = list(self.pids().values()) if self._process is not None else []
+        except ClusterError:
+            pids = []
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        try:
+            self._stop()
+        except subprocess.TimeoutExpired:
+            kill(pids)
+            wait_until_gone(pids)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: everything that it started is stopped before it goes."""
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (OSError, IndexError):
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def is_whole(folder: ClusterFolder) -> bool:
+    """Whether all runs, nothing is degraded, and every sequencer that does not reign is ready to take over."""
+    if any(not node.pid for node in folder.require_running().nodes):
         return False
+    found = report(folder)
+    return not found.degraded and all(standby.state == "stands by" for standby in found.sequencer.standbys)
+
+
+def kill(pids: Iterable[int]) -> None:
+    """SIGKILL processes; those that are gone already are left out."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    """Until processes that were killed have ended: that takes a moment, too."""
+    give_up = time.monotonic() + _GONE_S
+    while any(runs(pid) for pid in pids):
+        if time.monotonic() > give_up:
+            raise ClusterError("killed processes do not end", "see `ps`")
+        time.sleep(0.005)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process still executes; a zombie that nobody waits for does not."""
+    return state_of(pid) not in "ZX"
+
+
+def halt(pid: int) -> None:
+    """SIGSTOP, and wait until it stands still: when `kill` returns, the signal may still be on its way."""
+    os.kill(pid, signal.SIGSTOP)
+    give_up = time.monotonic() + _GONE_S
+    while state_of(pid) not in "TZX":
+        if time.monotonic() > give_up:
+            raise ClusterError(f"process {pid} does not stand still", "see `ps`")
+        time.sleep(0.001)
+
+
+def state_of(pid: int) -> str:
+    """One letter, as in /proc: T is stopped, Z and X are gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
