@@ -11,11 +11,11 @@ from embarcadero.broker.broker import Broker
 from embarcadero.broker.context import BrokerContext
 from embarcadero.broker.net.connection import Connection
 from embarcadero.config import DEFAULTS, Config, FabricSizes
-from embarcadero.env import Env, SilentBell
+from embarcadero.env import Env
 from embarcadero.fabric.leader import create_epochs
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.leader.sequencer import lead
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import PROTOCOL_VERSION, FrameKind, batch_header, control_frame, payload_crc
 from embarcadero.wire.receiver import (
@@ -148,15 +148,8 @@ class World:
         self.diary = Diary()  # of the sequencer
         self.sizes = sizes
         create_epochs(self.memory.host("admin"))
-        self.sequencer = Sequencer(
-            self.memory.host("sequencer"),
-            self.directory,
-            self.clock,
-            SilentBell(),
-            sizes,
-            self.diary,
-            config.sequencer,
-        )
+        env = Env(self.clock, journal=self.diary)
+        self.sequencer = lead(env, self.memory.host("sequencer"), self.directory, sizes, config.sequencer)
         self.brokers = [self.start_broker(number) for number in range(brokers)]
         self.run()
 
@@ -170,7 +163,7 @@ class World:
     def restart_sequencer(self) -> None:
         """The sequencer is gone; the next one takes over."""
         fabric = self.memory.host(f"sequencer-{self.directory.started_epoch() + 1}")
-        self.sequencer = Sequencer(fabric, self.directory, self.clock, SilentBell(), self.sizes)
+        self.sequencer = lead(Env(self.clock), fabric, self.directory, self.sizes)
 
     def run(self, rounds: int = 6, *clients: Client) -> None:
         """Let everybody work for a while."""

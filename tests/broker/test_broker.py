@@ -591,7 +591,7 @@ def test_a_position_is_not_refused_on_the_word_of_a_deposed_sequencer(world: Wor
     client = Client(world.brokers[0])
     lane = world.open(client).lane
     assert _code(world.fetch(client, lane, by="index", start=99)) == "FuturePosition"
-    world.sequencer._epochs.open(world.directory.next_epoch())
+    world.sequencer.leadership.epochs.open(world.directory.next_epoch())
     assert _code(world.fetch(client, lane, by="index", start=99)) == "Retriable"
 
 

@@ -175,7 +175,7 @@ def test_acks_wait_while_a_sequencer_takes_over_and_no_more_than_a_margin_is_wri
     session = opened(client)
     client.batch(session, 0)
     client.pump()
-    epochs = world.sequencer._epochs
+    epochs = world.sequencer.leadership.epochs
     epochs.open(world.directory.next_epoch())
     margin = lane_margin(SIZES)
     for sequence in range(1, margin + 3):
@@ -330,7 +330,7 @@ def test_batches_are_counted_and_settled_before_a_broker_leaves(world: World) ->
     assert (came.batches, came.records) == (3, 15)
     assert broker.counters.outcomes[int(Outcome.ORDERED)] == sum(broker.counters.publish_us.counts) == 3
 
-    world.sequencer._epochs.open(world.directory.next_epoch())  # a sequencer takes over: acks wait
+    world.sequencer.leadership.epochs.open(world.directory.next_epoch())  # a sequencer takes over: acks wait
     client.batch(session, 3)
     client.pump()
     assert (broker.unsettled, broker.taken - broker.ingest.next, len(client.acks)) == (1, 4, 3)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from embarcadero.config import FabricSizes
-from embarcadero.env import Doorbell, SilentBell
+from embarcadero.env import Doorbell, Env, SilentBell
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import (
     ORDER,
@@ -30,7 +30,7 @@ from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.ring import RingReader, attach_ring, create_ring
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.types import NO_SESSION, EntryKind, Outcome
 from embarcadero_proof.sim.incoherent import IncoherentHost, IncoherentMemory, IncoherentRegion
 from tests.clocks import ManualClock
@@ -190,13 +190,13 @@ class Cluster:
         """The next sequencer, on a host of its own."""
         self.reigns += 1
         fabric = self.memory.host(self.host)
-        self.sequencer = Sequencer(fabric, self.directory, self.clock, SilentBell(), self.sizes)
+        self.sequencer = lead(Env(self.clock), fabric, self.directory, self.sizes)
         return self.sequencer
 
     def ready_sequencer(self, bell: Doorbell | None = None) -> Sequencer:
         """One that is ready to take over on a host of its own, while the other goes on."""
         fabric = self.memory.host(f"ready-{self.reigns}")
-        return Sequencer(fabric, self.directory, self.clock, bell or SilentBell(), self.sizes, begins=False)
+        return Sequencer(Env(self.clock, bell or SilentBell()), fabric, self.directory, self.sizes)
 
     def run(self, rounds: int = 1, churn: int = 0) -> int:
         """Rounds, with brokers and the reader in between. Returns the work done."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from embarcadero.env import SilentBell
+from embarcadero.env import Env, SilentBell
 from embarcadero.errors import BadSegment
 from embarcadero.fabric.durability import Durability, create_durable
 from embarcadero.fabric.frontier import TaggedReader
@@ -18,9 +18,9 @@ from embarcadero.fabric.names import EPOCHS_REGION, checkpoint_region, ranges_re
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import attach_ring
 from embarcadero.placement.records import Past
-from embarcadero.sequencer.leader import sequencer
-from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.sequencer.order.checkpoint import read_checkpoint
+from embarcadero.sequencer.ranges import recovery
 from embarcadero.types import Range, Topic
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 from tests.sequencer.cluster import Broker, Cluster, Views
@@ -116,13 +116,13 @@ class ReplicatedCluster(Cluster):
     def new_sequencer(self) -> Sequencer:
         self.reigns += 1
         fabric = self.writer(self.host)
-        before, sequencer.DiskSource = sequencer.DiskSource, lambda *_: self.disks  # type: ignore[misc, assignment]
+        before, recovery.DiskSource = recovery.DiskSource, lambda *_: self.disks  # type: ignore[misc, assignment]
         try:
-            self.sequencer = Sequencer(
-                fabric, self.directory, self.clock, self.bells, self.sizes, self.diary, mirrors=self.mirror_of
+            self.sequencer = lead(
+                Env(self.clock, self.bells, self.diary), fabric, self.directory, self.sizes, mirrors=self.mirror_of
             )
         finally:
-            sequencer.DiskSource = before  # type: ignore[misc]
+            recovery.DiskSource = before  # type: ignore[misc]
         return self.sequencer
 
     def writer(self, host: str) -> Fabric:

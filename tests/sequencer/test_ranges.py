@@ -282,7 +282,7 @@ def test_a_replica_that_comes_while_old_regions_are_swept_keeps_its_lines(monkey
     """Its region is found, and its name in the store, too."""
     cluster = ReplicatedCluster()
     cluster.new_sequencer()
-    fabric = cluster.sequencer._fabric
+    fabric = cluster.sequencer.leadership.fabric
     names = fabric.names
 
     def late_names() -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embarcadero.config import FabricSizes
-from embarcadero.env import SilentBell
+from embarcadero.env import Env
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
@@ -25,7 +25,7 @@ from embarcadero.fabric.layout import (
 from embarcadero.fabric.region import Shape
 from embarcadero.fabric.ring import create_ring
 from embarcadero.limits import BROKER_SILENT_S, CONTROLS_PER_ROUND_MAX
-from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.sequencer.leader.server import serve_sequencer
 from embarcadero.types import NO_SESSION, EntryKind, MemberState, Outcome
 from embarcadero.wire.messages import AlterTopic
@@ -524,7 +524,7 @@ def test_a_candidate_that_was_overtaken_does_not_start() -> None:
 
     cluster.reigns += 1
     cluster.at_primitive(3, overtake)  # two are for the look at the epoch table, before it has its epoch
-    slow = Sequencer(cluster.memory.host(cluster.host), cluster.directory, cluster.clock, SilentBell(), cluster.sizes)
+    slow = lead(Env(cluster.clock), cluster.memory.host(cluster.host), cluster.directory, cluster.sizes)
 
     assert slow.deposed
     assert not taken[0].deposed

@@ -8,14 +8,14 @@ import random
 import pytest
 
 from embarcadero.config import FabricSizes
-from embarcadero.env import SilentBell
+from embarcadero.env import Env
 from embarcadero.errors import Backpressure, DiskFull, EmbarcaderoError, FabricFull
 from embarcadero.fabric.leader import create_epochs
 from embarcadero.fabric.region import Fabric, Region, Shape
 from embarcadero.limits import EPOCHS_AHEAD_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch
+from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch, lead
 from embarcadero.sequencer.leader.server import serve_candidate
 from embarcadero.sequencer.leader.standby import Candidate
 from embarcadero_proof.sim.incoherent import IncoherentMemory
@@ -46,7 +46,7 @@ class Standing:
 
     def take(self, number: int, epoch: int) -> Sequencer:
         fabric, clock = self.memory.host(f"host-{number}"), self.clocks[number]
-        return Sequencer(fabric, self.directory, clock, SilentBell(), SIZES, epoch=epoch)
+        return lead(Env(clock), fabric, self.directory, SIZES, epoch=epoch)
 
     def move_to(self, number: int) -> int | None:
         """A candidate that is asked to take over looks, and need not hurry."""

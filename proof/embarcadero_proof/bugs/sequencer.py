@@ -13,7 +13,6 @@ _CHECKPOINT: Final = "embarcadero.sequencer.order.checkpoint:"
 _RANGES: Final = "embarcadero.sequencer.ranges.keeper:RangeKeeper"
 _RECOVERY: Final = "embarcadero.sequencer.ranges.recovery:LaneRecovery"
 _TAKEOVER: Final = "embarcadero.sequencer.leader.takeover:"
-_SEQUENCER: Final = "embarcadero.sequencer.leader.sequencer:Sequencer"
 _CONTROL: Final = "embarcadero.sequencer.order.control:"
 _BROKERS: Final = "embarcadero.sequencer.leader.brokers:"
 _UPKEEP: Final = "embarcadero.sequencer.leader.upkeep:"
@@ -48,10 +47,10 @@ _SAYS_MORE: Final = """\
     stored |= np.roll(stored, 1, axis=1) & ~sessions.strong[rows][:, None]
     sessions.tag.reshape("""
 _STOP_ALL: Final = "        if self._held.used:\n            return []\n        for source in"
-_OPEN_LATE: Final = "        self._epochs.open(self.epoch)\n        if not self._directory.start_epoch("
+_OPEN_LATE: Final = "        leader.epochs.open(leader.epoch)\n        if not self._directory.start_epoch("
 _ANSWER_FIRST: Final = """\
-        early = [answer for lane in self.lanes.values() for answer in lane.order.out.take_answers()]
-        for source in self.brokers.answer(early):
+        early = [answer for lane in self._lanes.by_number.values() for answer in lane.order.out.take_answers()]
+        for source in self._brokers.answer(early):
             source.publish()
         written = ["""
 _MARKS_LAST: Final = """\
@@ -240,14 +239,16 @@ BUGS: Final = (
         "P5",
         bias=REIGNS,
         witnesses=(1,),
-        edits=(Edit(f"{_SEQUENCER}._begin", "lane.order.next_index for", "max(0, lane.order.next_index - 1) for"),),
+        edits=(
+            Edit(f"{_TAKEOVER}Takeover._start", "lane.order.next_index for", "max(0, lane.order.next_index - 1) for"),
+        ),
     ),
     Bug(
         "gap-stops-all",
         "nothing is ordered while a batch waits for its gap to close",
         "P9",
         witnesses=(105,),
-        edits=(Edit(f"{_SEQUENCER}._offers", "        for source in", _STOP_ALL),),
+        edits=(Edit("embarcadero.sequencer.leader.rounds:Rounds._offers", "        for source in", _STOP_ALL),),
     ),
     Bug(
         "regions-left",
@@ -262,7 +263,9 @@ BUGS: Final = (
         "a sequencer keeps the rings of a deleted topic",
         "P9",
         witnesses=(150_000,),
-        edits=(Edit(f"{_SEQUENCER}._drop_lane", "self._fabric.remove(name)", "pass"),),
+        edits=(
+            Edit("embarcadero.sequencer.leader.lanes:LeaderLanes.drop", "self._leader.fabric.remove(name)", "pass"),
+        ),
     ),
     Bug(
         "epoch-opened-late",
@@ -273,10 +276,12 @@ BUGS: Final = (
         scope="ack",
         edits=(
             Edit(
-                f"{_SEQUENCER}.__init__", "directory.started_epoch() + 1:", "directory.started_epoch() + 1 and False:"
+                "embarcadero.sequencer.leader.leadership:Leadership.__init__",
+                "directory.started_epoch() + 1:",
+                "directory.started_epoch() + 1 and False:",
             ),
-            Edit(f"{_SEQUENCER}.begin", "self._epochs.open(self.epoch)", "pass"),
-            Edit(f"{_SEQUENCER}._begin", "        if not self._directory.start_epoch(", _OPEN_LATE),
+            Edit("embarcadero.sequencer.leader.sequencer:Sequencer.begin", "leader.epochs.open(leader.epoch)", "pass"),
+            Edit(f"{_TAKEOVER}Takeover._start", "        if not self._directory.start_epoch(", _OPEN_LATE),
         ),
     ),
     Bug(
@@ -298,7 +303,7 @@ BUGS: Final = (
         bias=STRIKES,
         witnesses=(0,),
         scope="ack",
-        edits=(Edit(f"{_SEQUENCER}._write", "        written = [", _ANSWER_FIRST),),
+        edits=(Edit("embarcadero.sequencer.leader.rounds:Rounds._write", "        written = [", _ANSWER_FIRST),),
     ),
     Bug(
         "answers-not-repeated",

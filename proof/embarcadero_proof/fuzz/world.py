@@ -13,14 +13,14 @@ from embarcadero.broker.broker import Broker
 from embarcadero.broker.context import BrokerContext
 from embarcadero.broker.net.connection import Connection
 from embarcadero.config import FabricSizes
-from embarcadero.env import Env, SilentBell
+from embarcadero.env import Env
 from embarcadero.errors import BadRegion
 from embarcadero.fabric.durability import create_durable
 from embarcadero.fabric.leader import create_epochs
 from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.leader.sequencer import lead
 from embarcadero.types import ReplicaRef
 from embarcadero.wire import messages
 from embarcadero.wire.codec import PROTOCOL_VERSION, control_frame
@@ -113,7 +113,7 @@ class World:
         self.fabric, self.clock = PlainFabric(), _Clock()
         self.directory = Directory(MemoryStore(), "0badcafe", ids=count(1).__next__)
         create_epochs(self.fabric)
-        self.sequencer = Sequencer(self.fabric, self.directory, self.clock, SilentBell(), SIZES)
+        self.sequencer = lead(Env(self.clock), self.fabric, self.directory, SIZES)
         member = self.directory.register_broker(0, "127.0.0.1", 9092, 1)
         self.broker = Broker(BrokerContext(Env(self.clock), self.fabric, self.directory, member, SIZES))
         for name, order in (("total", 2), ("strong", 5), ("loose", 0)):

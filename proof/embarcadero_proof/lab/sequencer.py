@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
-from embarcadero.env import SilentBell, SystemClock
+from embarcadero.env import Env, SystemClock
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import (
     PENDING,
@@ -36,7 +36,7 @@ from embarcadero.invariants import invariant
 from embarcadero.limits import KIB, SESSION_WINDOW
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.sequencer.leader.server import keep_freed_memory
 from embarcadero.types import NO_SESSION, EntryKind, Member, Outcome
 from embarcadero_proof.lab.settings import Settings
@@ -88,7 +88,7 @@ def sequencer_alone(seconds: float, order: int, reorder_fraction: float = 0.0, s
         create_epochs(fabric)
         lane = directory.create_topic("bench", order=order).lane
         members = [directory.register_broker(number, "localhost", 1, 1) for number in range(_BROKERS)]
-        sequencer = Sequencer(fabric, directory, SystemClock(), SilentBell(), _SIZES)
+        sequencer = lead(Env(SystemClock()), fabric, directory, _SIZES)
         feeders = [_Feeder(fabric, member, sequencer.epoch) for member in members]
         sequencer.round()
         for feeder in feeders:

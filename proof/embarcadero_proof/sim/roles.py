@@ -22,7 +22,7 @@ from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
 from embarcadero.limits import HELLO_TIMEOUT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.replica.replica import Replica
-from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.sequencer.leader.standby import Candidate
 from embarcadero.storage.folder import open_folder
 from embarcadero.types import Member, ReplicaMember
@@ -338,11 +338,10 @@ class SequencerProcess(Poller):
         self._started(self.sequencer, f"starts epoch {self.sequencer.epoch}")
 
     def _make(self, epoch: int | None, begins: bool) -> Sequencer:
-        return Sequencer(
-            self.fabric, self.directory, self.clock, self.bell, self.world.sizes, self.journal, workers=self.workers,
-            disks=self.world.disks.seen_by(self), epoch=epoch, steps=self.steps,
-            mirrors=self.world.mirrors.seen_by(self.host), begins=begins,
-        )  # fmt: skip
+        env = Env(self.clock, self.bell, self.journal, self.workers, self.steps, self.world.disks.seen_by(self))
+        mirrors = self.world.mirrors.seen_by(self.host)
+        make = lead if begins else Sequencer
+        return make(env, self.fabric, self.directory, self.world.sizes, epoch=epoch, mirrors=mirrors)
 
     def _begin(self, ready: Sequencer) -> bool:
         if self.clock.now_us() < self._begin_us:

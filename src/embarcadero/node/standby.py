@@ -18,7 +18,7 @@ import msgspec
 
 from embarcadero.config import FabricSizes
 from embarcadero.config.table import Sequencer as Settings
-from embarcadero.env import Steps, SystemClock, Workers
+from embarcadero.env import Env, Steps, SystemClock, Workers
 from embarcadero.errors import LATER, BadValue, ClusterError, EmbarcaderoError
 from embarcadero.fabric.names import epoch_folder
 from embarcadero.fabric.region import Fabric
@@ -135,19 +135,13 @@ class Standby:
         self._heard = bell = PipeBell(self._shared.parts[0].folder, _BELL)
         self._workers = self._workers or self._process.threads(self._wake)
         sequencer = Sequencer(
+            Env(self._clock, bell, self._journal, self._workers, self._process.steps, self._process.disks),
             self._shared.fabric,
             self._directory,
-            self._clock,
-            bell,
             self._shared.sizes,
-            self._journal,
             self._settings,
-            self._process.disks,
-            self._workers,
             epoch,
-            self._process.steps,
             self._shared.mirrors,
-            begins=False,
         )
         return sequencer, bell
 

@@ -149,6 +149,6 @@ def _prepare(keeper: RangeKeeper, stage: Stage, range_: Range) -> None:
     keeper._fabric, keeper._directory, keeper._bell = stage, _Store(stage, range_), SilentBell()  # type: ignore[assignment]
     keeper._epoch, keeper._now_us, keeper._journal = 1, 0, SilentJournal()
     keeper._counters, keeper._words, keeper._unsettled = SequencerCounters(), words, {}
-    keeper._steps, keeper._changing = NO_STEPS, []
+    keeper._steps, keeper._changing, keeper._wakes = NO_STEPS, [], True
     keeper.lines = DurableLines(stage)
     keeper.replicas = Replicas(keeper.lines, 0)

@@ -2,9 +2,9 @@
 
 Two batches, X of broker 0 and Y of broker 1, are published. The old sequencer is about to order X, then Y; a new one
 takes them the other way round, so whatever it does not find gets another position. What runs here:
-- old: the order of stores of one round, sequencer/state.py `_one_batch`, by the rings and frontiers of fabric/;
-- new, next: sequencer/state.py `Sequencer.__init__`, `_begin` and `_write`, by EpochTable, Legacy, Lane, Source and
-  Brokers themselves; the store is two numbers, as in placement/epochs.py;
+- old: the order of stores of one round, sequencer/leader/rounds.py `_one_batch`, by the rings and frontiers of fabric/;
+- new, next: `Sequencer.begin`, `Takeover.begin`, `Rounds._write` (sequencer/leader/), by EpochTable, Legacy, Lane and
+  brokers' rings themselves; the store is two numbers, as in placement/epochs.py;
 - broker: fabric/leader.py and the relay of broker/write themselves; reader: the loads of broker/read, by LeaderView.
 """
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from embarcadero.broker.write.pending import Relay, Waiting
 from embarcadero.config import FabricSizes
+from embarcadero.env import Env, SystemClock
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
     ORDER,
@@ -56,6 +57,7 @@ SIZES: Final = FabricSizes(
 )
 TOPIC: Final = Topic(name="t", lane=LANE)
 MEMBERS: Final = [Member(broker=b, incarnation=1, handle=b, host="h", port=1, pid=1) for b in (0, 1)]
+ENV: Final = Env(SystemClock())
 _FRONTIERS: Final = Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
 _LANE_LINE: Final = frontier_offset(SequencerLine.LANES + LANE)
 
@@ -171,12 +173,12 @@ def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) ->
             found = legacy.lane(TOPIC, SIZES, held, 0)
             order, entries = found if found is not None else (LaneOrder(TOPIC, SessionTable(1), held), None)
             stage.remembers(epoch, earlier, *_found(legacy, entries))
-            lane = Lane(stage, epoch, order, SIZES, frontiers)
+            lane = Lane(ENV, stage, epoch, order, SIZES, frontiers)
             if entries is not None:
                 lane.inherit(entries, 0)
-        brokers = Brokers(stage, epoch, SIZES, frontiers, None)  # type: ignore[arg-type]
+        brokers = Brokers(ENV, stage, None, epoch, SIZES, frontiers)  # type: ignore[arg-type]
         for member in MEMBERS:
-            source = brokers.sources[member.handle] = Source(stage, epoch, member, SIZES, frontiers)
+            source = brokers.sources[member.handle] = Source(ENV, stage, epoch, member, SIZES, frontiers)
             source.inherit(legacy.brokers[member.handle])
         if is_injected("epoch-opened-late"):
             table.open(epoch)
@@ -197,7 +199,7 @@ class _Early:
         self.epoch, earlier = epoch, stage.call("started epoch")
         self.foreseen = Foreseen(stage, earlier, MEMBERS)
         order, self.entries = read_lane(stage, earlier, TOPIC, SIZES, held, 0)
-        self.lane = Lane(stage, epoch, order, SIZES, frontiers)
+        self.lane = Lane(ENV, stage, epoch, order, SIZES, frontiers)
         self.lane.inherit(self.entries, 0)
 
     def go_on(self, stage: Stage, legacy: Legacy) -> Lane:

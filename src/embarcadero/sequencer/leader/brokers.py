@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
-from embarcadero.env import NO_STEPS, Steps
+from embarcadero.env import NO_STEPS, Env, Steps
 from embarcadero.errors import FabricFull
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import (
@@ -75,21 +75,20 @@ class Brokers:
     """Sources by region handle."""
 
     def __init__(
-        self, fabric: Fabric, epoch: int, sizes: FabricSizes, frontiers: Region, directory: Directory,
-        steps: Steps = NO_STEPS,
-    ) -> None:  # fmt: skip
+        self, env: Env, fabric: Fabric, directory: Directory, epoch: int, sizes: FabricSizes, frontiers: Region
+    ) -> None:
         self._fabric, self._epoch, self._sizes, self._frontiers = fabric, epoch, sizes, frontiers
-        self._directory, self._steps = directory, steps
+        self._env, self._directory, self._steps = env, directory, env.steps
         self.members: list[Member] = []
         self.sources: dict[int, Source] = {}
         self._early: dict[int, Source] = {}  # made before it is known where they go on
         self.awaited = False
         self.problems: list[str] = []  # for the log
         self._pulses = Pulses[int]()
-        self.rings_unchecked = False  # topics were deleted, or incarnations died, since the last look at their rings
+        self._rings_unchecked = False  # topics were deleted, or incarnations died, since the last look at their rings
         self._dead: dict[int, int] = {}  # handle of a dead incarnation -> bytes that it keeps, oldest first
 
-    def foresee(self, members: list[Member]) -> None:
+    def prefetch(self, members: list[Member]) -> None:
         """Make what live incarnations will need, before it is known where each goes on."""
         for member in members:
             if member.state is MemberState.LIVE and self._fabric.exists(pending_region(member.region_prefix)):
@@ -102,7 +101,7 @@ class Brokers:
             return early
         if early is not None:
             self._fabric.remove(results_region(self._epoch, early.member))  # it has died since
-        return Source(self._fabric, self._epoch, member, self._sizes, self._frontiers, self._steps)
+        return Source(self._env, self._fabric, self._epoch, member, self._sizes, self._frontiers)
 
     def update(self, members: list[Member], legacies: dict[int, BrokerLegacy]) -> None:
         """Attach new incarnations, close dead ones."""
@@ -122,6 +121,11 @@ class Brokers:
                     closed = close_lanes(self._fabric, self._directory, member, self._epoch, self._steps)
                     source.lanes_closed = closed[0]
                     self.problems += closed[1]
+
+    def learn(self, members: list[Member]) -> None:
+        """The store's members have changed, or its topics: deleted ones may have left rings."""
+        self.members = members
+        self._rings_unchecked = True
 
     def _count_as_open(self, member: Member) -> None:
         """From now on it may ack what it writes to lanes of its own, and others may act on that.
@@ -195,6 +199,12 @@ class Brokers:
             source.answer(results[start:stop])
         return [self.sources[handle] for handle in written]
 
+    def wake(self, answered: list[Source], grown: bool) -> None:
+        """Ring brokers that have answers to relay, or readers to serve."""
+        for source in self.sources.values():
+            if source in answered or (grown and source.readers_wait()):
+                self._env.bell.ring(source.member.region_prefix)
+
     # --- the dead -----------------------------------------------------------------------------------------------------
     def take_drained(self) -> list[Source]:
         """Closing incarnations of which everything was taken just now."""
@@ -202,12 +212,12 @@ class Brokers:
         for source in drained:
             source.closed = True
             self._dead[source.member.handle] = self._kept_bytes(source.member)
-            self.rings_unchecked = True
+            self._rings_unchecked = True
         return drained
 
     def remove_stale_rings(self) -> None:
         """Remove the rings of deleted topics that dead incarnations left. A living broker removes its own."""
-        if not self.rings_unchecked:
+        if not self._rings_unchecked:
             return
         if self._dead:
             lanes = {lane.region for lane in self._directory.lanes()}
@@ -217,7 +227,7 @@ class Brokers:
                     self._fabric.remove(name)
             for member in dead:
                 self._dead[member.handle] = self._kept_bytes(member)
-        self.rings_unchecked = False
+        self._rings_unchecked = False
 
     def _kept_bytes(self, member: Member) -> int:
         """What a dead incarnation keeps for readers: its log, and the rings of its lanes."""
@@ -229,7 +239,7 @@ class Brokers:
                 region.close()
         return kept
 
-    def bury(
+    def clean_up(
         self, unresolved: npt.NDArray[np.int64], may_go: Callable[[Member], bool] = lambda _: True, keeps: bool = True
     ) -> None:
         """Let the oldest dead logs go while there are too many bytes of them, unless one of their batches waits.
@@ -301,15 +311,15 @@ class Source:
 
     def __init__(
         self,
+        env: Env,
         fabric: Fabric,
         epoch: int,
         member: Member,
         sizes: FabricSizes,
         frontiers: Region,
-        steps: Steps = NO_STEPS,
     ) -> None:
         """`inherit` before anything else is asked of it."""
-        self.member, self._epoch, self._fabric, self._steps = member, epoch, fabric, steps
+        self.member, self._epoch, self._fabric, self._steps = member, epoch, fabric, env.steps
         prefix, line = member.region_prefix, frontier_offset(SequencerLine.BROKERS + member.handle)
         self._pending = attach_ring(fabric, pending_region(prefix), PENDING)
         theirs = fabric.attach(broker_frontiers_region(prefix))

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Steps
-from embarcadero.errors import Corrupt
+from embarcadero.errors import Corrupt, FabricFull
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import (
     ORDER,
@@ -43,15 +43,18 @@ from embarcadero.fabric.names import (
 )
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
-from embarcadero.sequencer.leader.brokers import BrokerLegacy, ResultsRead
+from embarcadero.sequencer.leader.brokers import BrokerLegacy, Brokers, ResultsRead
+from embarcadero.sequencer.leader.lanes import LeaderLanes
+from embarcadero.sequencer.leader.leadership import Leadership
+from embarcadero.sequencer.leader.upkeep import Upkeep
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import learn_positions, read_checkpoint, replay, restore
 from embarcadero.sequencer.order.control import attach
-from embarcadero.sequencer.order.lane import valid_from, valid_suffix
+from embarcadero.sequencer.order.lane import Lane, valid_from, valid_suffix
 from embarcadero.sequencer.order.reorder import HeldSlots, Slots, read_held
 from embarcadero.sequencer.order.sessions import OPEN, SessionTable, W
 from embarcadero.steps import Step
-from embarcadero.types import NO_HANDLE, Member, MemberState, Topic
+from embarcadero.types import NO_HANDLE, Member, MemberState, Range, Topic
 
 _TRIES_MAX = 4
 _REHEARSED_LANES = 4
@@ -237,3 +240,112 @@ def readmit(orders: dict[int, LaneOrder], held: HeldSlots, waiting: Entries, now
         order.due_us = min(order.due_us, now_us + order.departed_timeout_us)
         undecided[mine[waits]] = False
     return slots[undecided]
+
+
+class Takeover:
+    """From a predecessor's regions to ours: prefetched while it may still lead, then finished at once."""
+
+    def __init__(self, leader: Leadership, lanes: LeaderLanes, brokers: Brokers, upkeep: Upkeep) -> None:
+        self._leader, self._lanes, self._brokers, self._upkeep = leader, lanes, brokers, upkeep
+        self._fabric, self._directory, self._steps = leader.fabric, leader.directory, leader.env.steps
+        self._early: dict[int, Lane] = {}  # lanes that our predecessor may still add to
+        self._foreseen: Foreseen | None = None
+
+    def prefetch(self) -> None:
+        """Before our epoch line is open: read, make and write what will not change, while nobody waits for us."""
+        if not (earlier := self._directory.started_epoch()):
+            return
+        leader, lanes = self._leader, self._lanes
+        members = self._directory.members()
+        self._foreseen = Foreseen(self._fabric, earlier, members)
+        self._brokers.prefetch(members)
+        for topic in self._directory.topics():
+            if lanes.is_ordered_here(topic) and self._fabric.exists(order_region(earlier, topic.lane)):
+                found = read_lane(self._fabric, earlier, topic, leader.sizes, lanes.held, leader.now_us)
+                try:
+                    self._early[topic.lane] = lanes.new_lane(*found)
+                except FabricFull:
+                    lanes.remove_regions(topic.lane)
+                    break  # when it is needed there may be room
+            self._upkeep.show_life()
+        self._steps.at(Step.TAKEOVER_FORESEEN)
+
+    def begin(self) -> None:
+        """With our epoch line open: read on from there, write all of it, and start."""
+        leader, lanes = self._leader, self._lanes
+        earlier = self._directory.started_epoch()
+        self._upkeep.look_at_store()  # then the values
+        members = self._directory.members()
+        legacy = Legacy(self._fabric, earlier, members, self._steps, self._foreseen) if earlier else None
+        if legacy and len(legacy.waiting) > lanes.held.slots:
+            lanes.enlarge_buffer(len(legacy.waiting))
+        lanes.recovery.learn_generations()
+        topics = {topic.lane: topic for topic in self._directory.topics()}
+        lanes.ranges.wake_replicas(not earlier)  # nobody follows us before we have started
+        for topic in topics.values():
+            self._take_lane(topic, legacy)
+            self._upkeep.show_life()
+        for number in list(self._early):
+            self._give_up_early(number)  # its topic is gone
+        self._foreseen = None
+        self._steps.at(Step.TAKEOVER_REISSUED)
+        self._upkeep.learn_topics(topics, members)
+        if legacy:
+            orders = {number: lane.order for number, lane in lanes.by_number.items()}
+            lanes.take_over_waiting(readmit(orders, lanes.held, legacy.waiting, leader.now_us))
+            self._steps.at(Step.TAKEOVER_HELD)
+        self._brokers.update(members, legacy.brokers if legacy else {})
+        self._steps.at(Step.TAKEOVER_ANSWERED)
+        self._start(earlier)
+
+    def _start(self, earlier: int) -> None:
+        """Let the store have our start, with where the predecessor's order ended."""
+        leader, lanes = self._leader, self._lanes
+        ends = {number: lane.order.next_index for number, lane in lanes.by_number.items()}
+        if not self._directory.start_epoch(leader.epoch, ends):
+            leader.depose()
+            return
+        self._steps.at(Step.TAKEOVER_DECIDED)
+        leader.epochs.start(leader.epoch)
+        self._steps.at(Step.TAKEOVER_STARTED)
+        leader.ask_store(lanes.recovery.finish)
+        leader.env.journal.note(
+            "epoch started",
+            epoch=leader.epoch,
+            after=earlier,
+            lanes=len(lanes.by_number),
+            brokers=len(self._brokers.sources),
+            waiting=lanes.held.used,
+            recovering=len(lanes.recovery.lanes),
+        )
+        self._upkeep.begin(earlier)
+        self._brokers.wake(list(self._brokers.sources.values()), grown=True)
+
+    # --- lanes --------------------------------------------------------------------------------------------------------
+    def _take_lane(self, topic: Topic, legacy: Legacy | None) -> None:
+        leader, lanes = self._leader, self._lanes
+        if not lanes.is_ordered_here(topic):
+            return
+        ranges = lanes.ranges_of(topic)
+        if legacy and self._go_on_with(topic, legacy, ranges):
+            return
+        inherited = legacy.lane(topic, leader.sizes, lanes.held, leader.now_us) if legacy else None
+        lanes.make(topic, ranges, inherited)
+
+    def _go_on_with(self, topic: Topic, legacy: Legacy, ranges: list[Range]) -> bool:
+        """Bring a lane that was prefetched up to its end; False if there is none, or if it has to be read again."""
+        lane = self._early.get(topic.lane)
+        if lane is None:
+            return False
+        entries = legacy.rest(lane.order, self._leader.now_us) if lane.order.topic == topic else None
+        if entries is None or (ranges and lane.order.next_index < ranges[-1].start):
+            self._give_up_early(topic.lane)
+            return False
+        lane.inherit_more(entries)
+        del self._early[topic.lane]
+        self._lanes.put(lane, ranges[-1] if ranges else None)
+        return True
+
+    def _give_up_early(self, number: int) -> None:
+        for name in self._early.pop(number).regions:
+            self._fabric.remove(name)

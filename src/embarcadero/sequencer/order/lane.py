@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
-from embarcadero.env import NO_STEPS, Clock, Steps
+from embarcadero.env import Env
 from embarcadero.fabric.layout import (
     ORDER,
     Entries,
@@ -65,18 +65,16 @@ class Lane:
     """The one writer of a lane in its epoch."""
 
     def __init__(
-        self, fabric: Fabric, epoch: int, order: LaneOrder, sizes: FabricSizes, frontiers: Region,
-        steps: Steps = NO_STEPS,
-    ) -> None:  # fmt: skip
-        lane, self._steps = order.topic.lane, steps
+        self, env: Env, fabric: Fabric, epoch: int, order: LaneOrder, sizes: FabricSizes, frontiers: Region
+    ) -> None:
+        lane, self._steps, self._clock = order.topic.lane, env.steps, env.clock
         self.order, self.regions = order, (order_region(epoch, lane), checkpoint_region(epoch, lane))
         self._round_entries = sizes.round_entries
         self._ring = create_ring(fabric, self.regions[0], RegionKind.ORDER, ORDER, sizes.order_slots, owner=epoch)
-        self._checkpoint = CheckpointWriter(fabric, self.regions[1], order.table.capacity, steps)
+        self._checkpoint = CheckpointWriter(fabric, self.regions[1], order.table.capacity, env.steps)
         self._frontiers, self._line = frontiers, frontier_offset(SequencerLine.LANES + lane)
         self._words = frontiers.data[self._line : self._line + 16].view(np.uint64)
         self._now_us = 0
-        self.clock: Clock | None = None  # only to count how long checkpoints take
         self._unpublished = False
         self.room: Room | None = None  # bounds, if the lane has replicas
         self.bells: tuple[str, ...] = ()  # whom to wake when it grows
@@ -243,11 +241,11 @@ class Lane:
             self.save(self._now_us)
 
     def _write_checkpoint(self, now_us: int) -> None:
-        counters, began = self.order.counters, self.clock.now_us() if self.clock else 0
+        counters, began = self.order.counters, self._clock.now_us()
         self._checkpoint.write(self.order, now_us)
         counters.checkpoints += 1
         counters.checkpoint_at_us, counters.checkpoint_sessions = now_us, self.order.table.used
-        counters.checkpoint_us = self.clock.now_us() - began if self.clock else 0
+        counters.checkpoint_us = self._clock.now_us() - began
 
     def write(self) -> bool:
         """Write and flush all entries decided so far. True if there is something to publish now."""

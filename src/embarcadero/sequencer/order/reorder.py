@@ -41,6 +41,14 @@ class HeldSlots:
         self.used = 0
         self.by_origin = np.zeros(REGION_HANDLES + 1, dtype=np.int64)
 
+    def resize(self, slots: int) -> None:
+        """Have so many slots; no batch waits yet."""
+        invariant(not self.used, "no batch waits while the reorder buffer is made larger")
+        self.slots = slots
+        self.entries = np.zeros(slots, dtype=PENDING)
+        self._taken = np.zeros(slots, dtype=bool)
+        self._dirty.clear()
+
     @property
     def free(self) -> int:
         """Slots that are free now."""

@@ -20,7 +20,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from embarcadero.env import NO_STEPS, Doorbell, Journal, Steps
+from embarcadero.env import Env
 from embarcadero.fabric.durability import NO_RANGE, DurableLines, create_ranges, durable_through, first_woken
 from embarcadero.fabric.layout import ORDER, RangeWord
 from embarcadero.fabric.names import durable_region
@@ -122,22 +122,13 @@ class Kept:
 class RangeKeeper:
     """The range words of one epoch, and everything that is decided about open ranges."""
 
-    rings = True  # whether replicas are woken for a range that is announced
-
     def __init__(
-        self,
-        fabric: Fabric,
-        directory: Directory,
-        bell: Doorbell,
-        epoch: int,
-        now_us: int,
-        journal: Journal,
-        counters: SequencerCounters,
-        steps: Steps = NO_STEPS,
+        self, env: Env, fabric: Fabric, directory: Directory, epoch: int, now_us: int, counters: SequencerCounters
     ) -> None:
-        self._steps = steps
-        self._fabric, self._directory, self._bell, self._epoch = fabric, directory, bell, epoch
-        self._journal, self._counters, self._now_us = journal, counters, now_us
+        self._steps, self._bell, self._journal = env.steps, env.bell, env.journal
+        self._fabric, self._directory, self._epoch = fabric, directory, epoch
+        self._counters, self._now_us = counters, now_us
+        self._wakes = True  # whether replicas are woken for a range that is announced
         self._words = create_ranges(fabric, epoch)
         self.lines = DurableLines(fabric)
         self.replicas = Replicas(self.lines, now_us)
@@ -204,7 +195,7 @@ class RangeKeeper:
         if kept.lane is not None:
             kept.lane.bells = tuple(ref.region_prefix for ref in kept.range_.replicas)
             kept.lane.first_bells = tuple(ref.region_prefix for ref in first_woken(kept.range_))
-        for ref in kept.range_.replicas if self.rings else ():
+        for ref in kept.range_.replicas if self._wakes else ():
             self._bell.ring(ref.region_prefix)
 
     def durable(self, lane: int) -> int:
@@ -213,6 +204,10 @@ class RangeKeeper:
         if kept.range_.open and not kept.closing:
             kept.durable = max(kept.durable, durable_through(kept.range_, self.lines.load(kept.range_)))
         return kept.durable
+
+    def wake_replicas(self, yes: bool) -> None:
+        """Whether replicas are woken for a range that is announced: not before we have started."""
+        self._wakes = yes
 
     def ring(self, ref: ReplicaRef) -> None:
         """Wake a replica."""

@@ -25,20 +25,21 @@ Ranges of lanes that brokers write.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from embarcadero.env import NO_STEPS, Journal, Steps, Workers
+from embarcadero.env import Env
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import RECOVERY_REPLIES_S, RECOVERY_RETRY_S, RECOVERY_STUCK_S
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.records import Saved
+from embarcadero.placement.records import Past, Saved
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.reorder import HeldSlots
 from embarcadero.sequencer.ranges.keeper import RangeKeeper
 from embarcadero.sequencer.ranges.recovery_sources import (
+    DiskSource,
     LaneRemains,
     Mirrors,
     RecoverySource,
@@ -220,15 +221,15 @@ class LaneRecovery:
     def _read(self, now_us: int) -> None:
         """Have a worker read what is on disk."""
         self.stage = Stage.READING
-        past, range_, end, desk = self._desk.past, self.range_, self._end, self._desk
+        source, range_, end, desk = self._desk.source, self.range_, self._end, self._desk
         ranges, asks_mirror = [*self._ranges[:-1], range_], range_.end is None and self._seal == self._open_above
 
         def job() -> tuple[int, LaneOrder | None, LaneRemains | None]:
             remains = told_by(desk.remains, ranges, self._broker_lane) if asks_mirror else None
             if self._broker_lane is not None:
-                return seq_at_end(past, range_, end), None, remains
-            restored = restore_lane(past, self.topic, ranges, end, desk.sessions, desk.held, now_us)
-            return seq_at_end(past, range_, end), restored, remains
+                return seq_at_end(source, range_, end), None, remains
+            restored = restore_lane(source, self.topic, ranges, end, desk.maker.sessions, desk.maker.held, now_us)
+            return seq_at_end(source, range_, end), restored, remains
 
         def done(result: tuple[int, LaneOrder | None, LaneRemains | None] | Exception) -> None:
             if isinstance(result, Exception):
@@ -289,14 +290,14 @@ class LaneRecovery:
         opened, restored = self.opened, self._restored
         if opened is None:
             return
-        order = restored if restored is not None else self._desk.empty(self.topic)
+        order = restored if restored is not None else self._desk.maker.new_order(self.topic)
         if self._fenced is None:
             handles = self._desk.directory.handle_ceiling(opened.lane) if self._lost else 0  # first: the store may fail
             self._fenced = fence_all(order, now_us) if self._lost else []
             if self._lost:
                 order.table.pass_over(handles)
         order.next_index, order.next_seq = opened.start, opened.start_seq
-        if self._desk.begin(Recovered(opened, order, self._fenced)):
+        if self._desk.maker.begin_recovered(Recovered(opened, order, self._fenced)):
             self.stage = Stage.DONE
             self._desk.steps.at(Step.RECOVERY_BEGUN)
         else:
@@ -351,30 +352,51 @@ class LaneRecovery:
         self._told.add(event)
 
 
+class LaneMaker(Protocol):
+    """Makes lanes: the one that recovery hands them to."""
+
+    @property
+    def held(self) -> HeldSlots:
+        """The reorder buffer of all lanes."""
+        ...
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions a lane may have."""
+        ...
+
+    def new_order(self, topic: Topic) -> LaneOrder:
+        """An empty lane's order."""
+        ...
+
+    def begin_recovered(self, found: Recovered) -> bool:
+        """Begin a lane that has come back. False: there is no room for it now."""
+        ...
+
+
 class Recovery:
     """All lanes that are on their way back."""
 
     def __init__(
         self,
+        env: Env,
         directory: Directory,
         epoch: int,
         keeper: RangeKeeper,
-        past: RecoverySource,
-        workers: Workers,
-        journal: Journal,
-        held: HeldSlots,
-        sessions: int,
-        empty: Callable[[Topic], LaneOrder],
-        begin: Callable[[Recovered], bool],
-        steps: Steps = NO_STEPS,
+        maker: LaneMaker,
         mirrors: Mirrors | None = None,
     ) -> None:
-        self.directory, self.epoch, self.keeper, self.past = directory, epoch, keeper, past
-        self.workers, self.journal, self.held, self.sessions = workers, journal, held, sessions
-        self.empty, self.begin, self.steps = empty, begin, steps
-        self._past = directory.past()
-        self.remains = Remains(self._past, mirrors)
+        self.workers, self.journal, self.steps = env.workers, env.journal, env.steps
+        self.directory, self.epoch, self.keeper, self.maker = directory, epoch, keeper, maker
+        self.source: RecoverySource = DiskSource(lambda: keeper.replicas.members, env.disks)
+        self._mirrors, self._past = mirrors, tuple[Past, ...]()
+        self.remains = Remains((), mirrors)
         self.lanes: dict[int, LaneRecovery] = {}
+
+    def learn_generations(self) -> None:
+        """Ask the store which generations of the fabric were before this one."""
+        self._past = self.directory.past()
+        self.remains = Remains(self._past, self._mirrors)
 
     def add(self, topic: Topic, ranges: list[Range], broker_lane: TopicLane | None, now_us: int) -> None:
         """A lane whose past is on disk only."""
