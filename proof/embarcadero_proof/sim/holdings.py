@@ -35,8 +35,9 @@ _REPLICA: Final = (
 )  # fmt: skip
 
 _SEQUENCER: Final = (
-    "_burials.*", "_early", "broker_ranges._over", "lanes", "ranges._changing", "ranges._moved", "ranges._unsaved",
-    "ranges._unsettled", "ranges._words._values", "ranges.grown", "ranges.kept", "recovery.lanes", "roomless",
+    "_takeover._early", "_upkeep._broker_ranges._over", "_upkeep._cleanups.*", "lanes", "ranges._changing",
+    "ranges._moved", "ranges._unsaved", "ranges._unsettled", "ranges._words._values", "ranges.grown",
+    "ranges.kept", "recovery.lanes", "roomless",
 )  # fmt: skip
 
 
