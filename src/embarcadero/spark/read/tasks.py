@@ -6,10 +6,11 @@ rows outside of the span) is cut out. `table_part` is the one place that decides
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -42,6 +43,12 @@ _RUNS_MAX: Final = 16
 Mask = npt.NDArray[np.bool_]
 
 
+@cache
+def _freeze() -> None:
+    """Take what was imported out of garbage collection: Spark collects after each task, which takes up to 30 ms."""
+    gc.freeze()
+
+
 @dataclass(frozen=True, slots=True)
 class SpanReader:
     """Reads spans of topics in workers. It is sent to them, so it holds plain facts only."""
@@ -58,6 +65,7 @@ class SpanReader:
         """The records of a span as rows of the frame. Raises Trimmed or RecordsLost if some are gone."""
         shaper = Shaper(span.topic, self.schemas, self.schema)
         for rows in self._rows(span, shaper):
+            _freeze()  # when the first rows are here, everything is imported
             passed = passing(rows, self.conditions)
             if passed.num_rows:
                 yield passed
