@@ -14,12 +14,24 @@ import pytest
 import embarcadero as emb
 from embarcadero.config.environment import read_environment
 from embarcadero.spark import machine
-from embarcadero.spark.machine import CORES, PYTHON, SCRIPT, known_cores, local_cores, prepare
+from embarcadero.spark.machine import CORES, PYTHON, SCRIPT, known_cores, local_cores, prepare, unix_sockets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PRINTS_PATH = "import os, sys; print(os.environ['PYTHONPATH'], sys.argv[1:], sys.executable, sep='|')"
+
+FAILING_DAEMON = """
+import sys, traceback
+
+def manager():
+    print(sys.argv[1], sys.path[0])
+    for error in (BrokenPipeError(), ValueError("a fault")):
+        try:
+            raise error
+        except Exception:
+            traceback.print_exc()
+"""
 
 
 def test_the_script_drops_the_archives_and_nothing_else(tmp_path: Path) -> None:
@@ -114,3 +126,43 @@ def test_workers_load_pyspark_from_site_packages(spark: SparkSession, log: emb.L
         publisher.publish(pa.table({"n": range(9_000), "text": ["x" * 1_000] * 9_000})).result()
     frame = spark.read.format("embarcadero").options(brokers=log.address, topic="cores").load()
     assert frame.rdd.getNumPartitions() == 2  # of 9 MB: as many as cores, where 4 MiB are the least
+
+
+def test_sockets_of_workers_are_in_a_folder_of_this_user() -> None:
+    """If the script runs the workers, for only it drops the tracebacks of those that are let go of."""
+    environ: dict[str, str] = {}
+    prepare(environ, "local[2]")
+    found = unix_sockets(environ)
+
+    assert found["spark.python.unix.domain.socket.enabled"] == "true"
+    assert Path(found["spark.python.unix.domain.socket.dir"]).stat().st_mode & 0o777 == 0o700
+    assert unix_sockets(environ) == found
+    assert unix_sockets(environ | {"PYSPARK_PYTHON": "/mine"}) == {}
+    assert unix_sockets({}) == {}
+
+
+def test_a_folder_whose_path_is_too_long_for_a_socket_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The path of a Unix socket has 104 bytes on macOS. Rows go by TCP then."""
+    environ: dict[str, str] = {}
+    prepare(environ, "local[2]")
+    monkeypatch.setattr(machine, "_socket_folder", lambda _: str(tmp_path / ("x" * 60)))
+
+    assert unix_sockets(environ) == {}
+
+
+def test_a_worker_that_the_jvm_lets_go_of_prints_nothing(tmp_path: Path) -> None:
+    """As happens after each minute without work. Other errors of a worker are printed as ever."""
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").touch()
+    (tmp_path / "pyspark" / "daemon.py").write_text(FAILING_DAEMON)
+    environ = os.environ | {"PYTHONPATH": str(tmp_path), PYTHON: sys.executable}
+    ran = subprocess.run(
+        [str(SCRIPT), "-m", "pyspark.daemon", "pyspark.worker"],
+        env=environ, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert ran.stdout.split() == ["pyspark.worker", str(tmp_path)]
+    assert "BrokenPipeError" not in ran.stderr
+    assert "ValueError: a fault" in ran.stderr

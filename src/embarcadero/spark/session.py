@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from embarcadero.errors import BadValue, NotAvailable
-from embarcadero.spark.machine import find_java, on_this_machine, prepare
+from embarcadero.spark.machine import find_java, on_this_machine, prepare, unix_sockets
 from embarcadero.spark.versions import check_pyspark
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _own_session(app: str, master: str | None, config: Mapping[str, str]) -> Spa
     builder = SparkSession.builder.appName(app)
     if master is not None:
         builder = builder.master(master)
-    for key, value in settings(local, config).items():
+    for key, value in settings(local, {**unix_sockets(os.environ), **config}).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
