@@ -46,7 +46,9 @@ _SMALL_ROWS: Final = 1_000  # of a small micro-batch
 _FEW: Final = 4  # batches of the log in a batch that stands for many
 _KEYED_RECORDS: Final = 10_000  # of a batch of those that are compacted,
 _KEYED_BATCHES: Final = 64  # and so many batches are in a Parquet file
+_COMPACTIONS: Final = 2  # rounds at most: each takes about 20 s
 _ACK_S: Final = 120.0
+_WARM_ROUNDS: Final = 5  # of short queries: so many until the JVM has compiled them
 _PAIR: Final = ("alone", "ours")
 _USUAL: Final = "key binary, value binary, timestamp timestamp"
 _RAW: Final = f"{_USUAL}, headers map<string, binary>"
@@ -213,6 +215,7 @@ class Bench:
         times = self._in_turns(
             lambda: _drop(self._spark.read.parquet(*files)),
             lambda: _drop(self._topic(TIERED, endingOffsets=str(seq))),
+            _WARM_ROUNDS,
         )
         return _values("spark_cold", self._bytes, "parquet", self._bytes, times)
 
@@ -252,7 +255,7 @@ class Bench:
             return seconds
 
         size = batches * _KEYED_RECORDS * SMALL_RECORD_BYTES
-        return _values("spark_compact", size, "parquet", size, self._in_turns(theirs, ours))
+        return _values("spark_compact", size, "parquet", size, self._in_turns(theirs, ours, most=_COMPACTIONS))
 
     # --- both ---------------------------------------------------------------------------------------------------------
     def _publish(self, topic: str) -> None:
@@ -260,14 +263,19 @@ class Bench:
             for future in [publisher.publish(self._batch) for _ in range(self._job.batches)]:
                 future.result(timeout=_ACK_S)
 
-    def _in_turns(self, alone: Callable[[], float], ours: Callable[[], float]) -> dict[str, list[float]]:
-        """Seconds of both, each round, after one round that does not count: plans are compiled in it."""
+    def _in_turns(
+        self, alone: Callable[[], float], ours: Callable[[], float], warm: int = 1, most: int | None = None
+    ) -> dict[str, list[float]]:
+        """Seconds of both in each round, after `warm` rounds that do not count: the JVM compiles what it runs in them.
+
+        There are `most` rounds that count, or as many as the job has, if those are fewer.
+        """
         times: dict[str, list[float]] = {name: [] for name in _PAIR}
-        for number in range(self._job.rounds + 1):
+        for number in range(min(self._job.rounds, most or self._job.rounds) + warm):
             pair = [("alone", alone), ("ours", ours)]
             for name, run in pair if (number + self._job.first) % 2 else reversed(pair):
                 seconds = run()
-                if number:
+                if number >= warm:
                     times[name].append(seconds)
         return times
 
