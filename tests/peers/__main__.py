@@ -9,7 +9,9 @@ import argparse
 import json
 import os
 import subprocess
+import tempfile
 from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -22,10 +24,20 @@ REPORT: Final = MATRIX_REPORT.with_name("kafka.md")
 
 def row(megabytes: str, found: dict[str, list[float]]) -> str:
     """A line of the table."""
-    ours, theirs = found["embarcadero"], found["kafka"]
+    ours, theirs, least = found["embarcadero"], found["kafka"], found["nothing"]
     ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
-    cells = [f"{median(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in (ours, theirs, ratios)]
+    most = [their / each for each, their in zip(least, theirs, strict=True)]
+    cells = [f"{median(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in (ours, theirs, ratios, least, most)]
     return f"| {megabytes} MB | {' | '.join(cells)} |"
+
+
+def measured(python: str, megabytes: list[str]) -> dict[str, dict[str, list[float]]]:
+    """Seconds of each round, by size and contestant. They come in a file: the JVM and Maven write to stdout, too."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "seconds.json"
+        subprocess.run([python, "-m", "tests.peers.streams", str(results), *megabytes], cwd=ROOT, check=True)
+        found: dict[str, dict[str, list[float]]] = json.loads(results.read_text())
+    return found
 
 
 def main() -> None:
@@ -35,19 +47,18 @@ def main() -> None:
     parser.add_argument("--no-report", action="store_true", help="print the table, and save nothing")
     options = parser.parse_args()
     version = next(each for each in versions() if each.name == PYSPARK)
-    command = [str(environment(version)), "-m", "tests.peers.streams", *options.megabytes]
-    ran = subprocess.run(command, cwd=ROOT, env=os.environ, check=True, capture_output=True, text=True)
-    found = json.loads(ran.stdout.splitlines()[-1])
+    found = measured(str(environment(version)), options.megabytes)
     table = "\n".join(row(*each) for each in found.items())
     text = f"""# One trigger of AvailableNow, beside Kafka
 
 `make peers` on {datetime.now(UTC):%Y-%m-%d}, PySpark {version.pyspark}, {os.cpu_count()} cores: a stream reads all of a
 topic of 1,000-byte records from its beginning, in one session, in turns. Seconds from the start of the query to its
 end: median, and the smallest and largest of the rounds. Kafka 4.1.0 with one node and Spark's own Kafka source;
-Embarcadero with two brokers and one replica.
+Embarcadero with two brokers and one replica. *Nothing* is a Python source that yields the same rows from memory: the
+least time of any source in Python, and so Kafka / nothing is the most that one can reach.
 
-| | Embarcadero, s | Kafka, s | Kafka / Embarcadero |
-| --- | --- | --- | --- |
+| | Embarcadero, s | Kafka, s | Kafka / Embarcadero | nothing, s | Kafka / nothing |
+| --- | --- | --- | --- | --- | --- |
 {table}
 """
     print(text)
