@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from embarcadero.bench.nothing import Nothing, keep
 
 import embarcadero as emb
 from embarcadero.spark import session
+from embarcadero_proof.lab.nothing import Nothing, keep
 from tests.matrix.frames import run
 from tests.peers.kafka import broker, download
 
