@@ -124,6 +124,13 @@ class Position:
     seq: int
 
 
+class LanePosition(NamedTuple):
+    """A position in one lane: the index of a batch, and the seq of its first record. It compares like a tuple."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    seq: int
+
+
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
     """A batch in a topic of order 0 or 1, named so that it can be published elsewhere by reference.
@@ -329,7 +336,7 @@ class Hole(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
-    """The table of a topic, as the store holds it. Places are (index, seq) by lane.
+    """The table of a topic, as the store holds it. Positions are (index, seq) by lane.
 
     What is below a lane's frontier is in the table; what is below its start is gone for all readers. `metadata` is the
     file that describes the table as of these frontiers. Whoever writes the table does so in an epoch of its own.
@@ -351,13 +358,13 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = ""  # what writes the files: "spark" or "process"; "auto" before it is known
     holes: dict[int, list[Hole]] = {}  # below the frontiers, oldest first: the ranges beside them are forgotten in time
 
-    def frontier(self, lane: int) -> tuple[int, int]:
-        """The place below which a lane is in the table."""
-        return self.frontiers.get(lane, (0, 0))
+    def frontier(self, lane: int) -> LanePosition:
+        """The position below which a lane is in the table."""
+        return LanePosition(*self.frontiers.get(lane, (0, 0)))
 
-    def start(self, lane: int) -> tuple[int, int]:
-        """The place at which a lane's part in the table starts; at its frontier if there is nothing."""
-        return min(self.starts.get(lane, (0, 0)), self.frontier(lane))
+    def start(self, lane: int) -> LanePosition:
+        """The position at which a lane's part in the table starts; at its frontier if there is nothing."""
+        return min(LanePosition(*self.starts.get(lane, (0, 0))), self.frontier(lane))
 
     def gap(self, lane: int, start: int, stop: int, durable: bool) -> Gap:
         """Positions that the table lacks: LOST. For a reader of durable records NEVER_DURABLE, if nothing there was."""

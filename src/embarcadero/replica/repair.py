@@ -23,7 +23,7 @@ from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.repair import Found, Scrub, heal_tails, mend
 from embarcadero.storage.writing import Damage
-from embarcadero.types import Range, ReplicaMember, ReplicaState
+from embarcadero.types import LanePosition, Range, ReplicaMember, ReplicaState
 
 _TRY_AGAIN_US: Final = 500_000
 _DEBT_US_MAX: Final = 1_000_000
@@ -36,7 +36,7 @@ class RepairPiece(NamedTuple):
 
     entries: Entries
     payloads: list[memoryview]
-    begins: tuple[int, int] | None = None
+    begins: LanePosition | None = None
 
 
 class _Source(NamedTuple):
@@ -215,7 +215,7 @@ class Repair:
             entry = None if first is None else reader.entry(first)
             if entry is None:
                 raise
-            return RepairPiece(entry[:0], [], (int(entry["index"][0]), int(entry["seq"][0])))
+            return RepairPiece(entry[:0], [], LanePosition(int(entry["index"][0]), int(entry["seq"][0])))
 
     def _mend(self, source: _Source, copy: Copy, damage: Damage) -> bool:
         """In a worker: repair in place. Nobody else touches the copy meanwhile."""

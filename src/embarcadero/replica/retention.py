@@ -200,7 +200,7 @@ class LaneRetention:
         """
         tier = self._tiers.get(topic.name)
         if tier is not None:
-            in_table = tier.frontier(lane)[0]
+            in_table = tier.frontier(lane).index
             needed = in_table if needed is None else min(needed, in_table)
         sealed = [info for copy in copies if copy.whole for info in copy.log.segments if info.sealed]
         over = {info.end_index for info in self._over(topic, copies, sealed)}
