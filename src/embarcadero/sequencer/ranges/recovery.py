@@ -10,7 +10,7 @@ with all replies, no more was durable than the A-th largest has. When A replicas
 own disks or on new ones in place of wiped ones, one transaction seals the range there and opens the next one at the
 ceiling, below which any position may have been handed out; the space between is lost. Sessions are fenced, since
 publishers may have been told of what is lost; they go on by themselves from what the log has. If the fabric had a
-mirror (recovery_sources.py), the next range opens just where the order ended: the space between is what was ordered and is on no
+mirror, the next range opens just where the order ended: the space between is what was ordered and is on no
 disk (and one position more, so that readers who were there hear of it), and often there is none. Then nothing is lost,
 and sessions go on as they were.
 
