@@ -1,1 +1,1 @@
-"""Clients: sans-I/O cores (publisher, subscriber) and the drivers that give them sockets (aio, sync)."""
+"""Clients: sans-I/O cores of publishers and readers, the drivers that give them sockets, and two faces of one API."""
