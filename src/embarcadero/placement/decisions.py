@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from embarcadero.env import Ids
 from embarcadero.errors import Backpressure, Corrupt, TopicReplaced
 from embarcadero.placement.records import Cluster, Epochs
 from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Delete, Put, Store, Write
@@ -50,16 +49,20 @@ def check_id(topic: Topic, topic_id: int) -> None:
     )
 
 
-class Plan:
-    """A decision in the making: what it read (to be checked) and what it wants to write."""
+class DecisionPlan:
+    """A decision in the making: what it read (to be checked) and what it wants to write.
 
-    def __init__(self, store: Store) -> None:
+    It belongs to a directory of one generation: once that generation is over, no epoch leads in it.
+    """
+
+    def __init__(self, store: Store, generation: int) -> None:
         self._store = store
+        self.generation = generation
         self.checks: list[Check] = []
         self.writes: list[Write] = []
 
     def read(self, key: str, kind: type[S]) -> S | None:
-        """A value, which must not change until the plan is carried out."""
+        """A value, which must not change until the decision is carried out."""
         item = self._store.get(key)
         self.checks.append(Check(key, item.revision if item else ABSENT))
         return decode(key, item.value, kind) if item else None
@@ -70,6 +73,10 @@ class Plan:
             self.checks.append(Check(item.key, item.revision))
             yield item.key, decode(item.key, item.value, kind)
 
+    def keys(self, prefix: str) -> Iterator[str]:
+        """All keys under a prefix; their values may change until then."""
+        return (item.key for item in self._store.list(prefix))
+
     def put(self, key: str, value: msgspec.Struct, lease: int = NO_LEASE, *, volatile: bool = False) -> None:
         """Write a value."""
         self.writes.append(Put(key, msgspec.json.encode(value), lease, volatile))
@@ -78,39 +85,67 @@ class Plan:
         """Remove a value."""
         self.writes.append(Delete(key, volatile))
 
-
-class Decisions:
-    """What the parts of the directory share."""
-
-    _store: Store
-    _cluster: Cluster
-    _ids: Ids
-
-    def _decide(self, plan_it: Callable[[Plan], T]) -> T:
-        """Decide, and carry the decision out if what it rests on still holds; else decide again."""
-        for _ in range(TRIES_MAX):
-            plan = Plan(self._store)
-            result = plan_it(plan)
-            if not plan.writes or self._store.transact(plan.checks, plan.writes):
-                return result
-        raise Backpressure(f"the store changed under {TRIES_MAX} attempts in a row", "try again")
-
-    def _one(self, key: str, kind: type[S]) -> S | None:
-        """A value as it is now."""
-        item = self._store.get(key)
-        return decode(key, item.value, kind) if item else None
-
-    def _all(self, prefix: str, kind: type[S]) -> list[S]:
-        """All values under a prefix as they are now."""
-        return [decode(item.key, item.value, kind) for item in self._store.list(prefix)]
-
-    def _counters(self, plan: Plan) -> Cluster:
-        cluster = plan.read("cluster", Cluster)
+    def cluster(self) -> Cluster:
+        """Read the cluster's record, with the counters that all of it shares."""
+        cluster = self.read("cluster", Cluster)
         if cluster is None:
             raise Corrupt("the store has lost its cluster record", "stop the cluster and remove its folder")
         return cluster
 
-    def _reigns(self, plan: Plan, epoch: int) -> bool:
+    def leads(self, epoch: int) -> bool:
         """Whether this epoch of this generation is the newest handed out; what is decided holds only while it is."""
-        epochs = plan.read("epochs", Epochs) or Epochs()
-        return (epochs.generation, epochs.handed_out) == (self._cluster.generation, epoch)
+        epochs = self.read("epochs", Epochs) or Epochs()
+        return (epochs.generation, epochs.handed_out) == (self.generation, epoch)
+
+
+class Decider:
+    """Reads values of a store, and decides over it for one cluster. All parts of a directory share one."""
+
+    def __init__(self, store: Store, cluster_id: str) -> None:
+        self.store = store
+        self._generation = -1
+        self.cluster = self.decide(lambda plan: _found(plan, cluster_id))
+        self._generation = self.cluster.generation
+
+    @property
+    def generation(self) -> int:
+        """The generation that it decides for, counted from the cluster's first."""
+        return self._generation
+
+    def decide(self, decide_on: Callable[[DecisionPlan], T]) -> T:
+        """Decide, and carry the decision out if what it rests on still holds; else decide again."""
+        for _ in range(TRIES_MAX):
+            plan = DecisionPlan(self.store, self._generation)
+            result = decide_on(plan)
+            if not plan.writes or self.store.transact(plan.checks, plan.writes):
+                return result
+        raise Backpressure(f"the store changed under {TRIES_MAX} attempts in a row", "try again")
+
+    def decide_cluster(self, decide_on: Callable[[DecisionPlan], Cluster]) -> Cluster:
+        """Decide about the cluster itself, and go on in the generation that it has then."""
+        self.cluster = self.decide(decide_on)
+        self._generation = self.cluster.generation
+        return self.cluster
+
+    def one(self, key: str, kind: type[S]) -> S | None:
+        """A value as it is now."""
+        item = self.store.get(key)
+        return decode(key, item.value, kind) if item else None
+
+    def all(self, prefix: str, kind: type[S]) -> list[S]:
+        """All values under a prefix as they are now."""
+        return [decode(item.key, item.value, kind) for item in self.store.list(prefix)]
+
+
+def _found(plan: DecisionPlan, cluster_id: str) -> Cluster:
+    """Read the cluster's record, or begin one."""
+    cluster = plan.read("cluster", Cluster)
+    if cluster is None:
+        cluster = Cluster(id=cluster_id, generation=0)
+        plan.put("cluster", cluster)
+    try:
+        int(cluster.id, 16)
+    except ValueError:
+        what = f"the store's cluster has the id {cluster.id[:40]!r}, which is no number"
+        raise Corrupt(what, "restore the store from a backup, or remove the cluster's folder") from None
+    return cluster

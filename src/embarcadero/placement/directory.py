@@ -1,11 +1,12 @@
-"""The directory: topics, lanes, ranges, members and epochs, as decisions over a store.
+"""The directory: topics, lanes, ranges, members and elections, as decisions over a store.
 
 Theory of operation. Every method that changes something reads what its decision rests on, then asks the store for one
-transaction conditional on just that. If somebody else was quicker the method reads and decides again, so several
+transaction conditional on just that. If another process was quicker, the method reads and decides again, so several
 processes may share a directory without a lock. Numbers that name things for life (lanes, incarnations, ranges, region
 handles, epochs) come from counters in the store and are never handed out twice while anything may still speak of them.
 
-This class is what everybody uses; each of its parts has a module of its own. `records.py` lists the keys.
+A directory has the cluster's identity and its generations itself; each of its parts is an object of its own.
+`records.py` lists the keys.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from embarcadero.env import Ids, random_id
-from embarcadero.errors import Corrupt
 from embarcadero.limits import LANES_MAX, PAST_GENERATIONS_MAX, TOPICS_MAX
-from embarcadero.placement.decisions import Plan
-from embarcadero.placement.election import Election
-from embarcadero.placement.lanes import BrokerLanes
-from embarcadero.placement.members import Members
+from embarcadero.placement.decisions import Decider, DecisionPlan
+from embarcadero.placement.elections import Elections, forget_elections
+from embarcadero.placement.members import Members, ReplicaMembers
+from embarcadero.placement.ranges import BrokerLanes, RangeChains
 from embarcadero.placement.records import (
     NOT_WORKED_BY,
     Cluster,
+    EarlierGeneration,
     Epochs,
+    EpochStart,
     Incarnation,
-    Past,
+    LaneStart,
+    MirroredEnd,
     Presence,
     Retired,
-    Saved,
-    Start,
-    Trim,
     trim_key,
 )
 from embarcadero.placement.store import Store
-from embarcadero.placement.topics import Topics, next_lane
+from embarcadero.placement.tiers import Tiers
+from embarcadero.placement.topics import ReaderProgress, Topics, forget_readers, next_lane
 from embarcadero.types import Member, ReplicaMember, ReplicaState, Tier, TopicLane
 
 
-class Directory(Topics, BrokerLanes, Members, Election):
+class Directory:
     """All that a cluster decides once. Any number of processes may have one over the same store.
 
     It belongs to the generation that it was made in: epochs of another one decide nothing through it.
@@ -49,44 +50,50 @@ class Directory(Topics, BrokerLanes, Members, Election):
     def __init__(
         self, store: Store, cluster_id: str | None = None, topics_max: int = TOPICS_MAX, ids: Ids = random_id
     ) -> None:
-        self._store, self._topics_max, self._ids = store, topics_max, ids
-        self._leases = {}
-        self._cluster = self._decide(lambda plan: self._found(plan, cluster_id or secrets.token_hex(4)))
+        decider = self._decider = Decider(store, cluster_id or secrets.token_hex(4))
+        self.members = Members(decider)
+        self.replicas = ReplicaMembers(decider)
+        self.elections = Elections(decider)
+        self.topics = Topics(decider, self.replicas, topics_max, ids)
+        self.lanes = BrokerLanes(decider, self.replicas)
+        self.ranges = RangeChains(decider)
+        self.tiers = Tiers(decider)
+        self.readers = ReaderProgress(decider)
 
     @property
     def cluster_id(self) -> str:
         """Eight hexadecimal digits, for the life of the store."""
-        return self._cluster.id
+        return self._decider.cluster.id
 
     @property
     def generation(self) -> int:
         """Number of the fabric: the cluster's id above, how often it was begun below."""
-        return int(self._cluster.id, 16) << 32 | self._cluster.generation
+        return int(self._decider.cluster.id, 16) << 32 | self._decider.cluster.generation
 
     def revision(self) -> int:
         """Grows with every change; cheap."""
-        return self._store.revision()
+        return self._decider.store.revision()
 
     def outline(self) -> tuple[int, int]:
         """Changes with all that a broker, a sequencer or a replica does its work by.
 
         Elections change the revision, at a moment when everybody has better things to do than to read it all again.
         """
-        return self._store.outline(NOT_WORKED_BY)
+        return self._decider.store.outline(NOT_WORKED_BY)
 
     def expire(self) -> bool:
         """Let the revision tell of members whose lease has ended; True if there were any. Ask now and then."""
-        return self._store.expire()
+        return self._decider.store.expire()
 
     @property
     def log_id(self) -> str:
         """The id that segments of this cluster carry: its own, or that of the original of a restored copy."""
-        return self._cluster.log or self._cluster.id
+        return self._decider.cluster.log or self._decider.cluster.id
 
     @property
     def copied_from(self) -> tuple[str, ...]:
         """While a restore is under way: the ids that folders of replicas may still have; else empty."""
-        return self._cluster.copied_from
+        return self._decider.cluster.copied_from
 
     def restore(self) -> tuple[str, str]:
         """Give the store of a copied folder an identity of its own; returns the ids before and after.
@@ -96,8 +103,8 @@ class Directory(Topics, BrokerLanes, Members, Election):
         """
         after = secrets.token_hex(4)
 
-        def plan_it(plan: Plan) -> tuple[str, Cluster]:
-            before = self._counters(plan)
+        def plan_it(plan: DecisionPlan) -> Cluster:
+            before = plan.cluster()
             restored = msgspec.structs.replace(
                 before, id=after, log=before.log or before.id, copied_from=(*before.copied_from, before.id),
                 mirror="", past=tuple(msgspec.structs.replace(past, mirror="") for past in before.past),
@@ -107,20 +114,19 @@ class Directory(Topics, BrokerLanes, Members, Election):
             for key, tier in plan.list("tiers/", Tier):
                 plan.put(key, msgspec.structs.replace(tier, id=secrets.token_hex(8)))
             plan.put("cluster", restored)
-            return before.id, restored
+            return restored
 
-        before, self._cluster = self._decide(plan_it)
-        return before, after
+        return self._decider.decide_cluster(plan_it).copied_from[-1], after
 
     def finish_restore(self) -> None:
         """All folders of replicas have the new id."""
 
-        def plan_it(plan: Plan) -> Cluster:
-            finished = msgspec.structs.replace(self._counters(plan), copied_from=())
+        def plan_it(plan: DecisionPlan) -> Cluster:
+            finished = msgspec.structs.replace(plan.cluster(), copied_from=())
             plan.put("cluster", finished)
             return finished
 
-        self._cluster = self._decide(plan_it)
+        self._decider.decide_cluster(plan_it)
 
     def begin_generation(self, mirror: str = "", data_dir: str = "") -> int:
         """Start over with an empty fabric: members and epochs are forgotten, topics stay.
@@ -133,13 +139,13 @@ class Directory(Topics, BrokerLanes, Members, Election):
         writing another topic. Topics that an earlier version made get their ids.
         """
 
-        def plan_it(plan: Plan) -> Cluster:
-            cluster = self._counters(plan)
-            topics = self._with_ids(plan)
+        def plan_it(plan: DecisionPlan) -> Cluster:
+            cluster = plan.cluster()
+            topics = self.topics.all_with_ids(plan)
             kept = {topic.lane for topic in topics if topic.replicas}
             begun = msgspec.structs.replace(
                 cluster, generation=cluster.generation + 1, lanes_left=LANES_MAX - len(topics), mirror=mirror,
-                past=self._past(plan, cluster, mirror),
+                past=_earlier_generations(plan, cluster, mirror),
             )  # fmt: skip
             retired = list(plan.list("retired/", Retired))
             for key, _ in retired:
@@ -153,89 +159,79 @@ class Directory(Topics, BrokerLanes, Members, Election):
                     lane = next_lane(begun.next_lane, kept)
                     begun = msgspec.structs.replace(begun, next_lane=(lane + 1) % LANES_MAX)
                     plan.put(f"topics/{topic.name}", msgspec.structs.replace(topic, lane=lane))
-                    self._forget_readers(plan, topic.name)
-            self._keep_lanes(plan, kept)
-            self._end_members(plan, data_dir)
+                    forget_readers(plan, topic.name)
+            _keep_lanes(plan, kept)
+            _end_members(plan, data_dir)
             plan.put("epochs", Epochs(generation=begun.generation))
             plan.put("cluster", begun)
             return begun
 
-        self._cluster = self._decide(plan_it)
+        self._decider.decide_cluster(plan_it)
         return self.generation
 
-    def _keep_lanes(self, plan: Plan, kept: AbstractSet[int]) -> None:
-        """Forget lanes of brokers and trims, except in topics that are on disk."""
-        lanes = set(kept)
-        for key, lane in plan.list("lanes/", TopicLane):
-            if lane.topic in kept:
-                lanes.add(lane.lane)
-            else:
-                plan.delete(key)
-        keys = {trim_key(lane) for lane in lanes}
-        for key, _ in plan.list("trims/", Trim):
-            if key not in keys:
-                plan.delete(key)
-
-    def _end_members(self, plan: Plan, data_dir: str) -> None:
-        """No process of the generation before counts any more, whatever it still does."""
-        for key, _ in (*plan.list("members/", Member), *plan.list("starts/", Start), *plan.list("saved/", Saved)):
-            plan.delete(key)
-        for key, replica in plan.list("replicas/", ReplicaMember):
-            folder = f"{data_dir}/replica-{replica.replica}" if data_dir else replica.folder
-            ended = msgspec.structs.replace(replica, state=ReplicaState.DEAD, folder=folder)
-            if ended != replica:
-                plan.put(key, ended)
-        for key, _ in plan.list("present/", Presence):
-            plan.delete(key)
-        self._forget_reign(plan)
-        plan.read("epochs", Epochs)
-
     # --- generations before this one ----------------------------------------------------------------------------------
-    def past(self) -> tuple[Past, ...]:
+    def earlier_generations(self) -> tuple[EarlierGeneration, ...]:
         """Generations whose lanes have not all been recovered yet, oldest first."""
-        return (self._one("cluster", Cluster) or self._cluster).past
+        return (self._decider.one("cluster", Cluster) or self._decider.cluster).past
 
-    def forget_past(self, epoch: int) -> bool:
+    def forget_earlier_generations(self, epoch: int) -> bool:
         """All lanes are recovered: mirrors of earlier generations may go. Only the one who reigns knows."""
 
-        def plan_it(plan: Plan) -> bool:
-            cluster = self._counters(plan)
-            if not self._reigns(plan, epoch):
+        def plan_it(plan: DecisionPlan) -> bool:
+            cluster = plan.cluster()
+            if not plan.leads(epoch):
                 return False
             if cluster.past:
                 plan.put("cluster", msgspec.structs.replace(cluster, past=()))
             return True
 
-        return self._decide(plan_it)
+        return self._decider.decide(plan_it)
 
-    def saved(self) -> list[Saved]:
+    def mirrored_ends(self) -> list[MirroredEnd]:
         """What mirrors of the generations before told, lane by lane."""
-        return self._all("saved/", Saved)
+        return self._decider.all("saved/", MirroredEnd)
 
-    @staticmethod
-    def _past(plan: Plan, cluster: Cluster, mirror: str) -> tuple[Past, ...]:
-        """Where mirrors come into it, the generation that ends now too. Without an epoch it has ordered nothing.
 
-        Of too many the oldest lose their mirrors, not their place: lanes that no later one began were ordered there.
-        """
-        epochs = plan.read("epochs", Epochs)
-        begun = epochs is not None and epochs.started and epochs.generation == cluster.generation
-        if epochs is None or not begun or not (mirror or cluster.mirror or cluster.past):
-            return cluster.past
-        ended = Past(generation=cluster.generation, epoch=epochs.started, mirror=cluster.mirror)
-        past = (*cluster.past, ended)[-PAST_GENERATIONS_MAX:]
-        dropped = len(past) <= len(cluster.past)
-        return (msgspec.structs.replace(past[0], mirror=""), *past[1:]) if dropped else past
+def _keep_lanes(plan: DecisionPlan, kept: AbstractSet[int]) -> None:
+    """Forget lanes of brokers and trims, except in topics that are on disk."""
+    lanes = set(kept)
+    for key, lane in plan.list("lanes/", TopicLane):
+        if lane.topic in kept:
+            lanes.add(lane.lane)
+        else:
+            plan.delete(key)
+    keys = {trim_key(lane) for lane in lanes}
+    for key, _ in plan.list("trims/", LaneStart):
+        if key not in keys:
+            plan.delete(key)
 
-    @staticmethod
-    def _found(plan: Plan, cluster_id: str) -> Cluster:
-        cluster = plan.read("cluster", Cluster)
-        if cluster is None:
-            cluster = Cluster(id=cluster_id, generation=0)
-            plan.put("cluster", cluster)
-        try:
-            int(cluster.id, 16)
-        except ValueError:
-            what = f"the store's cluster has the id {cluster.id[:40]!r}, which is no number"
-            raise Corrupt(what, "restore the store from a backup, or remove the cluster's folder") from None
-        return cluster
+
+def _end_members(plan: DecisionPlan, data_dir: str) -> None:
+    """No process of the generation before counts any more, whatever it still does."""
+    for prefix, kind in (("members/", Member), ("starts/", EpochStart), ("saved/", MirroredEnd)):
+        for key, _ in plan.list(prefix, kind):
+            plan.delete(key)
+    for key, replica in plan.list("replicas/", ReplicaMember):
+        folder = f"{data_dir}/replica-{replica.replica}" if data_dir else replica.folder
+        ended = msgspec.structs.replace(replica, state=ReplicaState.DEAD, folder=folder)
+        if ended != replica:
+            plan.put(key, ended)
+    for key, _ in plan.list("present/", Presence):
+        plan.delete(key)
+    forget_elections(plan)
+    plan.read("epochs", Epochs)
+
+
+def _earlier_generations(plan: DecisionPlan, cluster: Cluster, mirror: str) -> tuple[EarlierGeneration, ...]:
+    """Where mirrors come into it, the generation that ends now too. Without an epoch it has ordered nothing.
+
+    Of too many the oldest lose their mirrors, not their place: lanes that no later one began were ordered there.
+    """
+    epochs = plan.read("epochs", Epochs)
+    begun = epochs is not None and epochs.started and epochs.generation == cluster.generation
+    if epochs is None or not begun or not (mirror or cluster.mirror or cluster.past):
+        return cluster.past
+    ended = EarlierGeneration(generation=cluster.generation, epoch=epochs.started, mirror=cluster.mirror)
+    past = (*cluster.past, ended)[-PAST_GENERATIONS_MAX:]
+    dropped = len(past) <= len(cluster.past)
+    return (msgspec.structs.replace(past[0], mirror=""), *past[1:]) if dropped else past

@@ -1,26 +1,48 @@
-"""Broker incarnations in the directory."""
+"""Brokers and replicas in the directory: incarnations, draining, and which replicas may get a range.
+
+A replica incarnation is there while the value under its lease is. Its record stays longer: open ranges name it, and
+its folder is still to be read. No process has to report that it is dead: readers see it once the lease has ended.
+"""
 
 from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
 from embarcadero.errors import BadValue, TooMany
-from embarcadero.limits import BROKERS_MAX, REGION_HANDLES
-from embarcadero.placement.decisions import Decisions, Plan
-from embarcadero.placement.records import Chain, Incarnation, chain_key, member_key
-from embarcadero.types import Member, MemberState, TopicLane
+from embarcadero.limits import BROKERS_MAX, REGION_HANDLES, REPLICAS_MAX
+from embarcadero.placement.decisions import Decider, DecisionPlan, decode
+from embarcadero.placement.records import (
+    Chain,
+    Incarnation,
+    Presence,
+    ReplicaNote,
+    chain_key,
+    member_key,
+    note_key,
+    presence_key,
+    replica_key,
+)
+from embarcadero.types import Member, MemberState, Range, ReplicaMember, ReplicaRef, ReplicaState, TopicLane
 
 
-class Members(Decisions):
-    """The directory's part about brokers."""
+class Members:
+    """Incarnations of brokers."""
 
-    def register_broker(self, broker: int, host: str, port: int, pid: int) -> Member:
+    def __init__(self, decider: Decider) -> None:
+        self._decider = decider
+
+    def register(self, broker: int, host: str, port: int, pid: int) -> Member:
         """A broker begins a new incarnation; its earlier one is dead from here on."""
         if not 0 <= broker < BROKERS_MAX:
             raise BadValue(f"broker {broker} is out of range", f"use 0 to {BROKERS_MAX - 1}")
 
-        def plan_it(plan: Plan) -> Member:
-            cluster = self._counters(plan)
+        def plan_it(plan: DecisionPlan) -> Member:
+            cluster = plan.cluster()
             newest = (plan.read(f"incarnations/{broker}", Incarnation) or Incarnation()).newest
             used, everyone = set(), list(plan.list("members/", Member))
             last = {old.broker: old.incarnation for _, old in everyone if old.broker != broker}
@@ -39,11 +61,11 @@ class Members(Decisions):
             plan.put(member_key(broker, newest + 1), member)
             return member
 
-        return self._decide(plan_it)
+        return self._decider.decide(plan_it)
 
     def mark_dead(self, broker: int, incarnation: int) -> None:
         """This incarnation is gone. Doing it again, or for one long gone, is fine."""
-        self._decide(lambda plan: self._mark(plan, broker, incarnation, MemberState.LIVE, MemberState.DEAD))
+        self._decider.decide(lambda plan: self._mark(plan, broker, incarnation, MemberState.LIVE, MemberState.DEAD))
 
     def mark_removed(self, broker: int, incarnation: int, epoch: int) -> bool:
         """Nothing needs the regions of this dead incarnation any more: anyone may unlink them.
@@ -51,8 +73,8 @@ class Members(Decisions):
         Only the sequencer of the newest epoch knows. Once a later one is handed out: False, and nothing changes.
         """
 
-        def plan_it(plan: Plan) -> bool:
-            if not self._reigns(plan, epoch):
+        def plan_it(plan: DecisionPlan) -> bool:
+            if not plan.leads(epoch):
                 return False
             if not self._mark(plan, broker, incarnation, MemberState.DEAD, MemberState.REMOVED):
                 return False
@@ -63,22 +85,22 @@ class Members(Decisions):
                     plan.put(key, msgspec.structs.replace(lane, removed=True, end=lane.end or 0))
             return True
 
-        return self._decide(plan_it)
+        return self._decider.decide(plan_it)
 
-    def members(self) -> list[Member]:
+    def all(self) -> list[Member]:
         """All incarnations that are live or whose regions still hold data, oldest first within a broker."""
-        return [member for member in self._all("members/", Member) if member.state is not MemberState.REMOVED]
+        return [member for member in self._decider.all("members/", Member) if member.state is not MemberState.REMOVED]
 
-    def newest_members(self) -> list[Member]:
+    def newest(self) -> list[Member]:
         """The newest incarnation of each broker of this run, whatever became of it."""
-        return list({member.broker: member for member in self._all("members/", Member)}.values())
+        return list({member.broker: member for member in self._decider.all("members/", Member)}.values())
 
     def last_port(self, broker: int) -> int:
         """Where a broker listened last, also in an earlier run; 0 if nobody knows."""
-        return (self._one(f"incarnations/{broker}", Incarnation) or Incarnation()).port
+        return (self._decider.one(f"incarnations/{broker}", Incarnation) or Incarnation()).port
 
     @staticmethod
-    def _mark(plan: Plan, broker: int, incarnation: int, before: MemberState, after: MemberState) -> bool:
+    def _mark(plan: DecisionPlan, broker: int, incarnation: int, before: MemberState, after: MemberState) -> bool:
         key = member_key(broker, incarnation)
         member = plan.read(key, Member)
         if member is None or member.state is not before:
@@ -93,3 +115,208 @@ def _free_handle(first: int, used: set[int]) -> int:
         if handle not in used:
             return handle
     raise TooMany(f"all {REGION_HANDLES} region handles are in use", "restart the cluster")
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+class ReplicaMembers:
+    """Incarnations of replicas, and the choice among them."""
+
+    def __init__(self, decider: Decider) -> None:
+        self._decider = decider
+        self._leases: dict[tuple[int, int], int] = {}  # of incarnations that were registered here
+
+    def register(
+        self, replica: int, disk: str, folder: str, host: str, pid: int, lease_s: float = math.inf
+    ) -> ReplicaMember:
+        """A replica begins a new incarnation; its earlier one is dead from here on.
+
+        `pid` is the holder of its lease (0: nobody that the store can see); `lease_s` is how long it may be silent
+        (`keep_replica`) before it counts as dead.
+        """
+        if not 0 <= replica < REPLICAS_MAX:
+            raise BadValue(f"replica {replica} is out of range", f"use 0 to {REPLICAS_MAX - 1}")
+        lease = self._decider.store.grant(lease_s, pid)
+
+        def plan_it(plan: DecisionPlan) -> ReplicaMember:
+            note = plan.read(note_key(replica), ReplicaNote) or ReplicaNote()
+            member = ReplicaMember(
+                replica=replica, incarnation=note.newest + 1, disk=disk, folder=folder, host=host, pid=pid,
+                state=ReplicaState.DRAINING if note.draining else ReplicaState.LIVE,
+            )  # fmt: skip
+            named = self._named_by_open_ranges()
+            for key, old in plan.list(f"replicas/{replica:05}/", ReplicaMember):
+                plan.delete(presence_key(replica, old.incarnation))
+                if (replica, old.incarnation) in named:
+                    plan.put(key, msgspec.structs.replace(old, state=ReplicaState.DEAD))
+                else:
+                    plan.delete(key)
+            plan.put(note_key(replica), msgspec.structs.replace(note, newest=member.incarnation))
+            plan.put(replica_key(replica, member.incarnation), member)
+            plan.put(presence_key(replica, member.incarnation), Presence(pid), lease)
+            return member
+
+        member = self._decider.decide(plan_it)
+        for earlier in [key for key in self._leases if key[0] == replica]:
+            self._decider.store.revoke(self._leases.pop(earlier))
+        self._leases[replica, member.incarnation] = lease
+        return member
+
+    def keep_alive(self, replica: int, incarnation: int) -> bool:
+        """An incarnation that this directory registered is there. False when it counts as dead; that is for good."""
+        lease = self._leases.get((replica, incarnation))
+        return lease is not None and self._decider.store.keep_alive(lease) and self._present(replica, incarnation)
+
+    def mark_dead(self, replica: int, incarnation: int) -> None:
+        """This incarnation is gone. Doing it again, or for one long gone, is fine."""
+
+        def plan_it(plan: DecisionPlan) -> None:
+            key = replica_key(replica, incarnation)
+            member = plan.read(key, ReplicaMember)
+            if member is not None and member.state is not ReplicaState.DEAD:
+                plan.put(key, msgspec.structs.replace(member, state=ReplicaState.DEAD))
+                plan.delete(presence_key(replica, incarnation))
+
+        self._decider.decide(plan_it)
+
+    def all(self) -> list[ReplicaMember]:
+        """The newest incarnation of each replica, in any state, and older ones that open ranges still name."""
+        members = self._decider.all("replicas/", ReplicaMember)
+        newest = {member.replica: member.incarnation for member in members}  # sorted by key: the last one wins
+        older = any(member.incarnation != newest[member.replica] for member in members)
+        named = self._named_by_open_ranges() if older else set()
+        return [
+            self._as_present(member)
+            for member in members
+            if member.incarnation == newest[member.replica] or (member.replica, member.incarnation) in named
+        ]
+
+    def live_count(self) -> int:
+        """How many replicas may get ranges now."""
+        return sum(member.state is ReplicaState.LIVE for member in self.all())
+
+    def drain(self, replica: int) -> None:
+        """Give this replica no new ranges, now and after restarts; its ranges move away.
+
+        BadValue if it is unknown, or if some of its ranges could not move: then draining would never end.
+        """
+        if why := self.drain_blocked(replica):
+            raise BadValue(f"replica {replica} can't be drained: {why}", "`embarcadero replica add` first")
+        self._set_draining(replica, True)
+
+    def drain_blocked(self, replica: int) -> str:
+        """Why ranges of a replica have no other replica to move to now; empty when they have.
+
+        Whether there is a copy to move them from only the disks can tell: `node/unreadable_ranges.py`.
+        """
+        able = {m.replica for m in self.all() if m.state is ReplicaState.LIVE} - {replica}
+        stuck = [r for r in self.ranges_on(replica) if not able - {ref.replica for ref in r.replicas}]
+        if not stuck:
+            return ""
+        others = f"{len(able)} others are live, and those have copies already" if able else "no other replica is live"
+        return f"{len(stuck)} of its ranges could go nowhere: {others}"
+
+    def draining(self) -> set[int]:
+        """Numbers of replicas that are to be drained, live or dead."""
+        notes = {item.key: decode(item.key, item.value, ReplicaNote) for item in self._decider.store.list("replica/")}
+        return {int(key.rpartition("/")[2]) for key, note in notes.items() if note.draining}
+
+    def undrain(self, replica: int) -> None:
+        """Let a replica have ranges again."""
+        self._set_draining(replica, False)
+
+    def remove(self, replica: int, force: bool = False) -> None:
+        """Forget a replica. BadValue while ranges are on it, unless `force`: then what only it has is gone for good."""
+
+        def plan_it(plan: DecisionPlan) -> None:
+            note = plan.read(note_key(replica), ReplicaNote)
+            if note is None:
+                raise _unknown(replica)
+            if (on_it := self.ranges_on(replica)) and not force:
+                raise BadValue(
+                    f"replica {replica} has {len(on_it)} ranges, {sum(range_.open for range_ in on_it)} of them open",
+                    "drain it first; when no range is left on it, remove it",
+                )
+            for key, old in plan.list(f"replicas/{replica:05}/", ReplicaMember):
+                plan.delete(key)
+                plan.delete(presence_key(replica, old.incarnation))
+            plan.put(note_key(replica), ReplicaNote(note.newest))  # numbers of incarnations go on
+
+        self._decider.decide(plan_it)
+
+    def ranges_on(self, replica: int) -> list[Range]:
+        """All ranges, open and sealed, that name this replica: while there are any, it is not drained."""
+        return [r for r in self._decider.all("ranges/", Range) if any(ref.replica == replica for ref in r.replicas)]
+
+    def choose(
+        self, count: int, keep: Sequence[ReplicaRef] = (), avoid: AbstractSet[int] = frozenset()
+    ) -> list[ReplicaRef]:
+        """At most `count` replicas for a range: live, not draining; those of `keep` first, none of `avoid`.
+
+        Then spread over hosts, then those with the fewest open ranges. Fewer come back when there are not enough.
+        """
+        return choose_replicas(self.all(), open_ranges(self._decider.all("ranges/", Range)), count, keep, avoid)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+    def pick(self, plan: DecisionPlan, count: int) -> list[ReplicaRef]:
+        """Choose for a decision: it holds only while the chosen ones are there."""
+        chosen = self.choose(count)
+        for ref in chosen:
+            plan.read(replica_key(ref.replica, ref.incarnation), ReplicaMember)
+            plan.read(presence_key(ref.replica, ref.incarnation), Presence)
+        return chosen
+
+    def _as_present(self, member: ReplicaMember) -> ReplicaMember:
+        if member.state is ReplicaState.DEAD or self._present(member.replica, member.incarnation):
+            return member
+        return msgspec.structs.replace(member, state=ReplicaState.DEAD)
+
+    def _present(self, replica: int, incarnation: int) -> bool:
+        return self._decider.store.get(presence_key(replica, incarnation)) is not None
+
+    def _named_by_open_ranges(self) -> set[tuple[int, int]]:
+        ranges = self._decider.all("ranges/", Range)
+        return {(ref.replica, ref.incarnation) for range_ in ranges if range_.open for ref in range_.replicas}
+
+    def _set_draining(self, replica: int, draining: bool) -> None:
+        def plan_it(plan: DecisionPlan) -> None:
+            if (note := plan.read(note_key(replica), ReplicaNote)) is None:
+                raise _unknown(replica)
+            plan.put(note_key(replica), msgspec.structs.replace(note, draining=draining))
+            key = replica_key(replica, note.newest)
+            member = plan.read(key, ReplicaMember)
+            if member is not None and member.state is not ReplicaState.DEAD:
+                state = ReplicaState.DRAINING if draining else ReplicaState.LIVE
+                plan.put(key, msgspec.structs.replace(member, state=state))
+
+        self._decider.decide(plan_it)
+
+
+def _unknown(replica: int) -> BadValue:
+    return BadValue(f"there is no replica {replica}", "`embarcadero status` lists them")
+
+
+def open_ranges(ranges: Iterable[Range]) -> Counter[int]:
+    """How many open ranges each replica has."""
+    return Counter(ref.replica for range_ in ranges if range_.open for ref in range_.replicas)
+
+
+def choose_replicas(
+    members: Iterable[ReplicaMember],
+    loads: Counter[int],
+    count: int,
+    keep: Sequence[ReplicaRef] = (),
+    avoid: AbstractSet[int] = frozenset(),
+) -> list[ReplicaRef]:
+    """At most `count` live replicas, as many as there are; the same answer for the same store.
+
+    A replica to be kept is kept in its newest incarnation: its disk has what came before, or it can copy it.
+    """
+    able = {m.replica: m for m in members if m.state is ReplicaState.LIVE and m.replica not in avoid}
+    wanted = [able.pop(ref.replica) for ref in keep if ref.replica in able]
+    chosen = wanted[:count]
+    hosts = Counter(member.host for member in chosen)
+    while able and len(chosen) < count:
+        best = min(able.values(), key=lambda m: (hosts[m.host], loads[m.replica], m.replica))
+        chosen.append(able.pop(best.replica))
+        hosts[best.host] += 1
+    return [member.ref for member in chosen]

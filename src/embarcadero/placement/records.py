@@ -9,7 +9,7 @@ incarnations/<broker>            the newest incarnation of that broker
 members/<broker>/<incarnation>   Member
 epochs                           newest epoch handed out, newest started, and in which generation
 starts/<epoch>                   where each lane ended when that epoch started
-reign                            Reign: who won the last election of sequencers
+reign                            Leadership: who won the last election of sequencers
 candidates/<candidate>           under a lease: this sequencer process is there, and may win the next one
 hand-over                        HandOver: somebody asked for a planned move of the sequencer
 stopping                         Stopping: the cluster of that generation stops in order; nobody is elected any more
@@ -23,7 +23,7 @@ replica/<replica>                the newest incarnation of that replica, and whe
 replicas/<replica>/<incarnation> ReplicaMember
 readers/<topic>/<reader>         ReaderNote: how far a reader says it is
 present/<replica>/<incarnation>  under a lease: this incarnation is there
-saved/<lane>                     Saved: what a mirror told about a lane when the fabric was lost
+saved/<lane>                     MirroredEnd: what a mirror told about a lane when the fabric was lost
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOT_WORKED_BY: Final = ("epochs", "starts/", "reign", "candidates/", "hand-over"
 """Keys of which whoever needs them asks the store each time, or, for the newest epoch, the fabric."""
 
 
-class Past(msgspec.Struct, frozen=True, kw_only=True):
+class EarlierGeneration(msgspec.Struct, frozen=True, kw_only=True):
     """A generation before this one whose lanes have not all been recovered yet."""
 
     generation: int
@@ -57,7 +57,7 @@ class Cluster(msgspec.Struct, frozen=True):
     next_handle: int = 0
     next_broker_lane: int = BROKER_LANES_FIRST
     mirror: str = ""  # where this generation's fabric is mirrored; empty: nowhere
-    past: tuple[Past, ...] = ()  # oldest first
+    past: tuple[EarlierGeneration, ...] = ()  # oldest first
     first_lane: int = -1  # the next lane when this generation began; -1: not known
     last_range: int = 0  # the highest number of a range of a deleted topic: ranges of new topics count on from there
     log: str = ""  # the id that segments carry: that of the first original of a restored copy; empty: `id`
@@ -72,7 +72,7 @@ class Epochs(msgspec.Struct, frozen=True):
     generation: int = 0
 
 
-class Reign(msgspec.Struct, frozen=True):
+class Leadership(msgspec.Struct, frozen=True):
     """Who has which epoch. `mark` names one process for ever: run of its machine, process id, when it started."""
 
     epoch: int
@@ -110,13 +110,13 @@ class Stopping(msgspec.Struct, frozen=True):
     generation: int
 
 
-class Start(msgspec.Struct, frozen=True):
+class EpochStart(msgspec.Struct, frozen=True):
     """Where lanes ended when an epoch started."""
 
     ends: dict[int, int]
 
 
-class Trim(msgspec.Struct, frozen=True):
+class LaneStart(msgspec.Struct, frozen=True):
     """Where a lane starts."""
 
     index: int
@@ -150,7 +150,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     loss_accepted: bool = False
 
 
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
+class MirroredEnd(msgspec.Struct, frozen=True, kw_only=True):
     """What the mirror of a lost fabric told about a lane: it was ordered up to (index, seq)."""
 
     lane: int
@@ -165,6 +165,15 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
         """Where positions go on. After a loss one is left out: who has read all that was ordered is at that place, and
         would not hear of the loss if the next batch came there."""
         return self.index + (self.index > self.kept)
+
+
+class ReaderNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What one reader of a topic told last: by lane the next index and seq, and when; of which topic, 0: not known."""
+
+    reader: str
+    places: dict[int, tuple[int, int]]
+    at_us: int
+    topic_id: int = 0
 
 
 class Retired(msgspec.Struct, frozen=True):

@@ -14,36 +14,39 @@ import msgspec
 from embarcadero.config.secrets import public_properties
 from embarcadero.errors import BadValue, Deposed, TierBusy, UnknownTopic
 from embarcadero.limits import HOT_RETENTION_S, TIER_HOLES_MAX, TIER_LANES_MAX, TIER_LEASE_S, TIER_TEXT_BYTES_MAX
-from embarcadero.placement.decisions import Decisions, Plan, check_id, decode
+from embarcadero.placement.decisions import Decider, DecisionPlan, check_id, decode
 from embarcadero.placement.records import Tierer, ranges_prefix, tier_key, tierer_key
-from embarcadero.placement.rules import checked_hot_retention
+from embarcadero.placement.topic_rules import checked_hot_retention
 from embarcadero.types import Hole, Range, Tier, Topic, TopicLane
 from embarcadero.wire.messages import AdvanceTier, OpenTier
 
 
-class Tiers(Decisions):
-    """The directory's part about tables of topics."""
+class Tiers:
+    """Tables of topics."""
 
-    def tier(self, topic: str) -> Tier | None:
+    def __init__(self, decider: Decider) -> None:
+        self._decider = decider
+
+    def get(self, topic: str) -> Tier | None:
         """The table of a topic; None while it has none."""
-        return self._one(tier_key(topic), Tier)
+        return self._decider.one(tier_key(topic), Tier)
 
-    def tiers(self) -> dict[str, Tier]:
+    def all(self) -> dict[str, Tier]:
         """All tables, by topic."""
-        found = self._store.list("tiers/")
+        found = self._decider.store.list("tiers/")
         return {item.key.removeprefix("tiers/"): decode(item.key, item.value, Tier) for item in found}
 
-    def open_tier(self, ask: OpenTier) -> Tier:
+    def open(self, ask: OpenTier) -> Tier:
         """Begin an epoch of writing a topic's table. TierBusy while another holder lives, unless it is taken over.
 
         The same holder may open again: its earlier epoch ends. A topic that has a table keeps it, whatever is asked.
         """
         for text in (ask.holder, ask.id, ask.warehouse, ask.table, ask.engine):
             _check_text(text)
-        lease = self._store.grant(TIER_LEASE_S)
+        lease = self._decider.store.grant(TIER_LEASE_S)
 
-        def plan_it(plan: Plan) -> tuple[Tier, int]:
-            topic = self._tiered_topic(plan, ask.topic, ask.topic_id)
+        def plan_it(plan: DecisionPlan) -> tuple[Tier, int]:
+            topic = _tiered_topic(plan, ask.topic, ask.topic_id)
             known = plan.read(tier_key(ask.topic), Tier)
             busy = plan.read(tierer_key(ask.topic), Tierer)
             if busy is not None and busy.holder != ask.holder and not ask.take_over:
@@ -62,27 +65,27 @@ class Tiers(Decisions):
             plan.put(tierer_key(ask.topic), Tierer(ask.holder, opened.epoch), lease)
             return opened, before.lease
 
-        opened, ended = self._decide(plan_it)
+        opened, ended = self._decider.decide(plan_it)
         if ended:
-            self._store.revoke(ended)
+            self._decider.store.revoke(ended)
         return opened
 
-    def advance_tier(self, ask: AdvanceTier, now_us: int) -> Tier:
+    def advance(self, ask: AdvanceTier, now_us: int) -> Tier:
         """Tell how far the table is. Frontiers never go back; a lane's start is taken only the first time.
 
         Deposed, if the epoch is not the newest. A lease that ended while nobody else came is begun again.
         """
         _check_text(ask.metadata)
         _check_text(ask.engine)
-        renewed = self.keep_tier(ask.topic, ask.epoch, ask.topic_id)
-        lease = 0 if renewed else self._store.grant(TIER_LEASE_S)
+        renewed = self.keep_alive(ask.topic, ask.epoch, ask.topic_id)
+        lease = 0 if renewed else self._decider.store.grant(TIER_LEASE_S)
 
-        def plan_it(plan: Plan) -> Tier:
-            topic = self._tiered_topic(plan, ask.topic, ask.topic_id)
-            tier = self._mine(plan, ask.topic, ask.epoch)
+        def plan_it(plan: DecisionPlan) -> Tier:
+            topic = _tiered_topic(plan, ask.topic, ask.topic_id)
+            tier = _mine(plan, ask.topic, ask.epoch)
             frontiers, starts, holes = dict(tier.frontiers), dict(tier.starts), dict(tier.holes)
             for lane, place in ask.frontiers.items():
-                self._check_lane(plan, topic, tier, lane)
+                _check_lane(plan, topic, tier, lane)
                 frontiers[lane] = max(frontiers.get(lane, (0, 0)), place)
                 starts.setdefault(lane, ask.starts.get(lane, (0, 0)))
                 holes[lane] = _holes(plan, tier, lane, starts[lane][0], frontiers[lane][0])
@@ -98,69 +101,70 @@ class Tiers(Decisions):
                 plan.put(tierer_key(ask.topic), Tierer(tier.holder, tier.epoch), lease)
             return told
 
-        return self._decide(plan_it)
+        return self._decider.decide(plan_it)
 
-    def keep_tier(self, topic: str, epoch: int, topic_id: int = 0) -> bool:
+    def keep_alive(self, topic: str, epoch: int, topic_id: int = 0) -> bool:
         """Keep the lease of an epoch alive. False when the lease or the epoch has ended, or the topic was replaced."""
         tier = self._tier_of(topic, epoch, topic_id)
-        return tier is not None and self._store.keep_alive(tier.lease)
+        return tier is not None and self._decider.store.keep_alive(tier.lease)
 
-    def close_tier(self, topic: str, epoch: int, topic_id: int = 0) -> None:
+    def close(self, topic: str, epoch: int, topic_id: int = 0) -> None:
         """End the lease of an epoch, so that another job may begin at once. An epoch that is over has none."""
         if (tier := self._tier_of(topic, epoch, topic_id)) is not None:
-            self._store.revoke(tier.lease)
+            self._decider.store.revoke(tier.lease)
 
     def _tier_of(self, topic: str, epoch: int, topic_id: int) -> Tier | None:
         """The table's record, if this epoch of this topic is the newest: epochs of the next topic begin at 1 again."""
-        tier = self.tier(topic)
+        tier = self.get(topic)
         mine = tier is not None and tier.epoch == epoch and topic_id in (0, tier.topic_id)
         return tier if mine else None
 
-    def _trim_tier(self, plan: Plan, topic: str, lane: int, place: tuple[int, int | None], cold: bool) -> int:
-        """What a trim means for a topic's table; returns up to where brokers may forget.
 
-        An ordinary one moves the start of the table's part. One that leaves it alone (not `cold`) stops at the
-        frontier: what is not in the table stays where it is.
-        """
-        (index, seq), tier = place, plan.read(tier_key(topic), Tier)
-        if not cold:
-            if tier is None:
-                raise BadValue(f"topic {topic!r} has no table to keep what is trimmed", "trim it with cold=True")
-            return min(index, tier.frontier(lane)[0])
-        if tier is not None and seq is not None and index > tier.starts.get(lane, (0, 0))[0]:
-            plan.put(tier_key(topic), msgspec.structs.replace(tier, starts=tier.starts | {lane: (index, seq)}))
-        return index
-
-    # --- inside -------------------------------------------------------------------------------------------------------
-    @staticmethod
-    def _mine(plan: Plan, topic: str, epoch: int) -> Tier:
-        tier = plan.read(tier_key(topic), Tier)
-        if tier is None or tier.epoch != epoch:
-            now = "none" if tier is None else f"{tier.epoch}, of {tier.holder!r}"
-            raise Deposed(f"epoch {epoch} of the table of {topic!r} is over: now it is {now}", "stop, or open it again")
-        return tier
-
-    def _tiered_topic(self, plan: Plan, name: str, topic_id: int) -> Topic:
-        topic = plan.read(f"topics/{name}", Topic)
-        if topic is None:
-            raise UnknownTopic(f"there is no topic {name!r}", "create it first")
-        check_id(topic, topic_id)
-        if not topic.replicas:
-            raise BadValue(
-                f"topic {name!r} has no replicas: its records are never durable, and their positions come again",
-                "tier a topic that was created with replicas=1 or more",
-            )
-        return topic
-
-    @staticmethod
-    def _check_lane(plan: Plan, topic: Topic, tier: Tier, lane: int) -> None:
-        if lane == topic.lane or lane in tier.frontiers:
-            return
-        if plan.read(f"lanes/{topic.lane:05}/{lane:010}", TopicLane) is None:
-            raise BadValue(f"lane {lane} is not a lane of topic {topic.name!r}", "describe() lists them")
+def _mine(plan: DecisionPlan, topic: str, epoch: int) -> Tier:
+    tier = plan.read(tier_key(topic), Tier)
+    if tier is None or tier.epoch != epoch:
+        now = "none" if tier is None else f"{tier.epoch}, of {tier.holder!r}"
+        raise Deposed(f"epoch {epoch} of the table of {topic!r} is over: now it is {now}", "stop, or open it again")
+    return tier
 
 
-def _holes(plan: Plan, tier: Tier, lane: int, start: int, frontier: int) -> list[Hole]:
+def _tiered_topic(plan: DecisionPlan, name: str, topic_id: int) -> Topic:
+    topic = plan.read(f"topics/{name}", Topic)
+    if topic is None:
+        raise UnknownTopic(f"there is no topic {name!r}", "create it first")
+    check_id(topic, topic_id)
+    if not topic.replicas:
+        raise BadValue(
+            f"topic {name!r} has no replicas: its records are never durable, and their positions come again",
+            "tier a topic that was created with replicas=1 or more",
+        )
+    return topic
+
+
+def _check_lane(plan: DecisionPlan, topic: Topic, tier: Tier, lane: int) -> None:
+    if lane == topic.lane or lane in tier.frontiers:
+        return
+    if plan.read(f"lanes/{topic.lane:05}/{lane:010}", TopicLane) is None:
+        raise BadValue(f"lane {lane} is not a lane of topic {topic.name!r}", "describe() lists them")
+
+
+def trim_table(plan: DecisionPlan, topic: str, lane: int, place: tuple[int, int | None], cold: bool) -> int:
+    """What a trim means for a topic's table; returns up to where brokers may forget.
+
+    An ordinary one moves the start of the table's part. One that leaves it alone (not `cold`) stops at the
+    frontier: what is not in the table stays where it is.
+    """
+    (index, seq), tier = place, plan.read(tier_key(topic), Tier)
+    if not cold:
+        if tier is None:
+            raise BadValue(f"topic {topic!r} has no table to keep what is trimmed", "trim it with cold=True")
+        return min(index, tier.frontier(lane)[0])
+    if tier is not None and seq is not None and index > tier.starts.get(lane, (0, 0))[0]:
+        plan.put(tier_key(topic), msgspec.structs.replace(tier, starts=tier.starts | {lane: (index, seq)}))
+    return index
+
+
+def _holes(plan: DecisionPlan, tier: Tier, lane: int, start: int, frontier: int) -> list[Hole]:
     """The holes between a lane's start in its table and its frontier: those known before, and those of ranges now."""
     known = [hole for hole in tier.holes.get(lane, ()) if hole.stop > start]
     last = known[-1].stop if known else start

@@ -15,7 +15,10 @@ beside the store notes each revision, so a store that has lost its newest change
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +30,6 @@ from embarcadero.errors import Backpressure, ClusterError, Corrupt, DiskFailed, 
 from embarcadero.limits import STORE_BUSY_S
 from embarcadero.placement.liveness import process_mark, same_process
 from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Item, Items, Put, Write
-from embarcadero.placement.witness import Witness
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x454D4253  # "EMBS"
@@ -49,6 +51,8 @@ _LAST_CHARACTER = "\U0010ffff"
 _NOBODY = "-"
 _RESTORE = "restore it from a backup, or remove the cluster's folder to start with an empty one"
 Row = tuple[str, bytes, int, int, int]
+_REVISION = struct.Struct("<Q")
+_WITNESS_BYTES = _REVISION.size + 4
 
 
 def _crc(key: str, value: bytes, revision: int, lease: int) -> int:
@@ -318,3 +322,33 @@ class SqliteStore:
         if code == sqlite3.SQLITE_IOERR:
             return DiskFailed(f"the store {self._path} can't be read or written: {error}", "check its disk")
         return ClusterError(f"the store {self._path} can't be used: {error}", "check its folder and disk")
+
+
+# --- the witness ------------------------------------------------------------------------------------------------------
+class Witness:
+    """The newest revision of a store, in a small file beside it. Each commit writes it, and none waits for the disk.
+
+    A store that keeps a log of its newest changes takes a damaged log for one that ends there, and goes on without what
+    came after: ceilings would be lower than before, and positions be handed out twice. The witness is written after
+    each commit. It may be a little behind, never ahead, so a store that is behind its witness has lost something.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def read(self) -> int:
+        """The newest revision that was noted; 0 if none was, or the note makes no sense."""
+        record = os.pread(self._file, _WITNESS_BYTES, 0)
+        number, check = record[: _REVISION.size], record[_REVISION.size :]
+        right = len(record) == _WITNESS_BYTES and check == crc32(number).to_bytes(4, "little")
+        return int(_REVISION.unpack(number)[0]) if right else 0
+
+    def write(self, revision: int) -> None:
+        """Note a revision that is committed. Without the note nothing is wrong: the commit holds."""
+        number = _REVISION.pack(revision)
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, number + crc32(number).to_bytes(4, "little"), 0)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
