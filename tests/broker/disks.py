@@ -33,7 +33,7 @@ from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.region import Shape
 from embarcadero.fabric.ring import RingReader, RingWriter, attach_ring, create_ring
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.stores import MemoryStore
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.range_log import RangeLog
@@ -50,8 +50,11 @@ class Hand:
     """A sequencer's part, by hand: takes what brokers published, orders it as told, answers."""
 
     def __init__(self, world: DiskWorld) -> None:
-        self._world, self.fabric = world, world.memory.host(f"sequencer-{world.directory.started_epoch() + 1}")
-        self.epoch = world.directory.next_epoch()
+        self._world, self.fabric = (
+            world,
+            world.memory.host(f"sequencer-{world.directory.elections.started_epoch() + 1}"),
+        )
+        self.epoch = world.directory.elections.next_epoch()
         self._table = EpochTable(self.fabric, self.fabric.attach(EPOCHS_REGION, writable=True))
         self._table.open(self.epoch)
         self._frontiers = self.fabric.create(
@@ -66,7 +69,7 @@ class Hand:
 
     def start(self) -> None:
         """Start the epoch, in the store and in memory."""
-        assert self._world.directory.start_epoch(self.epoch, {})
+        assert self._world.directory.elections.start_epoch(self.epoch, {})
         self._table.start(self.epoch)
 
     def count(self, handle: int, standing: Standing) -> None:
@@ -152,7 +155,7 @@ class HandReplica:
         self.folder = world.path / f"replica-{number}"
         self.folder.mkdir(exist_ok=True)
         self.disk = RealDisk(self.folder)
-        self.member: ReplicaMember = world.directory.register_replica(
+        self.member: ReplicaMember = world.directory.replicas.register(
             number, f"disk-{number}", str(self.folder), "h", 0
         )
         self.fabric = world.memory.host(f"replica-{number}.{self.member.incarnation}")
@@ -171,7 +174,7 @@ class HandReplica:
     def copy(self, range_: Range, stop: int, ring: str | None = None) -> None:
         """Copy entries and payloads below `stop` to disk, sync, and say so."""
         log = self.log(range_)
-        self._payloads.update(self._world.directory.members())
+        self._payloads.update(self._world.directory.members.all())
         name = ring or f"epoch-{self._world.hand.epoch}/order-{range_.lane}"
         entries = attach_ring(self.fabric, name, ORDER).read(log.end, stop)
         payloads = []
@@ -216,7 +219,7 @@ class DiskWorld:
 
     def start_broker(self, number: int) -> Broker:
         """A new incarnation of a broker, on a host of its own."""
-        member = self.directory.register_broker(number, "127.0.0.1", 9092 + number, 1)
+        member = self.directory.members.register(number, "127.0.0.1", 9092 + number, 1)
         self.hand.count(member.handle, Standing.OPEN)
         fabric = self.memory.host(f"host-{number}.{member.incarnation}")
         env = Env(
@@ -231,12 +234,12 @@ class DiskWorld:
 
     def topic(self, name: str = "t", order: int = 5, replicas: int = 3, durable_on: int = 2, say: bool = True) -> Range:
         """Create a topic; its first range is open, and its replicas have begun."""
-        topic = self.directory.create_topic(
+        topic = self.directory.topics.create(
             name, order=order, partitions=4, replicas=replicas, durable_on=durable_on, on_gap="fence",
             gap_timeout_ms=None,
         )  # fmt: skip
         self.hand.open_lane(topic.lane)
-        range_ = self.directory.open_range(topic.lane)
+        range_ = self.directory.ranges.open_range(topic.lane)
         if range_ is None:
             return Range(lane=topic.lane, number=0, start=0, start_seq=0, replicas=[], durable_on=0)
         self.hand.word(topic.lane, range_.number)
@@ -249,7 +252,7 @@ class DiskWorld:
     def lose_memory(self, range_: Range, end: int, end_seq: int) -> Range:
         """All memory was lost: the range is sealed, what was above its end is lost, the next one is at the ceiling."""
         refs = [replica.member.ref for replica in self.replicas]
-        opened = self.directory.seal_recovered(range_.lane, range_.number, end, end_seq, refs, self.hand.epoch)
+        opened = self.directory.ranges.seal_recovered(range_.lane, range_.number, end, end_seq, refs, self.hand.epoch)
         assert opened is not None
         assert opened.start > end
         return opened

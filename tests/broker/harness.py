@@ -14,7 +14,7 @@ from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.env import Env
 from embarcadero.fabric.leader import create_epochs
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.stores import MemoryStore
 from embarcadero.sequencer.leader.sequencer import lead
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import PROTOCOL_VERSION, FrameKind, batch_header, control_frame, payload_crc
@@ -155,14 +155,14 @@ class World:
 
     def start_broker(self, number: int) -> Broker:
         """A new incarnation of a broker, on a host of its own."""
-        member = self.directory.register_broker(number, "127.0.0.1", 9092 + number, 1)
+        member = self.directory.members.register(number, "127.0.0.1", 9092 + number, 1)
         fabric = self.memory.host(f"host-{number}.{member.incarnation}")
         env = Env(self.clock, self.bell)
         return Broker(BrokerContext(env, fabric, self.directory, member, self.sizes, self.config))
 
     def restart_sequencer(self) -> None:
         """The sequencer is gone; the next one takes over."""
-        fabric = self.memory.host(f"sequencer-{self.directory.started_epoch() + 1}")
+        fabric = self.memory.host(f"sequencer-{self.directory.elections.started_epoch() + 1}")
         self.sequencer = lead(Env(self.clock), fabric, self.directory, self.sizes)
 
     def run(self, rounds: int = 6, *clients: Client) -> None:
@@ -179,7 +179,7 @@ class World:
         """Create a topic and let it become known."""
         options = {"order": 5, "partitions": 4, "replicas": 0, "durable_on": 0, "on_gap": "fence",
                    "gap_timeout_ms": None} | options  # fmt: skip
-        lane = self.directory.create_topic(name, **options).lane
+        lane = self.directory.topics.create(name, **options).lane
         self.run()
         return lane
 

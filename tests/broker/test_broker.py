@@ -13,7 +13,7 @@ from embarcadero.fabric.leader import EpochTable
 from embarcadero.fabric.log import BrokerLogs
 from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.limits import BACKPRESSURE_AFTER_S
-from embarcadero.placement.directory import Directory
+from embarcadero.placement.topics import Topics
 from embarcadero.types import NO_SESSION, GapKind, Outcome
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import control_frame, payload_crc
@@ -86,16 +86,16 @@ def test_a_retry_through_another_broker_names_the_first_position(world: World) -
 def test_a_store_that_ceases_to_answer_half_way_is_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asked gets the error; the broker does not take what it has read for all there is."""
     broker = world.brokers[0]
-    made = world.directory.create_topic("late")
+    made = world.directory.topics.create("late")
 
     def silent() -> None:
         raise Backpressure("the store does not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(broker._context.directory, "trims", silent)
+        patch.setattr(broker._context.directory.topics, "trims", silent)
         with pytest.raises(Backpressure):
             broker.refresh()
-    world.directory.next_epoch()
+    world.directory.elections.next_epoch()
     broker.refresh()
 
     assert made.lane in broker.store.lanes
@@ -120,8 +120,9 @@ def test_a_store_whose_disk_fails_is_asked_again(
         m.CreateTopic(name="another", replicas=0),
     ]
     with monkeypatch.context() as patch:
-        for call in ("revision", "described", "create_topic"):
-            patch.setattr(world.directory, call, fails)
+        patch.setattr(world.directory, "revision", fails)
+        for call in ("described", "create"):
+            patch.setattr(world.directory.topics, call, fails)
         for question in questions:
             answer = client.answers[client.ask(question)]
             assert answer == m.Failed(code="Retriable", message=error.message, hint=error.hint)
@@ -424,8 +425,8 @@ def test_a_replaced_incarnation_learns_that_it_is_deposed(world: World) -> None:
 
 def test_an_incarnation_that_is_dead_keeps_its_regions_until_it_is_removed(world: World) -> None:
     """Somebody may have to read them."""
-    late = world.directory.register_broker(1, "127.0.0.1", 9093, 1)
-    world.directory.mark_dead(late.broker, late.incarnation)
+    late = world.directory.members.register(1, "127.0.0.1", 9093, 1)
+    world.directory.members.mark_dead(late.broker, late.incarnation)
     fabric = world.memory.host("host-late")
     env = Env(world.clock, world.bell)
     broker = Broker(BrokerContext(env, fabric, world.directory, late, world.sizes, world.config))
@@ -560,7 +561,7 @@ def test_versions_of_a_schema_that_the_topic_has_not_are_refused(world: World) -
     for sequence, version in enumerate((1, 0, 2)):
         client.batch(typed, sequence, schema=version)
     client.batch(raw, 0, schema=1)
-    world.directory.alter_topic(m.AlterTopic(name="typed", columns=encode_schema(columns[1])))
+    world.directory.topics.alter(m.AlterTopic(name="typed", columns=encode_schema(columns[1])))
     client.batch(typed, 1, schema=2)  # before the broker has looked for news
     client.batch(typed, 2, schema=1)
     world.run(6, client)
@@ -591,7 +592,7 @@ def test_a_position_is_not_refused_on_the_word_of_a_deposed_sequencer(world: Wor
     client = Client(world.brokers[0])
     lane = world.open(client).lane
     assert _code(world.fetch(client, lane, by="index", start=99)) == "FuturePosition"
-    world.sequencer.leadership.epochs.open(world.directory.next_epoch())
+    world.sequencer.leadership.epochs.open(world.directory.elections.next_epoch())
     assert _code(world.fetch(client, lane, by="index", start=99)) == "Retriable"
 
 
@@ -602,7 +603,7 @@ def test_an_election_is_no_reason_to_read_the_store_again(monkeypatch: pytest.Mo
     world.run()
     looked = list[str]()
     before = world.brokers[0].epoch.number
-    monkeypatch.setattr(Directory, "trims", lambda _self: looked.append("trims") or {})
+    monkeypatch.setattr(Topics, "trims", lambda _self: looked.append("trims") or {})
     world.restart_sequencer()
     world.run(20)
 

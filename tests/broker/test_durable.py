@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -92,7 +93,7 @@ def test_a_closing_range_and_lines_of_an_old_one_count_for_nothing(world: DiskWo
     assert client.acks == []
 
     refs = [replica.member.ref for replica in world.replicas]
-    new = world.directory.seal_and_open(old.lane, old.number, 1, 2, refs, world.hand.epoch)
+    new = world.directory.ranges.seal_and_open(old.lane, old.number, 1, 2, refs, world.hand.epoch)
     assert new is not None
     world.hand.word(new.lane, new.number)
     world.run(3, client)
@@ -112,7 +113,7 @@ def test_nothing_is_counted_once_a_later_epoch_is_open(world: DiskWorld) -> None
     range_ = world.topic()
     client = Client(world.brokers[0])
     world.publish(client, world.open(client), 0, 1, flags=WANT_DURABLE)
-    world.hand._table.open(world.directory.next_epoch())
+    world.hand._table.open(world.directory.elections.next_epoch())
     for replica in world.of(range_):
         replica.say(range_, 1)
     world.run(3, client)
@@ -256,7 +257,7 @@ def test_a_deleted_topic_lets_go_of_everything(world: DiskWorld) -> None:
     world.topic()
     client = Client(world.brokers[0])
     world.publish(client, world.open(client), 0, 2, flags=WANT_DURABLE)
-    world.directory.delete_topic("t")
+    world.directory.topics.delete("t")
     world.run(3, client)
     assert outcomes(client) == [(0, Outcome.UNKNOWN_TOPIC), (1, Outcome.UNKNOWN_TOPIC)]
     assert world.brokers[0].awaiting.kept_chunks == 0
@@ -290,8 +291,8 @@ def test_the_newest_lost_gap_is_told_when_a_session_opens(world: DiskWorld) -> N
 
 def broker_lane(world: DiskWorld) -> Range:
     """The open range of the only lane of a broker."""
-    [lane] = world.directory.lanes()
-    range_ = world.directory.open_range(lane.lane)
+    [lane] = world.directory.lanes.all()
+    range_ = world.directory.ranges.open_range(lane.lane)
     assert range_ is not None
     world.hand.word(lane.lane, range_.number)
     return range_
@@ -309,7 +310,7 @@ def test_a_broker_lane_is_acked_and_read_when_durable(world: DiskWorld) -> None:
     assert outcomes(writer) == [(0, Outcome.ORDERED)]
     range_ = broker_lane(world)
     assert {ref.region_prefix for ref in range_.replicas} <= set(world.bell.rings)
-    [lane] = world.directory.lanes()
+    [lane] = world.directory.lanes.all()
     request = reader.ask(m.Fetch(lane=lane.lane, max_bytes=1_000, wait_ms=20_000))
     world.run(3, writer, reader)
     assert request not in reader.fetched
@@ -329,7 +330,7 @@ def test_a_broker_of_which_an_epoch_says_nothing_acks_nothing_of_its_own(world: 
     assert isinstance(opened, m.Opened)
     writer.batch(opened, 0, payload(0))
     writer.pump()
-    [lane] = world.directory.lanes()
+    [lane] = world.directory.lanes.all()
     world.hand.count(world.brokers[0].member.handle, Standing.UNHEARD)
     writer.batch(opened, 1, payload(1))
     request = reader.ask(m.Fetch(lane=lane.lane, start=1, max_bytes=1_000, wait_ms=20_000, read="ordered"))
@@ -351,14 +352,14 @@ def test_one_who_read_above_the_end_of_a_broker_lane_is_told_where_it_ends(world
         writer.batch(opened, sequence, payload(sequence))
     writer.pump()
     range_ = broker_lane(world)
-    [lane] = world.directory.lanes()
+    [lane] = world.directory.lanes.all()
     for replica in world.of(range_):
         replica.copy(range_, 2, lane.region)
     fabric = world.memory.host("admin")
     for name in [name for name in fabric.names() if name.startswith("broker-0.1/")]:
         fabric.remove(name)
     world.brokers = [world.start_broker(0), world.start_broker(1)]
-    assert world.directory.seal_recovered(lane.lane, range_.number, 2, 2, [], world.hand.epoch) is not None
+    assert world.directory.ranges.seal_recovered(lane.lane, range_.number, 2, 2, [], world.hand.epoch) is not None
     world.run()
     reader = Client(world.brokers[1])
     end = Gap(GapKind.END_OF_LANE, 2, 2)
@@ -379,17 +380,17 @@ def test_the_end_of_a_broker_lane_that_is_wholly_trimmed_is_told_by_those_who_ha
     for sequence in range(4):
         writer.batch(opened, sequence, payload(sequence))
     range_ = broker_lane(world)
-    [lane] = world.directory.lanes()
+    [lane] = world.directory.lanes.all()
     for replica in world.of(range_):
         replica.copy(range_, 4, lane.region)
     assert len(texts(world.fetch(reader, lane.lane))) == 4
     waiting = reader.ask(m.Fetch(lane=lane.lane, start=4, max_bytes=1_000, wait_ms=20_000))
 
-    world.directory.mark_dead(lane.broker, lane.incarnation)
-    assert world.directory.close_lanes([msgspec.structs.replace(lane, end=4, end_seq=4)], world.hand.epoch)
-    assert world.directory.seal_clean(lane.lane, range_.number, 4, 4, world.hand.epoch)
+    world.directory.members.mark_dead(lane.broker, lane.incarnation)
+    assert world.directory.lanes.close([msgspec.structs.replace(lane, end=4, end_seq=4)], world.hand.epoch)
+    assert world.directory.ranges.seal_clean(lane.lane, range_.number, 4, 4, world.hand.epoch)
     world.hand.words.set((lane.lane, 0), NO_RANGE)
-    world.directory.trim("zero", lane.lane, 4)
+    world.directory.topics.trim("zero", lane.lane, 4)
     world.brokers = world.brokers[1:]
     world.run(3, reader)
 
@@ -413,10 +414,10 @@ def test_what_a_closed_broker_lane_lost_is_a_gap_up_to_its_end(
         writer.batch(opened, sequence, payload(sequence))
     writer.pump()
     range_ = broker_lane(world)
-    [lane] = world.directory.lanes()
+    [lane] = world.directory.lanes.all()
     for replica in world.of(range_):
         replica.copy(range_, 2, lane.region)
-    assert world.directory.close_lanes([msgspec.structs.replace(lane, end=4, end_seq=4)], world.hand.epoch)
+    assert world.directory.lanes.close([msgspec.structs.replace(lane, end=4, end_seq=4)], world.hand.epoch)
     fabric = world.memory.host("admin")
     for name in [name for name in fabric.names() if name.startswith(("broker-0.1/", "replica-"))]:
         fabric.remove(name)
@@ -433,7 +434,7 @@ def test_what_a_closed_broker_lane_lost_is_a_gap_up_to_its_end(
     earliest = reader.ask(m.Fetch(lane=lane.lane, by="earliest", max_bytes=1_000, wait_ms=20_000))
     world.run(3, reader)
     assert not any(request in reader.fetched or request in reader.answers for request in [*waiting, earliest])
-    assert world.directory.seal_recovered(lane.lane, range_.number, 2, 2, [], world.hand.epoch) is not None
+    assert world.directory.ranges.seal_recovered(lane.lane, range_.number, 2, 2, [], world.hand.epoch) is not None
     told = world.ask(reader, m.GetLanes(lane=lane.topic))
     assert (told.unsure, told.lanes[0].end, told.lanes[0].kept) == ([], 4, 2)
     world.run(3, reader)
@@ -460,7 +461,7 @@ def test_slots_of_a_broker_lane_are_reused_only_when_durable(world: DiskWorld) -
     assert taken < 128
     assert {outcome for _, outcome in outcomes(client)[taken:]} == {Outcome.BACKPRESSURE}
     range_ = broker_lane(world)
-    [lane] = world.directory.lanes()
+    [lane] = world.directory.lanes.all()
     for replica in world.of(range_)[:2]:
         replica.copy(range_, taken, lane.region)
     world.run(3)
@@ -479,13 +480,13 @@ def test_ranges_are_looked_up_again_when_a_newer_one_is_counted_by() -> None:
     class Store:
         """Just what is asked."""
 
-        def ranges(self, lane: int) -> list[Range]:
+        def all(self, lane: int) -> list[Range]:
             return [range_ for range_ in ranges if range_.lane == lane]
 
-        def range_of(self, lane: int, number: int) -> Range | None:
-            return next((range_ for range_ in self.ranges(lane) if range_.number == number), None)
+        def get(self, lane: int, number: int) -> Range | None:
+            return next((range_ for range_ in self.all(lane) if range_.number == number), None)
 
-    frontiers = DurableFrontiers(None, None, Store())  # type: ignore[arg-type]
+    frontiers = DurableFrontiers(None, None, SimpleNamespace(ranges=Store()))  # type: ignore[arg-type]
     assert frontiers.chain(0).owner(20) == first
     ranges[:] = [
         msgspec.structs.replace(first, end=10, end_seq=10),
@@ -499,7 +500,7 @@ def test_ranges_are_looked_up_again_when_a_newer_one_is_counted_by() -> None:
 @pytest.mark.parametrize("order", [0, 1])
 def test_a_broker_says_that_its_own_lanes_wait(world: DiskWorld, order: int) -> None:
     """Nobody orders what it writes into its own lane: the replica that it rings must find the word at once."""
-    world.directory.create_topic("own", order=order, replicas=3, durable_on=2)
+    world.directory.topics.create("own", order=order, replicas=3, durable_on=2)
     world.run(3)
     client = Client(world.brokers[0])
     opened = world.open(client, "own")
@@ -509,14 +510,14 @@ def test_a_broker_says_that_its_own_lanes_wait(world: DiskWorld, order: int) -> 
 
 def silence(patch: pytest.MonkeyPatch, broker: Broker, lane: int) -> None:
     """The store does not tell a lane's ranges any more, and nobody remembers any."""
-    known = broker._context.directory.ranges
+    known = broker._context.directory.ranges.all
 
     def ranges(of: int) -> list[Range]:
         if of == lane:
             raise Backpressure("the store does not answer")
         return known(of)
 
-    patch.setattr(broker._context.directory, "ranges", ranges)
+    patch.setattr(broker._context.directory.ranges, "all", ranges)
     broker.durable.changed()
 
 

@@ -168,7 +168,7 @@ def test_answers_get_smaller_the_more_is_unread() -> None:
 def _wide(world: World) -> None:
     """A topic `wide` whose description is large."""
     columns = pa.schema([(f"column_{'x' * 60}_{n}", pa.int64()) for n in range(400)])
-    world.directory.create_topic(
+    world.directory.topics.create(
         "wide", order=5, partitions=1, replicas=0, durable_on=0, on_gap="fence", gap_timeout_ms=None,
         columns=encode_schema(columns),
     )  # fmt: skip
@@ -506,7 +506,7 @@ def test_sessions_of_deleted_topics_count_no_longer() -> None:
     for _ in range(10):
         world.topic()
         world.open(client)
-        world.directory.delete_topic("t")
+        world.directory.topics.delete("t")
         world.run(4, client)
         assert not client.peer.sessions
         assert not client.peer.lanes

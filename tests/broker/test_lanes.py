@@ -51,7 +51,7 @@ def payloads(found: Any) -> list[bytes]:
 def kill(world: World, number: int) -> None:
     """A broker's process is gone; somebody notices."""
     broker = world.brokers.pop(number)
-    world.directory.mark_dead(broker.member.broker, broker.member.incarnation)
+    world.directory.members.mark_dead(broker.member.broker, broker.member.incarnation)
 
 
 def test_a_batch_is_acked_at_once_and_read_at_its_position_through_any_broker(world: World) -> None:
@@ -123,7 +123,7 @@ def test_a_broker_that_has_not_heard_of_the_end_serves_nothing_above_it(world: W
     for _ in range(3):
         world.clock.us += 20_000
         world.sequencer.round()
-    assert not world.directory.lanes()[0].open
+    assert not world.directory.lanes.all()[0].open
     writer.batch(session, 1, b"nobody ever reads this")
     late = reader.ask(m.Fetch(lane=lane.lane, by="index", start=1, max_bytes=1000, wait_ms=10_000))
     reader.pump()
@@ -176,7 +176,7 @@ def test_acks_wait_while_a_sequencer_takes_over_and_no_more_than_a_margin_is_wri
     client.batch(session, 0)
     client.pump()
     epochs = world.sequencer.leadership.epochs
-    epochs.open(world.directory.next_epoch())
+    epochs.open(world.directory.elections.next_epoch())
     margin = lane_margin(SIZES)
     for sequence in range(1, margin + 3):
         client.batch(session, sequence)
@@ -274,7 +274,7 @@ def test_a_lane_whose_memory_is_gone_is_trimmed_to_its_end(world: World) -> None
     writer.batch(opened(writer), 0, count=4)
     kill(world, 0)
     world.run()
-    assert world.directory.mark_removed(0, 1, world.directory.started_epoch())
+    assert world.directory.members.mark_removed(0, 1, world.directory.elections.started_epoch())
     for name in world.memory.host("admin").names():
         if name.startswith("broker-0.1/"):
             world.memory.host("admin").remove(name)
@@ -299,7 +299,7 @@ def test_a_deleted_topic_takes_its_lanes_with_it(world: World) -> None:
     client.batch(session, 0)
     client.pump()
     [lane] = lanes(client)
-    world.directory.delete_topic("zero")
+    world.directory.topics.delete("zero")
     world.run()
     client.batch(session, 1)
     client.pump()
@@ -330,7 +330,7 @@ def test_batches_are_counted_and_settled_before_a_broker_leaves(world: World) ->
     assert (came.batches, came.records) == (3, 15)
     assert broker.counters.outcomes[int(Outcome.ORDERED)] == sum(broker.counters.publish_us.counts) == 3
 
-    world.sequencer.leadership.epochs.open(world.directory.next_epoch())  # a sequencer takes over: acks wait
+    world.sequencer.leadership.epochs.open(world.directory.elections.next_epoch())  # a sequencer takes over: acks wait
     client.batch(session, 3)
     client.pump()
     assert (broker.unsettled, broker.taken - broker.ingest.next, len(client.acks)) == (1, 4, 3)
@@ -384,7 +384,7 @@ def test_a_store_that_fails_is_left_alone_and_costs_nobody_else_anything(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.brokers[0].lanes._directory, "make_lane", fails)
+        patch.setattr(world.brokers[0].lanes._directory.lanes, "make", fails)
         for sequence in range(20):
             client.batch(session, sequence)
             client.pump()
@@ -439,8 +439,8 @@ class LostEnd:
         for sequence in range(4):
             writer.batch(session, sequence, payload(sequence))
         writer.pump()
-        [lane] = world.directory.lanes()
-        open_range = world.directory.open_range(lane.lane)
+        [lane] = world.directory.lanes.all()
+        open_range = world.directory.ranges.open_range(lane.lane)
         assert open_range is not None
         self._kept, self._range = kept, open_range
         for replica in world.of(self._range):
@@ -448,7 +448,7 @@ class LostEnd:
             if kept:
                 replica.copy(self._range, kept, lane.region)
         if closed:
-            assert world.directory.close_lanes([msgspec.structs.replace(lane, end=4, end_seq=4)], world.hand.epoch)
+            assert world.directory.lanes.close([msgspec.structs.replace(lane, end=4, end_seq=4)], world.hand.epoch)
         self.lane, self.reader = lane.lane, Client(world.brokers[1])
         world.run(3, self.reader)
         self.before = self.fetch(4)
@@ -461,9 +461,9 @@ class LostEnd:
     def recover(self) -> TopicLane:
         """Seal the lane's range where disks end."""
         where = self.lane, self._range.number, self._kept, self._kept
-        assert self.world.directory.seal_recovered(*where, [], self.world.hand.epoch) is not None
+        assert self.world.directory.ranges.seal_recovered(*where, [], self.world.hand.epoch) is not None
         self.world.run(3, self.reader)
-        return self.world.directory.lanes()[0]
+        return self.world.directory.lanes.all()[0]
 
     def fetch(self, start: int, read: str = "ordered") -> tuple[Gap | None, int] | None:
         """The gap that a reader is told, and where it goes on; None if it waits."""
@@ -500,9 +500,9 @@ def test_a_trim_does_not_hide_what_a_broker_lane_has_lost(tmp_path: Path, trim: 
     """Also when the store keeps no ranges of the lane any more."""
     case = LostEnd(tmp_path, 2)
     case.recover()
-    case.world.directory.trim("zero", case.lane, trim)
+    case.world.directory.topics.trim("zero", case.lane, trim)
     case.world.run(3, case.reader)
-    assert (case.world.directory.ranges(case.lane) == []) == (trim == 4)
+    assert (case.world.directory.ranges.all(case.lane) == []) == (trim == 4)
     assert [case.fetch(start) for start in (2, 3)] == [(Gap(GapKind.LOST, 2, 4), 4)] * 2
     assert case.fetch(4) == (Gap(GapKind.END_OF_LANE, 2, 2), 4)
     assert case.fetch(1) == (Gap(GapKind.TRIMMED, 1, trim), trim)
@@ -513,7 +513,7 @@ def test_the_end_of_a_lane_that_is_wholly_trimmed_is_told_to_readers_above_it(tm
     """It was open when its memory was lost: nothing but the lane's record says where it ends."""
     case = LostEnd(tmp_path, 2, closed=False)
     case.recover()
-    case.world.directory.trim("zero", case.lane, 2)
+    case.world.directory.topics.trim("zero", case.lane, 2)
     case.world.run(3, case.reader)
-    assert case.world.directory.ranges(case.lane) == []
+    assert case.world.directory.ranges.all(case.lane) == []
     assert case.fetch(4) == (Gap(GapKind.END_OF_LANE, 2, 2), 2)

@@ -153,7 +153,7 @@ def test_a_topic_that_is_gone_can_t_be_trimmed(lane: Lane) -> None:
     lane.trim("seq", 30)
     lane.ask(m.DeleteTopic(name="t"))
     assert _code(lane.trim("seq", 40)) == "UnknownTopic"
-    assert lane.world.directory.trims() == {}
+    assert lane.world.directory.topics.trims() == {}
 
 
 def test_a_reader_that_is_overtaken_by_a_trim_gets_a_gap(lane: Lane) -> None:

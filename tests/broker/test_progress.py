@@ -9,7 +9,7 @@ import pytest
 
 from embarcadero.errors import Backpressure
 from embarcadero.limits import READER_KEPT_S, READERS_PER_TOPIC_MAX
-from embarcadero.placement.progress import ReaderNote
+from embarcadero.placement.records import ReaderNote
 from embarcadero.wire import messages as m
 from tests.broker.harness import Client, World
 
@@ -80,7 +80,7 @@ def test_a_store_that_is_locked_is_asked_half_of_the_time_at_most(
         raise Backpressure("the store stayed locked", "try again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(readers.world.brokers[0].requests.notes._directory, "note_progress", locked)
+        patch.setattr(readers.world.brokers[0].requests.notes._directory.readers, "note", locked)
         readers.note("a", 1)
         for _ in range(60):
             readers.pass_s(0.2)
@@ -98,9 +98,9 @@ def test_silent_readers_are_forgotten_and_others_go_with_their_topic(readers: Re
     readers.pass_s(READER_KEPT_S / 2 + 1)
     assert set(readers.seen()) == {"b"}
     readers.note("b", 2)
-    assert len(readers.world.directory._store.list("readers/")) == 1
+    assert len(readers.world.directory._decider.store.list("readers/")) == 1
     readers.ask(m.DeleteTopic(name="t"))
-    assert readers.world.directory._store.list("readers/") == []
+    assert readers.world.directory._decider.store.list("readers/") == []
 
 
 def test_a_reader_can_be_removed_and_comes_back_if_it_is_alive(readers: Readers) -> None:
@@ -129,11 +129,11 @@ def test_readers_of_a_topic_are_bounded(readers: Readers) -> None:
         ("t", f"r{number}"): ReaderNote(reader=f"r{number}", places={readers.lane: (0, 0)}, at_us=now + number)
         for number in range(READERS_PER_TOPIC_MAX)
     }
-    readers.world.directory.note_progress(notes, now)
+    readers.world.directory.readers.note(notes, now)
     readers.pass_s(1)
     readers.note("new", 1)
     left = set(readers.seen())
-    assert len(readers.world.directory.readers("t", now)) == READERS_PER_TOPIC_MAX
+    assert len(readers.world.directory.readers.of("t", now)) == READERS_PER_TOPIC_MAX
     assert "r0" not in left
     assert {"new", "r1"} <= left
 

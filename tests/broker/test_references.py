@@ -58,7 +58,7 @@ def faults(client: Client) -> list[tuple[Outcome, int]]:
 
 
 def id_of(world: Any, name: str) -> int:
-    return next(topic.id for topic in world.directory.topics() if topic.name == name)
+    return next(topic.id for topic in world.directory.topics.all() if topic.name == name)
 
 
 def stage(world: Any, client: Client, data: bytes, topic: str = "zero") -> Where:
@@ -162,7 +162,7 @@ def test_a_topic_that_was_made_again_is_another_one(world: World) -> None:
     """A reference from before does not name what is staged under the same name since."""
     client = Client(world.brokers[0])
     at, session = stage(world, client, b"staged"), world.open(client)
-    world.directory.delete_topic("zero")
+    world.directory.topics.delete("zero")
     world.run(3)
     refer(client, session, 0, at, b"staged")
     world.topic("zero", order=0)
@@ -175,7 +175,7 @@ def test_what_is_trimmed_is_gone(world: World) -> None:
     """A staged batch below the start of its lane is told as gone, also when its bytes are in memory still."""
     client = Client(world.brokers[0])
     at, session = stage(world, client, b"staged"), world.open(client)
-    world.directory.trim("zero", at[0], 1)
+    world.directory.topics.trim("zero", at[0], 1)
     world.run()
     refer(client, session, 0, at, b"staged")
     assert faults(client) == [(Outcome.NO_REFERENCE, ReferenceFault.GONE)]
@@ -270,9 +270,9 @@ class StagedWorld:
 
     def sync(self) -> None:
         """Copy everything that is staged to two disks."""
-        [lane] = self.world.directory.lanes()
+        [lane] = self.world.directory.lanes.all()
         if self.range is None:
-            self.range = self.world.directory.open_range(lane.lane)
+            self.range = self.world.directory.ranges.open_range(lane.lane)
             assert self.range is not None
             self.world.hand.word(lane.lane, self.range.number)
         for replica in self.world.of(self.range)[:2]:
@@ -281,7 +281,7 @@ class StagedWorld:
 
     def refer(self, sequence: int, staged: int, size: int = 1_500, session: m.Opened | None = None) -> None:
         """Publish a staged batch by reference."""
-        [lane] = self.world.directory.lanes()
+        [lane] = self.world.directory.lanes.all()
         at = lane.lane, staged, id_of(self.world, "zero")
         refer(self.publisher, session or self.session, sequence, at, payload(staged, size))
 
@@ -421,7 +421,7 @@ def test_more_than_a_connection_may_have_waiting_is_refused(
 def test_a_reference_on_disk_with_another_checksum_is_refused(staged: StagedWorld) -> None:
     """Files are checked like memory; the ack of a durable batch says the same."""
     staged.stage(60)
-    [lane] = staged.world.directory.lanes()
+    [lane] = staged.world.directory.lanes.all()
     at = lane.lane, 3, id_of(staged.world, "zero")
     refer(staged.publisher, staged.session, 0, at, payload(4, 1_500))
     staged.jobs.step()

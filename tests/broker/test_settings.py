@@ -188,7 +188,7 @@ def test_copies_are_those_asked_for_else_those_configured(
     """Else as many as replicas are live, at most three, durable on the majority. `describe` tells the ranges."""
     world = world_with(**settings)
     for replica in range(4):
-        world.directory.register_replica(replica, f"d{replica}", "/f", f"h{replica}", 1)
+        world.directory.replicas.register(replica, f"d{replica}", "/f", f"h{replica}", 1)
     client = Client(world.brokers[0])
     topic: Topic = asked(world, client, m.CreateTopic(name="t", **ask)).topic
     told = asked(world, client, m.DescribeTopic(name="t"))

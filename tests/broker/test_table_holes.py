@@ -19,29 +19,29 @@ def test_a_tail_counts_no_records_in_holes_that_only_the_table_knows(tmp_path: P
     world = DiskWorld(tmp_path)
     new, _, reader = lose_and_go_on(world, world.topic())
     directory, lane = world.directory, new.lane
-    tier = directory.open_tier(m.OpenTier(topic="t", holder="job", id="1", warehouse="s3://w", table="ns.t"))
+    tier = directory.tiers.open(m.OpenTier(topic="t", holder="job", id="1", warehouse="s3://w", table="ns.t"))
     for place in [(5, 10), (new.start + 1, new.start_seq + 2)][-steps:]:
-        directory.advance_tier(m.AdvanceTier(topic="t", epoch=tier.epoch, metadata="m", frontiers={lane: place}), 0)
-    directory.trim("t", lane, new.start + 1, seq=new.start_seq + 2, cold=False)
-    assert directory.forget_trimmed(lane, new.number, new.start + 2)
+        directory.tiers.advance(m.AdvanceTier(topic="t", epoch=tier.epoch, metadata="m", frontiers={lane: place}), 0)
+    directory.topics.trim("t", lane, new.start + 1, seq=new.start_seq + 2, cold=False)
+    assert directory.ranges.forget_trimmed(lane, new.number, new.start + 2)
     world.run()
-    assert len(directory.ranges(lane)) == 1
-    tail = tail_of(directory.topics()[0], world.ask(reader, m.GetTail(lane=lane)))
+    assert len(directory.ranges.all(lane)) == 1
+    tail = tail_of(directory.topics.all()[0], world.ask(reader, m.GetTail(lane=lane)))
     assert tail.holes == ((36, new.start_seq),)
     assert tail.records(tail.start_seq, tail.seq) == 40
     (progress,) = with_lags([ReaderProgress(reader="r", places={lane: (5, 10)})], tail)
     assert progress.lag == 30
-    told = directory.tier("t")
+    told = directory.tiers.get("t")
     assert told is not None
     assert told.gap(lane, 18, new.start, durable=True) == Gap(GapKind.NEVER_DURABLE, 18, new.start)
     assert told.gap(lane, 18, new.start, durable=False) == Gap(GapKind.LOST, 18, new.start)
-    directory.advance_tier(
+    directory.tiers.advance(
         m.AdvanceTier(
             topic="t", epoch=tier.epoch, metadata="m", frontiers={lane: (new.start + 2, new.start_seq + 4)}
         ), 0,
     )  # fmt: skip
-    directory.trim("t", lane, new.start + 1, seq=new.start_seq + 2)
-    told = directory.advance_tier(
+    directory.topics.trim("t", lane, new.start + 1, seq=new.start_seq + 2)
+    told = directory.tiers.advance(
         m.AdvanceTier(
             topic="t", epoch=tier.epoch, metadata="m", frontiers={lane: (new.start + 3, new.start_seq + 6)}
         ), 0,

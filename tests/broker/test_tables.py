@@ -36,7 +36,7 @@ class TableWorld:
         self.client = Client(self.world.brokers[0])
         everything = self._everything()
         ask = m.OpenTier(topic="t", holder="job", id="1", warehouse="s3://w", table="ns.t")
-        self.epoch = self.world.directory.open_tier(ask).epoch
+        self.epoch = self.world.directory.tiers.open(ask).epoch
         self.everything, self.metadata = everything, ""
         for broker in self.world.brokers:
             broker.readers.tables = TableJobs(workers or Inline(), self.tables)
@@ -62,12 +62,12 @@ class TableWorld:
         """Tell the store how far the table is."""
         frontiers = {self.lane: (stop, int(self.everything[0]["seq"][stop]))}
         ask = m.AdvanceTier(topic="t", epoch=self.epoch, metadata=self.metadata, frontiers=frontiers)
-        self.world.directory.advance_tier(ask, 0)
+        self.world.directory.tiers.advance(ask, 0)
 
     def forget(self, index: int, cold: bool = False) -> None:
         """Have brokers forget batches; with `cold`, the table too."""
         seq = int(self.everything[0]["seq"][index])
-        self.world.directory.trim("t", self.lane, index, seq=seq, cold=cold)
+        self.world.directory.topics.trim("t", self.lane, index, seq=seq, cold=cold)
         self.world.run()
 
     def scan(self, **options: Any) -> tuple[list[bytes], list[Gap]]:

@@ -24,7 +24,9 @@ class Damaged:
         self.range = world.topic()
         lane = self.range.lane
         self.client: Client = fill(world, self.range, SEALED, size=400)
-        opened = world.directory.seal_and_open(lane, 1, SEALED, 2 * SEALED, self.range.replicas, world.hand.epoch)
+        opened = world.directory.ranges.seal_and_open(
+            lane, 1, SEALED, 2 * SEALED, self.range.replicas, world.hand.epoch
+        )
         assert opened is not None
         world.hand.word(lane, opened.number)
         for replica in world.of(opened):
@@ -68,4 +70,4 @@ def test_a_place_that_no_copy_has_is_no_place_to_trim_at(damaged: Damaged) -> No
     """Whether a batch begins there nobody can tell. Nothing changes."""
     for by, before in (("index", 30), ("seq", 61)):
         assert isinstance(damaged.trim(by, before), m.Failed)
-    assert damaged.world.directory.trims() == {}
+    assert damaged.world.directory.topics.trims() == {}

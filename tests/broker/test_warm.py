@@ -109,8 +109,8 @@ def test_a_broker_holds_nothing_of_a_deleted_topic(world: DiskWorld) -> None:
     assert range_.lane in connection.reading
     assert range_.lane in broker.counters.went_out
 
-    (topic,) = [topic for topic in world.directory.topics() if topic.lane == range_.lane]
-    world.directory.delete_topic(topic.name)
+    (topic,) = [topic for topic in world.directory.topics.all() if topic.lane == range_.lane]
+    world.directory.topics.delete(topic.name)
     world.run(10, reader)
     assert not copies._idle
     assert not copies._good
@@ -133,7 +133,7 @@ def test_a_ring_may_be_looked_into_before_its_lane_goes_on_there(world: DiskWorl
     assert not world.fetch(reader, range_.lane, by="index", start=0, read="ordered").payloads
 
     refs = [replica.member.ref for replica in world.replicas]
-    opened = world.directory.seal_and_open(range_.lane, range_.number, 20, 40, refs, world.hand.epoch)
+    opened = world.directory.ranges.seal_and_open(range_.lane, range_.number, 20, 40, refs, world.hand.epoch)
     assert opened is not None
     ring = world.hand.rings[range_.lane]
     ring.next, world.hand.seqs[range_.lane] = opened.start, opened.start_seq
@@ -194,7 +194,7 @@ def test_a_place_below_the_start_is_trimmed_wherever_it_is_looked_for(world: Dis
 
     assert found(("seq", 0), ("seq", 41)) == [0, 20]
     for start in (30, 295):  # in files, in memory
-        world.directory.trim("t", lane, start)
+        world.directory.topics.trim("t", lane, start)
         below = (("index", 3), ("seq", 0), ("seq", 2 * start - 1), ("time", 0), ("time", times[3]))
         assert found(*below) == ["Trimmed"] * 5
         assert found(("index", start), ("seq", 2 * start), ("seq", 2 * start + 3)) == [start, start, start + 1]
@@ -388,7 +388,7 @@ def test_what_is_lost_above_a_trim_is_still_told_as_lost(world: DiskWorld, start
     """Trimmed is what was trimmed; the rest of a LOST gap is LOST for readers and publishers, though its range goes."""
     new, writer, reader = lose_and_go_on(world, world.topic())
     lane = new.lane
-    world.directory.trim("t", lane, start)
+    world.directory.topics.trim("t", lane, start)
     world.run()
     found, gaps = scan(world, reader, lane)
     assert found == [payload(100), payload(101)]
@@ -405,7 +405,7 @@ def test_what_is_lost_above_a_trim_is_still_told_as_lost(world: DiskWorld, start
 def test_a_lane_that_was_trimmed_to_its_end_before_a_loss(world: DiskWorld) -> None:
     """All that was durable is trimmed, then the rest is lost: neither is told for the other, and every way leads on."""
     old = world.topic()
-    world.directory.trim("t", old.lane, 18)
+    world.directory.topics.trim("t", old.lane, 18)
     new, _, reader = lose_and_go_on(world, old)
     found, gaps = scan(world, reader, new.lane)
     assert found == [payload(100), payload(101)]
@@ -436,7 +436,7 @@ def test_trimming_less_than_before_changes_nothing_when_files_are_gone(world: Di
     lane, start = new.lane, new.start + 1
     for before in (start, 5, 0, 18, start - 1):
         place = world.ask(reader, m.Trim(lane=lane, by="index", before=before))
-        assert (place.index, world.directory.trims()[lane]) == (start, start)
+        assert (place.index, world.directory.topics.trims()[lane]) == (start, start)
     for index in (0, 5, 18, start - 1):
         assert world.ask(reader, m.Find(lane=lane, by="index", start=index)).code == "Trimmed"
     assert texts(world.fetch(reader, lane, by="earliest")) == [payload(101)]
@@ -446,7 +446,7 @@ def test_trimming_less_than_before_changes_nothing_when_files_are_gone(world: Di
 def test_a_trim_does_not_hide_from_a_reader_what_was_taken_back(world: DiskWorld, trim: int) -> None:
     """It has read records above the end of what is left: also of those below the trim, they are gone and no others'."""
     new, _, reader = lose_and_go_on(world, world.topic())
-    world.directory.trim("t", new.lane, trim)
+    world.directory.topics.trim("t", new.lane, trim)
     world.run()
     for start in (19, 25, 30):
         inside = world.fetch(reader, new.lane, start=start, read="ordered")
@@ -477,7 +477,7 @@ def test_a_reader_of_durable_records_hears_lost_only_if_something_durable_may_be
     old = world.topic()
     fill(world, old, 20, size=100)
     if accepted:
-        world.directory.accept_loss(old.lane)
+        world.directory.ranges.accept_loss(old.lane)
     new = world.restart(old, 18, 36)
     reader = Client(world.brokers[1])
     kinds = {
@@ -488,7 +488,7 @@ def test_a_reader_of_durable_records_hears_lost_only_if_something_durable_may_be
     kind = GapKind.LOST if accepted else GapKind.NEVER_DURABLE
     assert kinds.pop(("durable", True)) is kind
     assert set(kinds.values()) == {GapKind.LOST}
-    world.directory.trim("t", new.lane, 1_000)
+    world.directory.topics.trim("t", new.lane, 1_000)
     world.run()
     gap = world.fetch(reader, new.lane, start=1_000, never_durable=True).gap
     assert gap == Gap(kind, 1_000, new.start)
@@ -497,7 +497,7 @@ def test_a_reader_of_durable_records_hears_lost_only_if_something_durable_may_be
 def test_a_tail_and_the_lag_of_readers_count_records_and_not_what_a_restart_passed_over(world: DiskWorld) -> None:
     """36 records survived, 4 came later; seqs between are a hole of billions."""
     new, _, reader = lose_and_go_on(world, world.topic())
-    tail = tail_of(world.directory.topics()[0], world.ask(reader, m.GetTail(lane=new.lane)))
+    tail = tail_of(world.directory.topics.all()[0], world.ask(reader, m.GetTail(lane=new.lane)))
     assert tail.holes == ((36, new.start_seq),)
     assert tail.records(0, tail.seq) == 36 + 4
     places = (0, 0), (18, 36), (new.start, tail.seq)
@@ -505,9 +505,9 @@ def test_a_tail_and_the_lag_of_readers_count_records_and_not_what_a_restart_pass
     assert [progress.lag for progress in with_lags(readers, tail)] == [40, 4, 0]
     assert world.fetch(reader, new.lane, start=16, max_bytes=1).next_index == 17
     assert world.brokers[1].reader_lags() == {new.lane: [1 + 2]}
-    world.directory.trim("t", new.lane, new.start + 1)
+    world.directory.topics.trim("t", new.lane, new.start + 1)
     world.run()
-    tail = tail_of(world.directory.topics()[0], world.ask(reader, m.GetTail(lane=new.lane)))
+    tail = tail_of(world.directory.topics.all()[0], world.ask(reader, m.GetTail(lane=new.lane)))
     assert (tail.holes, tail.records(tail.start_seq, tail.seq)) == ((), 2)
 
 
@@ -517,8 +517,8 @@ def test_a_clean_restart_between_two_losses_makes_no_loss_of_what_never_was_dura
     fill(world, old, 20, size=100)
     between, refs = world.restart(old, 18, 36), [replica.member.ref for replica in world.replicas]
     start = between.start, between.start_seq
-    assert world.directory.seal_clean(old.lane, between.number, *start, world.hand.epoch)
-    again = world.directory.reopen(old.lane, refs, world.hand.epoch)
+    assert world.directory.ranges.seal_clean(old.lane, between.number, *start, world.hand.epoch)
+    again = world.directory.ranges.reopen(old.lane, refs, world.hand.epoch)
     assert again is not None
     new = world.restart(again, *start)
     gap = world.fetch(Client(world.brokers[1]), new.lane, start=18, never_durable=True).gap
@@ -598,7 +598,7 @@ def test_the_sealed_part_is_readable_while_a_lane_is_recovered(world: DiskWorld)
     old = world.topic()
     fill(world, old, 20, size=100)
     refs = [replica.member.ref for replica in world.replicas]
-    last = world.directory.seal_and_open(old.lane, old.number, 15, 30, refs, world.hand.epoch)
+    last = world.directory.ranges.seal_and_open(old.lane, old.number, 15, 30, refs, world.hand.epoch)
     assert last is not None
     world.brokers = [world.start_broker(0), world.start_broker(1)]
     world.hand = type(world.hand)(world)
@@ -622,7 +622,7 @@ def test_a_seq_above_the_sealed_part_waits_for_the_lane_and_starts_there(world: 
     old = world.topic()
     fill(world, old, 20, size=100)
     refs = [replica.member.ref for replica in world.replicas]
-    last = world.directory.seal_and_open(old.lane, old.number, 15, 30, refs, world.hand.epoch)
+    last = world.directory.ranges.seal_and_open(old.lane, old.number, 15, 30, refs, world.hand.epoch)
     assert last is not None
     for replica in world.of(last):
         replica.copy(last, 18)
@@ -657,7 +657,7 @@ def test_a_scan_reads_across_ranges(world: DiskWorld) -> None:
     client = fill(world, old, 50)
     refs = [replica.member.ref for replica in world.replicas]
     world.hand.word(old.lane, old.number, closing=True)
-    new = world.directory.seal_and_open(old.lane, old.number, 40, 80, refs, world.hand.epoch)
+    new = world.directory.ranges.seal_and_open(old.lane, old.number, 40, 80, refs, world.hand.epoch)
     assert new is not None
     for replica in world.of(old):
         source = replica.log(old)

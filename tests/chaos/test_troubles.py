@@ -17,8 +17,8 @@ import pytest
 
 from embarcadero.node.local import RestartableCluster, halt, runs, state_of
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.liveness import process_mark
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero_proof.chaos import troubles
 from embarcadero_proof.chaos.cases import Trouble
 from embarcadero_proof.chaos.places import is_replaced
@@ -150,24 +150,24 @@ def test_a_broker_is_replaced_when_it_is_closed() -> None:
     directory = directory_with(0)
     old = add_broker(directory)
     assert not is_replaced(directory, "broker:0", old.pid)
-    directory.mark_dead(0, old.incarnation)
+    directory.members.mark_dead(0, old.incarnation)
     assert is_replaced(directory, "broker:0", old.pid)
-    new = directory.register_broker(0, "127.0.0.1", 9_092, old.pid + 1)
+    new = directory.members.register(0, "127.0.0.1", 9_092, old.pid + 1)
     assert not is_replaced(directory, "broker:0", new.pid)
 
 
 def test_a_replica_is_replaced_when_all_its_ranges_go_on_without_it() -> None:
     """One that is sealed is not enough while it counts in another."""
     directory = directory_with(4)
-    lanes = [directory.create_topic(name, order=5, replicas=3).lane for name in ("one", "two")]
-    epoch = directory.next_epoch()
-    members = {member.replica: member for member in directory.replicas()}
-    gone = directory.ranges(lanes[0])[0].replicas[0].replica
+    lanes = [directory.topics.create(name, order=5, replicas=3).lane for name in ("one", "two")]
+    epoch = directory.elections.next_epoch()
+    members = {member.replica: member for member in directory.replicas.all()}
+    gone = directory.ranges.all(lanes[0])[0].replicas[0].replica
     pid, others = members[gone].pid, [member.ref for number, member in members.items() if number != gone]
     for lane in lanes:
         assert not is_replaced(directory, f"replica:{gone}", pid)
-        if any(ref.replica == gone for ref in directory.ranges(lane)[0].replicas):
-            directory.seal_and_open(lane, 1, 0, 0, others, epoch)
+        if any(ref.replica == gone for ref in directory.ranges.all(lane)[0].replicas):
+            directory.ranges.seal_and_open(lane, 1, 0, 0, others, epoch)
     assert is_replaced(directory, f"replica:{gone}", pid)
 
 
@@ -175,12 +175,12 @@ def test_a_sequencer_is_replaced_when_another_has_started() -> None:
     """An election is not enough: the epoch has to begin."""
     directory = directory_with(0)
     with sleeper() as other:
-        directory.elect(0, process_mark(os.getpid()), 0)
-        directory.start_epoch(1, {})
+        directory.elections.elect(0, process_mark(os.getpid()), 0)
+        directory.elections.start_epoch(1, {})
         assert not is_replaced(directory, "sequencer", os.getpid())
-        directory.elect(1, process_mark(other), 1)
+        directory.elections.elect(1, process_mark(other), 1)
         assert not is_replaced(directory, "sequencer", os.getpid())
-        directory.start_epoch(2, {})
+        directory.elections.start_epoch(2, {})
         assert is_replaced(directory, "sequencer", os.getpid())
         assert not is_replaced(directory, "sequencer:1", other)
 
@@ -192,7 +192,7 @@ def zombie_broker(folder: Path, meanwhile: Callable[[Directory, int], None]) -> 
         stage = stage_at(folder, {"supervisor": supervisor, "broker:1": pid})
         with closing(SqliteStore(stage.cluster.folder.store_path)) as store:
             directory = Directory(store)
-            directory.register_broker(1, "127.0.0.1", 9_093, pid)
+            directory.members.register(1, "127.0.0.1", 9_093, pid)
 
             def act() -> None:
                 while state_of(pid) != "T":
@@ -211,7 +211,7 @@ def zombie_broker(folder: Path, meanwhile: Callable[[Directory, int], None]) -> 
 
 def test_a_zombie_wakes_up_when_its_place_is_gone(tmp_path: Path) -> None:
     """Nothing is wrong with that."""
-    assert zombie_broker(tmp_path, lambda directory, _: directory.mark_dead(1, 1)).problems == []
+    assert zombie_broker(tmp_path, lambda directory, _: directory.members.mark_dead(1, 1)).problems == []
 
 
 def test_a_zombie_that_kept_its_place_fails_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_a_zombie_that_was_woken_or_killed_too_early_fails_the_case(tmp_path: Pa
         os.kill(pid, signal.SIGKILL)
         while runs(pid):
             time.sleep(0.01)
-        directory.mark_dead(1, 1)
+        directory.members.mark_dead(1, 1)
 
     assert zombie_broker(tmp_path, kill).problems == ["broker:1 did not stand still until others had its place"]
 

@@ -61,7 +61,7 @@ def test_whoever_is_not_replaced_in_time_was_not_replaced(
     monkeypatch.setattr(zombies, "_WAIT_S", 0.05)
     stage = Nobody(tmp_path, Step.ACK_CHECKED)
     stage.known = directory_with(3)
-    stage.known.create_topic("t", order=5, replicas=3)
+    stage.known.topics.create("t", order=5, replicas=3)
     assert zombies._replace(stage, role) == ""
-    stage.known.delete_topic("t")
+    stage.known.topics.delete("t")
     assert zombies._replace(stage, "replica:0") == "other replicas"

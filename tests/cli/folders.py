@@ -7,7 +7,7 @@ from pathlib import Path
 
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder, write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
@@ -28,20 +28,20 @@ class StoppedCluster:
         with closing(SqliteStore(self.folder.store_path)) as store:
             directory = Directory(store)
             directory.begin_generation()
-            cluster, epoch = directory.cluster_id, directory.next_epoch()
+            cluster, epoch = directory.cluster_id, directory.elections.next_epoch()
             for number in range(replicas):
                 disk = RealDisk(self.folder.replica(number), create=True)
                 identity = open_folder(disk, cluster, number, 1)
-                directory.register_replica(number, identity.disk, str(self.folder.replica(number)), "here", 0)
+                directory.replicas.register(number, identity.disk, str(self.folder.replica(number)), "here", 0)
                 disk.close()
-            self.topic: Topic = directory.create_topic("orders", replicas=replicas, durable_on=durable_on)
-            opened = directory.open_range(self.topic.lane)
+            self.topic: Topic = directory.topics.create("orders", replicas=replicas, durable_on=durable_on)
+            opened = directory.ranges.open_range(self.topic.lane)
             assert opened is not None
             self.range: Range = opened
             ends = {self._fill(number, cluster) for number in range(replicas)}
             (end_seq,) = ends
             if clean:
-                assert directory.seal_clean(opened.lane, opened.number, COUNT, end_seq, epoch)
+                assert directory.ranges.seal_clean(opened.lane, opened.number, COUNT, end_seq, epoch)
 
     def _fill(self, number: int, cluster: str) -> int:
         disk = RealDisk(self.folder.replica(number))

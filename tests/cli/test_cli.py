@@ -17,7 +17,7 @@ from embarcadero.cli.output import find_brokers
 from embarcadero.config import Config
 from embarcadero.node.folder import ClusterFolder, ClusterInfo
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.sqlite import SqliteStore
 
 VERBS = ["bench", "up", "down", "node", "status", "topic", "publish", "tail", "verify", "config", "demo"]
 TOPIC_VERBS = ["create", "list", "describe", "alter", "trim", "delete", "recover"]
@@ -179,8 +179,8 @@ def test_addresses_come_from_the_flag_then_the_cluster(own_folder: Path) -> None
     store = SqliteStore(folder.store_path)
     directory = Directory(store)
     for port in (5, 6, 7):
-        directory.register_broker(port - 5, "10.0.0.1", port, 1)
-    directory.mark_dead(1, 1)
+        directory.members.register(port - 5, "10.0.0.1", port, 1)
+    directory.members.mark_dead(1, 1)
     store.close()
     folder.write_info(
         ClusterInfo(

@@ -16,7 +16,7 @@ from embarcadero.cli import members as module
 from embarcadero.cli.main import app
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.storage.layout import range_folder
 from tests.cli.folders import COUNT, StoppedCluster
 
@@ -28,8 +28,8 @@ class Drained:
         self.path, self.stopped = path, StoppedCluster(path, replicas=1)
         self.range = self.stopped.range.lane, self.stopped.range.number
         with self.directory() as directory:
-            directory.register_replica(1, "disk-1", str(path / "replica-1"), "here", 0)
-            directory.mark_replica_dead(0, 1)
+            directory.replicas.register(1, "disk-1", str(path / "replica-1"), "here", 0)
+            directory.replicas.mark_dead(0, 1)
 
     @contextmanager
     def directory(self) -> Iterator[Directory]:
@@ -42,8 +42,8 @@ class Drained:
     def move(self) -> None:
         """Replica 1 has copied it."""
         with self.directory() as directory:
-            new = next(member.ref for member in directory.replicas() if member.replica == 1)
-            assert directory.replace_in_sealed(*self.range, 0, new)
+            new = next(member.ref for member in directory.replicas.all() if member.replica == 1)
+            assert directory.ranges.replace_in_sealed(*self.range, 0, new)
 
     def drain(self, *more: str) -> Result:
         return CliRunner().invoke(app, ["replica", "drain", "0", "--data-dir", str(self.path), *more])
@@ -65,7 +65,7 @@ def test_a_drain_that_can_not_end_says_which_ranges_stay(drained: Drained) -> No
     assert f"no copy of 1 sealed range (batches 0 to {COUNT - 1})" in shown.stderr
     assert f"`embarcadero topic trim orders --before-index {COUNT}`" in shown.stderr
     with drained.directory() as directory:
-        assert directory.draining_replicas() == {0}
+        assert directory.replicas.draining() == {0}
 
 
 def test_a_drain_that_waits_for_nothing_names_them_at_once(drained: Drained) -> None:

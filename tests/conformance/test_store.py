@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.errors import Backpressure, ClusterError, Corrupt, DiskFailed, DiskFull
-from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.liveness import process_mark, same_process
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Delete, Item, Put, Store
+from embarcadero.placement.stores import MemoryStore
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -411,7 +411,7 @@ INCREMENTER = """
 import sys
 from pathlib import Path
 from embarcadero.errors import Backpressure
-from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.placement.store import ABSENT, Check, Put
 store = SqliteStore(Path(sys.argv[1]))
 for _ in range(100):

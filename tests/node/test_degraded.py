@@ -12,7 +12,7 @@ from embarcadero.fabric.shared import SharedFabric
 from embarcadero.node.cluster_view import ClusterView, LaneState, lane_report, replica_report
 from embarcadero.node.report import degraded, down_roles
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.stores import MemoryStore
 from embarcadero.types import MemberState, ReplicaMember, Trouble
 from embarcadero.wire.messages import AlterTopic
 
@@ -27,25 +27,25 @@ class Cluster:
         self.directory = Directory(MemoryStore())
         self.members: dict[int, ReplicaMember] = {}
         self.begin("disk-0", "disk-1", "disk-2")
-        self.topic = self.directory.create_topic("orders", replicas=3, durable_on=2)
+        self.topic = self.directory.topics.create("orders", replicas=3, durable_on=2)
 
     def begin(self, *disks: str | None) -> None:
         """A run of the cluster with these disks; None: that replica does not start."""
         self.directory.begin_generation()
         self.fabric: Fabric = SharedFabric(self.folder / str(self.directory.generation), self.directory.generation)
-        self.epoch = self.directory.next_epoch()
-        assert self.directory.start_epoch(self.epoch, {})
+        self.epoch = self.directory.elections.next_epoch()
+        assert self.directory.elections.start_epoch(self.epoch, {})
         self.words = create_ranges(self.fabric, self.epoch)
         self.lines = {}
         for number, disk in enumerate(disks):
             if disk is not None:
-                member = self.directory.register_replica(number, disk, f"/replica-{number}", "here", 0)
+                member = self.directory.replicas.register(number, disk, f"/replica-{number}", "here", 0)
                 self.members[number] = member
                 self.lines[number] = create_durable(self.fabric, member.ref)
 
     def say(self, number: int, line: int = 0) -> None:
         """A replica tells how far it has the open range."""
-        range_ = self.directory.open_range(self.topic.lane)
+        range_ = self.directory.ranges.open_range(self.topic.lane)
         assert range_ is not None
         self.lines[number].add((range_.lane, range_.number), line)
 
@@ -80,7 +80,7 @@ def test_nothing_is_degraded(cluster: Cluster) -> None:
 
 def test_processes_that_are_down(cluster: Cluster) -> None:
     """Each with its last words; a replica too, and what its topic then lacks."""
-    cluster.directory.mark_replica_dead(1, 1)
+    cluster.directory.replicas.mark_dead(1, 1)
     said = cluster.said({"sequencer": "", "broker:0": "FabricFull: no room", "replica:1": "WrongFolder: not ours"})
 
     assert any("the sequencer is down: publishing waits" in one for one in said)
@@ -92,7 +92,7 @@ def test_processes_that_are_down(cluster: Cluster) -> None:
 
 def test_too_few_copies_can_be_written(cluster: Cluster) -> None:
     """Dead, or with a disk that can't be written: ack=2 waits, and it is said why and what to do."""
-    cluster.directory.mark_replica_dead(1, 1)
+    cluster.directory.replicas.mark_dead(1, 1)
     cluster.lines[2].health.restart(int(Trouble.DISK_FULL))
     said = cluster.said()
 
@@ -134,7 +134,7 @@ def test_after_a_loss_of_memory(cluster: Cluster) -> None:
     assert "replica 1 (its disk is another one), replica 2 (down)" in said[0]
     assert "embarcadero topic recover orders --accept-loss" in said[0]
     assert any("replica 1 has another disk than 1 of its ranges name" in one for one in said)
-    cluster.directory.accept_loss(cluster.topic.lane)
+    cluster.directory.ranges.accept_loss(cluster.topic.lane)
     assert "as you accepted" in cluster.said()[0]
 
 
@@ -150,7 +150,7 @@ def test_recovery_under_way(cluster: Cluster) -> None:
 
 def test_after_a_clean_stop_with_too_few_replicas(cluster: Cluster) -> None:
     """The lane goes on when enough replicas are there."""
-    assert cluster.directory.seal_clean(cluster.topic.lane, 1, 0, 0, cluster.epoch)
+    assert cluster.directory.ranges.seal_clean(cluster.topic.lane, 1, 0, 0, cluster.epoch)
     cluster.begin("disk-0", None, None)
 
     assert cluster.state() == LaneState.WAITING
@@ -159,19 +159,19 @@ def test_after_a_clean_stop_with_too_few_replicas(cluster: Cluster) -> None:
 
 def test_replicas_that_are_drained_or_gone(cluster: Cluster) -> None:
     """What is left on them, and what to do; one without ranges is nothing to speak of."""
-    spare = cluster.directory.register_replica(4, "disk-4", "/replica-4", "here", 0)
-    cluster.directory.drain_replica(0)
+    spare = cluster.directory.replicas.register(4, "disk-4", "/replica-4", "here", 0)
+    cluster.directory.replicas.drain(0)
     assert any("replica 0 is being drained: 1 ranges are still on it; wait" in one for one in cluster.said())
-    cluster.directory.mark_replica_dead(4, spare.incarnation)
+    cluster.directory.replicas.mark_dead(4, spare.incarnation)
     assert any("could go nowhere: 2 others are live" in one for one in cluster.said())
-    lone = cluster.directory.register_replica(5, "disk-5", "/replica-5", "here", 0)
-    cluster.directory.mark_replica_dead(5, lone.incarnation)
+    lone = cluster.directory.replicas.register(5, "disk-5", "/replica-5", "here", 0)
+    cluster.directory.replicas.mark_dead(5, lone.incarnation)
     assert not any("replica 5" in one for one in cluster.said())
-    cluster.directory.mark_replica_dead(1, 1)
+    cluster.directory.replicas.mark_dead(1, 1)
     scene = ClusterView(cluster.fabric, cluster.directory, {"sequencer": 1})
     replicas = [replica_report(scene, member, {}) for member in scene.members.values()]
     assert any("They are not copied: 1 of its ranges could go" in one for one in degraded(scene, replicas, []))
-    cluster.directory.register_replica(4, "disk-4", "/replica-4", "here", 0)
+    cluster.directory.replicas.register(4, "disk-4", "/replica-4", "here", 0)
     assert any("replica 1 is gone, and 1 ranges name it" in one for one in degraded(scene, replicas, []))
     assert any("copy its sealed ranges after placement.replace" in one for one in degraded(scene, replicas, []))
 
@@ -180,10 +180,10 @@ def test_an_alteration_that_waits_for_replicas(cluster: Cluster) -> None:
     """The open range counts what it did before: it is said what ack=2 means until the next one begins."""
     for number in range(3):
         cluster.say(number)
-    cluster.directory.alter_topic(AlterTopic(name="orders", durable_on=3))
+    cluster.directory.topics.alter(AlterTopic(name="orders", durable_on=3))
     (said,) = cluster.said()
     assert said.startswith("topic orders is to be durable on 3 copies, and ack=2 still means 2; the next range begins")
-    cluster.directory.mark_replica_dead(1, 1)
+    cluster.directory.replicas.mark_dead(1, 1)
     (said,) = [one for one in cluster.said() if "is to be durable" in one]
     assert "the next range waits until 3 replicas are live" in said
     assert "`embarcadero topic alter orders --durable-on 2`" in said
@@ -192,11 +192,11 @@ def test_an_alteration_that_waits_for_replicas(cluster: Cluster) -> None:
 def test_sealed_ranges_of_which_no_copy_is_left(cluster: Cluster) -> None:
     """The folders are not there: these ranges are not going to be copied, and it is said what can be done."""
     sealed_at_10 = cluster.topic.lane, 1, 10, 10
-    live = cluster.directory.register_replica(4, "disk-4", "/replica-4", "here", 0)
+    live = cluster.directory.replicas.register(4, "disk-4", "/replica-4", "here", 0)
     refs = [cluster.members[1].ref, cluster.members[2].ref, live.ref]
-    assert cluster.directory.seal_and_open(*sealed_at_10, refs, cluster.epoch)
+    assert cluster.directory.ranges.seal_and_open(*sealed_at_10, refs, cluster.epoch)
     assert not any("no copy" in one for one in cluster.said()), "replicas that are well say so themselves"
-    cluster.directory.mark_replica_dead(0, 1)
+    cluster.directory.replicas.mark_dead(0, 1)
     said = ClusterView(cluster.fabric, cluster.directory, {"sequencer": 1})
     replicas = [replica_report(said, member, {}) for member in said.members.values()]
     words = degraded(said, replicas, [])
@@ -206,11 +206,11 @@ def test_sealed_ranges_of_which_no_copy_is_left(cluster: Cluster) -> None:
     assert "bring back the files of replica 0 or 1 or 2" in what
     assert "`embarcadero topic trim orders --before-index 10`" in what
 
-    cluster.directory.register_replica(5, "disk-5", "/replica-5", "here", 0)
-    cluster.directory.drain_replica(1)
+    cluster.directory.replicas.register(5, "disk-5", "/replica-5", "here", 0)
+    cluster.directory.replicas.drain(1)
     (drained,) = [one for one in cluster.said() if "replica 1 is being drained" in one]
     assert "no copy of 1 of them is complete" in drained
-    cluster.directory.trim("orders", cluster.topic.lane, 10)
+    cluster.directory.topics.trim("orders", cluster.topic.lane, 10)
     assert not any("no copy" in one for one in cluster.said())
 
 

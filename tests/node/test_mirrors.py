@@ -20,8 +20,8 @@ from embarcadero.node.fabric_folder import (
     remove_strays,
 )
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
-from embarcadero.placement.records import Past
+from embarcadero.placement.records import EarlierGeneration
+from embarcadero.placement.stores import MemoryStore
 
 CLUSTER = 0x1234_ABCD << 32
 
@@ -40,12 +40,12 @@ def test_the_mirror_of_an_earlier_generation_is_found_and_another_is_refused(tmp
     home = str(tmp_path / "home")
     (tmp_path / "first").mkdir()
     create_epochs(open_fabric(str(tmp_path / "first"), str(make_mirror(home, CLUSTER | 3)), CLUSTER | 3).fabric)
-    found = open_past(Past(generation=3, epoch=1, mirror=home), CLUSTER | 5)
+    found = open_past(EarlierGeneration(generation=3, epoch=1, mirror=home), CLUSTER | 5)
     assert found is not None
     assert found.attach(EPOCHS_REGION).name == EPOCHS_REGION
-    assert open_past(Past(generation=4, epoch=1, mirror=home), CLUSTER | 5) is None
+    assert open_past(EarlierGeneration(generation=4, epoch=1, mirror=home), CLUSTER | 5) is None
     mirror_folder(home, 3).rename(mirror_folder(home, 4))
-    moved = open_past(Past(generation=4, epoch=1, mirror=home), CLUSTER | 5)
+    moved = open_past(EarlierGeneration(generation=4, epoch=1, mirror=home), CLUSTER | 5)
     assert moved is not None
     with pytest.raises(BadRegion, match="another cluster"):
         moved.attach(EPOCHS_REGION)
@@ -55,7 +55,7 @@ def test_only_mirrors_that_are_needed_are_kept(tmp_path: Path) -> None:
     """Strays go at the start, needed ones when all lanes are back, the home with the last."""
     home = str(tmp_path / "home")
     folders = [make_mirror(home, number) for number in range(4)]
-    past = [Past(generation=2, epoch=1, mirror=home), Past(generation=1, epoch=1, mirror="")]
+    past = [EarlierGeneration(generation=2, epoch=1, mirror=home), EarlierGeneration(generation=1, epoch=1, mirror="")]
     remove_strays(home, past)
     assert [folder.exists() for folder in folders] == [False, False, True, False]
     remove_mirrors(past)
@@ -65,12 +65,12 @@ def test_only_mirrors_that_are_needed_are_kept(tmp_path: Path) -> None:
 def test_a_stop_leaves_a_mirror_only_if_a_lane_needs_it(tmp_path: Path) -> None:
     """A range that is still open has to be recovered, and the mirror knows where it ends."""
     directory = Directory(MemoryStore())
-    directory.register_replica(0, "disk", "/0", "host", 0)
+    directory.replicas.register(0, "disk", "/0", "host", 0)
     folder = make_mirror(str(tmp_path / "home"), 1)
-    topic = directory.create_topic("t", replicas=1)
+    topic = directory.topics.create("t", replicas=1)
     remove_if_clean(directory, folder)
     assert folder.exists()
-    assert directory.seal_clean(topic.lane, 1, 0, 0, directory.next_epoch())
+    assert directory.ranges.seal_clean(topic.lane, 1, 0, 0, directory.elections.next_epoch())
     remove_if_clean(directory, folder)
     assert not folder.parent.exists()
 

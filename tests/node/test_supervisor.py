@@ -21,7 +21,7 @@ from embarcadero.node.fabric_folder import make_mirror
 from embarcadero.node.roles import SEQUENCER
 from embarcadero.node.supervisor import _STOP_S, STOP_S_MAX, Supervisor, UpOptions
 from embarcadero.placement.liveness import ticks_if_stopped
-from embarcadero.placement.records import Past
+from embarcadero.placement.records import EarlierGeneration
 from tests.placement.worlds import directory_with
 
 LOOK_US = 500_000
@@ -155,7 +155,7 @@ def test_a_pause_of_the_supervisor_does_not_count(halted: tuple[Supervisor, subp
 class NoStore:
     """A directory whose store can't be read."""
 
-    def past(self) -> tuple[Past, ...]:
+    def earlier_generations(self) -> tuple[EarlierGeneration, ...]:
         raise DiskFailed("the store can't be read", "check its disk")
 
 
@@ -163,7 +163,7 @@ def test_old_mirrors_wait_while_the_store_cannot_be_read(tmp_path: Path) -> None
     """They are needed, as far as anybody knows, and a cluster that runs goes on."""
     supervisor = Supervisor(UpOptions(config=load(None, {"cluster.data_dir": tmp_path})))
     mirror = make_mirror(str(tmp_path / "mirrors"), 1)
-    supervisor._past = (Past(generation=1, epoch=1, mirror=str(tmp_path / "mirrors")),)
+    supervisor._past = (EarlierGeneration(generation=1, epoch=1, mirror=str(tmp_path / "mirrors")),)
     supervisor._directory = NoStore()  # type: ignore[assignment]
     supervisor._forget_past()
     assert mirror.is_dir()

@@ -10,9 +10,9 @@ import pytest
 
 from embarcadero.errors import BadSchema, BadValue, UnknownTopic
 from embarcadero.limits import PARTITIONS_MAX
-from embarcadero.placement.altering import altered
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.topic_rules import altered
 from embarcadero.types import Topic
 from embarcadero.wire.messages import AlterTopic
 from embarcadero.wire.schemas import encode_schema
@@ -27,22 +27,22 @@ def directory() -> Directory:
 
 
 def alter(directory: Directory, **changes: Any) -> Any:
-    return directory.alter_topic(AlterTopic(name="t", **changes))
+    return directory.topics.alter(AlterTopic(name="t", **changes))
 
 
 def test_what_is_given_changes_and_nothing_else(directory: Directory) -> None:
     """And the change is in the store, where brokers and sequencers find it."""
-    before = directory.create_topic("t", order=5, partitions=2)
+    before = directory.topics.create("t", order=5, partitions=2)
     after = alter(directory, partitions=4, gap_timeout_ms=7, session_ttl_s=60, order=5, replicas=0)
     assert (after.partitions, after.gap_timeout_ms, after.session_ttl_s) == (4, 7, 60)
     assert (before.first_partitions, after.first_partitions) == (2, 2)
     assert (after.lane, after.order, after.on_gap) == (before.lane, before.order, before.on_gap)
-    assert directory.topic("t") == after
+    assert directory.topics.get("t") == after
 
 
 def test_a_change_that_changes_nothing_is_no_change(directory: Directory) -> None:
     """The store's revision tells everybody that something is new; here nothing is."""
-    directory.create_topic("t", columns=encode_schema(V1))
+    directory.topics.create("t", columns=encode_schema(V1))
     revision = directory.revision()
     alter(directory, partitions=1, columns=encode_schema(V1))
     assert directory.revision() == revision
@@ -69,15 +69,15 @@ def test_a_change_that_changes_nothing_is_no_change(directory: Directory) -> Non
 )
 def test_what_can_not_change_is_refused_with_the_reason(directory: Directory, changes: Any, words: str) -> None:
     """And nothing of the same request is done."""
-    before = directory.create_topic("t", order=5, partitions=2)
+    before = directory.topics.create("t", order=5, partitions=2)
     with pytest.raises(BadValue, match=words):
         alter(directory, **({"gap_timeout_ms": 9} | changes))
-    assert directory.topic("t") == before
+    assert directory.topics.get("t") == before
 
 
 def test_on_gap_may_become_skip_and_not_go_back(directory: Directory) -> None:
     """With the usual time of its kind, unless one is given."""
-    directory.create_topic("t", order=5)
+    directory.topics.create("t", order=5)
     assert alter(directory, on_gap="skip").gap_timeout_ms == 5
     with pytest.raises(BadValue, match="not remembered"):
         alter(directory, on_gap="fence")
@@ -92,20 +92,20 @@ def test_an_unknown_topic_can_not_be_altered(directory: Directory) -> None:
 
 def test_schemas_have_versions_and_go_with_their_topic(directory: Directory) -> None:
     """The newest schema and the width of each version; a topic of the same name begins anew."""
-    assert directory.create_topic("t", columns=encode_schema(V1)).schema_version == 1
+    assert directory.topics.create("t", columns=encode_schema(V1)).schema_version == 1
     assert alter(directory, columns=encode_schema(V2)).schema_version == 2
     assert alter(directory, columns=encode_schema(V2)).schema_version == 2
-    topic, schema = directory.described("t")
+    topic, schema = directory.topics.described("t")
     assert (topic.schema_version, schema.widths, schema.columns) == (2, [1, 2], encode_schema(V2))
     with pytest.raises(BadSchema, match="'name' can't be removed"):
         alter(directory, columns=encode_schema(V1))
     with pytest.raises(BadSchema, match="no Arrow schema"):
         alter(directory, columns=b"noise")
     directory.begin_generation()
-    assert directory.described("t")[1] == schema
-    directory.delete_topic("t")
-    directory.create_topic("t")
-    assert directory.described("t")[1].widths == []
+    assert directory.topics.described("t")[1] == schema
+    directory.topics.delete("t")
+    directory.topics.create("t")
+    assert directory.topics.described("t")[1].widths == []
 
 
 def test_a_schema_from_outside_is_checked(directory: Directory) -> None:
@@ -113,13 +113,13 @@ def test_a_schema_from_outside_is_checked(directory: Directory) -> None:
     twice = pa.schema([("a", pa.int8()), ("a", pa.int8())]).serialize().to_pybytes()
     for columns in (b"noise", twice, bytes(1 << 20)):
         with pytest.raises(BadSchema):
-            directory.create_topic("t", columns=columns)
-    assert directory.topics() == []
+            directory.topics.create("t", columns=columns)
+    assert directory.topics.all() == []
 
 
 def test_a_topic_of_an_older_version_remembers_its_first_partitions_when_it_is_altered(directory: Directory) -> None:
     """Its record has neither a partitioner nor a first count: it stays with CRC32C."""
-    made = directory.create_topic("t", partitions=2)
+    made = directory.topics.create("t", partitions=2)
     old = msgspec.json.decode(msgspec.json.encode({"name": "t", "lane": made.lane, "partitions": 2}), type=Topic)
     assert (old.partitioner, old.key, old.first_partitions) == ("crc32c", "", 0)
     assert altered(old, AlterTopic(name="t", partitions=6)).first_partitions == 2
@@ -139,12 +139,12 @@ def test_a_key_is_a_column_that_can_be_hashed(
 ) -> None:
     """The refusal says what may be one; nothing was created."""
     with pytest.raises(problem, match=words):
-        directory.create_topic("t", **settings)
-    assert directory.topics() == []
+        directory.topics.create("t", **settings)
+    assert directory.topics.all() == []
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_string(), pa.int8(), pa.uint64()])
 def test_bytes_text_and_integers_may_be_keys(directory: Directory, kind: pa.DataType) -> None:
     """The topic keeps the column's name and the partitioner."""
-    made = directory.create_topic("t", key="k", partitioner="murmur2", columns=encode_schema(pa.schema([("k", kind)])))
+    made = directory.topics.create("t", key="k", partitioner="murmur2", columns=encode_schema(pa.schema([("k", kind)])))
     assert (made.key, made.partitioner) == ("k", "murmur2")

@@ -15,10 +15,10 @@ import pytest
 from embarcadero.errors import BadValue
 from embarcadero.limits import CANDIDATES_MAX
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.liveness import process_mark
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.placement.store import Store
+from embarcadero.placement.stores import MemoryStore
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -42,9 +42,9 @@ def test_one_wins_each_election(stores: list[Store]) -> None:
     def stand(number: int) -> None:
         for epoch in range(1, 11):
             together.wait()
-            if directories[number].elect(number, f"boot/{number}/1", over=epoch - 1) is not None:
+            if directories[number].elections.elect(number, f"boot/{number}/1", over=epoch - 1) is not None:
                 won[number].append(epoch)
-                directories[number].start_epoch(epoch, {})
+                directories[number].elections.start_epoch(epoch, {})
 
     threads = [threading.Thread(target=stand, args=(number,)) for number in range(len(directories))]
     for thread in threads:
@@ -53,7 +53,7 @@ def test_one_wins_each_election(stores: list[Store]) -> None:
         thread.join()
 
     assert sorted(epoch for epochs in won for epoch in epochs) == list(range(1, 11))
-    reign = directories[0].reign()
+    reign = directories[0].elections.leadership()
     assert reign is not None
     assert 10 in won[reign.candidate]
 
@@ -61,26 +61,26 @@ def test_one_wins_each_election(stores: list[Store]) -> None:
 def test_a_deposed_winner_starts_nothing(stores: list[Store]) -> None:
     """Only the newest winner may start its epoch."""
     one, two = (Directory(store) for store in stores[:2])
-    assert one.elect(0, "boot/1/1", over=0) == 1
-    assert two.elect(1, "boot/2/1", over=1) == 2
-    assert not one.start_epoch(1, {})
-    assert two.start_epoch(2, {})
-    assert one.started_epoch() == 2
+    assert one.elections.elect(0, "boot/1/1", over=0) == 1
+    assert two.elections.elect(1, "boot/2/1", over=1) == 2
+    assert not one.elections.start_epoch(1, {})
+    assert two.elections.start_epoch(2, {})
+    assert one.elections.started_epoch() == 2
 
 
 def test_candidates_are_there_until_they_leave(stores: list[Store]) -> None:
     """Those that withdrew are gone; a number that comes again names the newer process; others are out of range."""
     one, two = (Directory(store) for store in stores[:2])
-    one.register_candidate(0, "boot/10/1", 0)
-    two.register_candidate(1, "boot/11/1", 0)
-    assert [(found.candidate, found.pid) for found in one.candidates()] == [(0, 10), (1, 11)]
-    two.withdraw_candidate()
-    two.withdraw_candidate()
-    assert [found.candidate for found in one.candidates()] == [0]
-    two.register_candidate(0, "boot/12/1", 0)
-    assert [(found.candidate, found.pid) for found in one.candidates()] == [(0, 12)]
+    one.elections.register(0, "boot/10/1", 0)
+    two.elections.register(1, "boot/11/1", 0)
+    assert [(found.candidate, found.pid) for found in one.elections.candidates()] == [(0, 10), (1, 11)]
+    two.elections.withdraw()
+    two.elections.withdraw()
+    assert [found.candidate for found in one.elections.candidates()] == [0]
+    two.elections.register(0, "boot/12/1", 0)
+    assert [(found.candidate, found.pid) for found in one.elections.candidates()] == [(0, 12)]
     with pytest.raises(BadValue):
-        one.register_candidate(CANDIDATES_MAX, "boot/13/1", 0)
+        one.elections.register(CANDIDATES_MAX, "boot/13/1", 0)
 
 
 def test_a_killed_candidate_is_gone_at_once(tmp_path: Path) -> None:
@@ -88,11 +88,11 @@ def test_a_killed_candidate_is_gone_at_once(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
     directory = Directory(store)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        directory.register_candidate(1, process_mark(process.pid), process.pid)
-        assert [found.pid for found in directory.candidates()] == [process.pid]
+        directory.elections.register(1, process_mark(process.pid), process.pid)
+        assert [found.pid for found in directory.elections.candidates()] == [process.pid]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        assert directory.candidates() == []
+        assert directory.elections.candidates() == []
     store.close()
 
 
@@ -102,10 +102,10 @@ def test_what_is_volatile_is_seen_at_once_and_synced_with_the_next(tmp_path: Pat
     one, two = Directory(first), Directory(second)
     witness = tmp_path / "store.db-revision"
     before = witness.read_bytes()
-    assert one.elect(0, "boot/1/1", over=0) == 1
-    assert two.newest_epochs().handed_out == 1
+    assert one.elections.elect(0, "boot/1/1", over=0) == 1
+    assert two.elections.newest_epochs().handed_out == 1
     assert witness.read_bytes() == before
-    two.create_topic("t")
+    two.topics.create("t")
     assert witness.read_bytes() != before
     first.close()
     second.close()
@@ -114,15 +114,15 @@ def test_what_is_volatile_is_seen_at_once_and_synced_with_the_next(tmp_path: Pat
 def test_elections_are_nothing_that_roles_work_by(stores: list[Store]) -> None:
     """Whoever follows the outline does not read everything again while a sequencer takes over; topics change it."""
     directory = Directory(stores[0])
-    directory.create_topic("t", order=5)
+    directory.topics.create("t", order=5)
     before, revision = directory.outline(), directory.revision()
-    directory.register_candidate(1, "boot/1/1", os.getpid())
-    directory.ask_hand_over(1, 0)
-    assert directory.elect(1, "boot/1/1", over=0) == 1
-    assert directory.start_epoch(1, {0: 5})
-    directory.withdraw_candidate()
+    directory.elections.register(1, "boot/1/1", os.getpid())
+    directory.elections.ask_hand_over(1, 0)
+    assert directory.elections.elect(1, "boot/1/1", over=0) == 1
+    assert directory.elections.start_epoch(1, {0: 5})
+    directory.elections.withdraw()
 
     assert directory.revision() > revision
     assert directory.outline() == before
-    directory.create_topic("u", order=5)
+    directory.topics.create("u", order=5)
     assert directory.outline() != before

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from embarcadero.errors import Backpressure, BadValue, TooMany
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.placement.store import Check, Write
+from embarcadero.placement.stores import MemoryStore
 from embarcadero.types import Range, lost_spans
 from tests.placement.worlds import add_replica, directory_with
 
@@ -61,13 +61,13 @@ class Sequencers:
     def __init__(self) -> None:
         self.store = Interleaved()
         first = directory_with(3, self.store)
-        first.create_topic("t", order=5, replicas=3, durable_on=2)
+        first.topics.create("t", order=5, replicas=3, durable_on=2)
         self.directories = [first, Directory(self.store), Directory(self.store)]
-        self.epochs = [first.next_epoch(), 0, 0]
-        self.ceilings = [first.ceiling(0)]
+        self.epochs = [first.elections.next_epoch(), 0, 0]
+        self.ceilings = [first.ranges.ceiling(0)]
         self.sealed: dict[int, Range] = {}
         self.lost: set[tuple[int, int]] = set()
-        self.started = {range_.number: range_.start for range_ in first.ranges(0)}
+        self.started = {range_.number: range_.start for range_ in first.ranges.all(0)}
         self.handed_out = 0
 
     def reigns(self, who: int) -> bool:
@@ -77,31 +77,31 @@ class Sequencers:
     def act(self, what: str, who: int, far: int) -> None:
         """One step of one of them; those that do not reign must change nothing."""
         directory, epoch, reigned = self.directories[who], self.epochs[who], self.reigns(who)
-        before = directory.ranges(0), directory.ceiling(0)
+        before = directory.ranges.all(0), directory.ranges.ceiling(0)
         last = before[0][-1]
         end, end_seq = last.start + far, last.start_seq + far * 10
-        chosen = directory.choose_replicas(3)
+        chosen = directory.replicas.choose(3)
         done: object = None
         match what:
             case "seal":
-                done = directory.seal_and_open(0, last.number, end, end_seq, chosen, epoch)
+                done = directory.ranges.seal_and_open(0, last.number, end, end_seq, chosen, epoch)
             case "recover":
-                done = directory.seal_recovered(0, last.number, end, end_seq, chosen, epoch)
+                done = directory.ranges.seal_recovered(0, last.number, end, end_seq, chosen, epoch)
                 if done:
-                    assert directory.ranges(0)[-1].start >= before[1][0], "below a ceiling everything may be taken"
+                    assert directory.ranges.all(0)[-1].start >= before[1][0], "below a ceiling everything may be taken"
             case "clean":
-                done = directory.seal_clean(0, last.number, end, end_seq, epoch)
+                done = directory.ranges.seal_clean(0, last.number, end, end_seq, epoch)
             case "reopen":
-                done = directory.reopen(0, chosen, epoch)
+                done = directory.ranges.reopen(0, chosen, epoch)
             case "raise":
-                done = directory.raise_ceiling(0, before[1][0] + far, before[1][1] + far, epoch)
+                done = directory.ranges.raise_ceiling(0, before[1][0] + far, before[1][1] + far, epoch)
             case _:
                 self.other(what, who, far)
                 return
         if not reigned:
             assert not done
         if not done:
-            assert (directory.ranges(0), directory.ceiling(0)) == before
+            assert (directory.ranges.all(0), directory.ranges.ceiling(0)) == before
 
     def other(self, what: str, who: int, far: int) -> None:
         """What anybody may do."""
@@ -109,7 +109,7 @@ class Sequencers:
         match what:
             case "elect":
                 try:
-                    epoch = directory.next_epoch(superseded=0)
+                    epoch = directory.elections.next_epoch(superseded=0)
                 except TooMany:
                     return
                 self.epochs = [0 if d.generation == directory.generation else e for d, e in self.pairs()]
@@ -122,21 +122,21 @@ class Sequencers:
             case "replica":
                 add_replica(directory, far % 3)
             case "trim":
-                directory.trim("t", 0, max(0, directory.ranges(0)[-1].start - far))
+                directory.topics.trim("t", 0, max(0, directory.ranges.all(0)[-1].start - far))
             case "loss":
-                directory.accept_loss(0)
+                directory.ranges.accept_loss(0)
 
     def pairs(self) -> list[tuple[Directory, int]]:
         return list(zip(self.directories, self.epochs, strict=True))
 
     def check(self) -> None:
         """What must hold after every step."""
-        ranges, ceiling = self.directories[0].ranges(0), self.directories[0].ceiling(0)
+        ranges, ceiling = self.directories[0].ranges.all(0), self.directories[0].ranges.ceiling(0)
         check_chain(ranges)
         assert ceiling[0] >= self.ceilings[-1][0]
         assert ceiling[1] >= self.ceilings[-1][1]
         self.ceilings.append(ceiling)
-        trimmed = self.directories[0].trims().get(0, 0)
+        trimmed = self.directories[0].topics.trims().get(0, 0)
         for range_ in ranges:
             if not range_.replicas:
                 sealed = self.sealed.get(range_.number, range_)
@@ -183,14 +183,14 @@ def test_what_happens_between_a_decision_and_its_transaction_is_noticed(
         world.store.others = [lambda: world.other(theirs, other, far)]
     else:
         world.store.others = [lambda: world.act(theirs, reigning, far)]
-    last = directory.ranges(0)[-1]
-    end, end_seq, chosen = last.start + far, last.start_seq + far * 10, directory.choose_replicas(3)
+    last = directory.ranges.all(0)[-1]
+    end, end_seq, chosen = last.start + far, last.start_seq + far * 10, directory.replicas.choose(3)
     happened = {
-        "seal": lambda: directory.seal_and_open(0, last.number, end, end_seq, chosen, epoch),
-        "recover": lambda: directory.seal_recovered(0, last.number, end, end_seq, chosen, epoch),
-        "clean": lambda: directory.seal_clean(0, last.number, end, end_seq, epoch),
-        "reopen": lambda: directory.reopen(0, chosen, epoch),
-        "raise": lambda: directory.raise_ceiling(0, 1 << 50, 1 << 60, epoch),
+        "seal": lambda: directory.ranges.seal_and_open(0, last.number, end, end_seq, chosen, epoch),
+        "recover": lambda: directory.ranges.seal_recovered(0, last.number, end, end_seq, chosen, epoch),
+        "clean": lambda: directory.ranges.seal_clean(0, last.number, end, end_seq, epoch),
+        "reopen": lambda: directory.ranges.reopen(0, chosen, epoch),
+        "raise": lambda: directory.ranges.raise_ceiling(0, 1 << 50, 1 << 60, epoch),
     }[mine]()
     acted = not world.store.others and theirs in ("elect", "restart")
     if acted and (world.directories[other].generation != directory.generation or world.epochs[other] > epoch):
@@ -212,19 +212,19 @@ def test_of_two_sealers_one_wins(stores: list[MemoryStore | SqliteStore]) -> Non
     first = Directory(stores[0])
     for replica in range(3):
         add_replica_without_process(first, replica)
-    first.create_topic("t", replicas=3)
-    epoch = first.next_epoch()
+    first.topics.create("t", replicas=3)
+    epoch = first.elections.next_epoch()
     wins: list[tuple[int, int]] = []
     start = threading.Barrier(4)
 
     def seal(name: int) -> None:
         directory = Directory(stores[name])
-        chosen = directory.choose_replicas(3)
+        chosen = directory.replicas.choose(3)
         start.wait()
         for number in range(1, 11):
             end = number * 100 + name
             try:
-                if directory.seal_and_open(0, number, end, end, chosen, epoch) is not None:
+                if directory.ranges.seal_and_open(0, number, end, end, chosen, epoch) is not None:
                     wins.append((number, end))
             except (BadValue, Backpressure):
                 pass
@@ -234,7 +234,7 @@ def test_of_two_sealers_one_wins(stores: list[MemoryStore | SqliteStore]) -> Non
         thread.start()
     for thread in threads:
         thread.join()
-    ranges = first.ranges(0)
+    ranges = first.ranges.all(0)
     check_chain(ranges)
     assert sorted(wins) == [(r.number, r.end) for r in ranges if not r.open]
     for store in stores:
@@ -243,4 +243,4 @@ def test_of_two_sealers_one_wins(stores: list[MemoryStore | SqliteStore]) -> Non
 
 def add_replica_without_process(directory: Directory, replica: int) -> None:
     """One that the store does not look for among the processes of this machine."""
-    directory.register_replica(replica, f"disk-{replica}", "/f", f"host-{replica}", pid=0)
+    directory.replicas.register(replica, f"disk-{replica}", "/f", f"host-{replica}", pid=0)

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from embarcadero.errors import BadValue
 from embarcadero.limits import REPLICAS_MAX
-from embarcadero.placement.choice import choose, load
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.members import choose_replicas, open_ranges
+from embarcadero.placement.stores import MemoryStore
 from embarcadero.types import ReplicaMember, ReplicaState
 from tests.placement.worlds import add_replica, directory_with, numbers
 
 
 def states(directory: Directory) -> list[tuple[int, int, str]]:
-    return [(member.replica, member.incarnation, member.state.value) for member in directory.replicas()]
+    return [(member.replica, member.incarnation, member.state.value) for member in directory.replicas.all()]
 
 
 # --- incarnations and leases ------------------------------------------------------------------------------------------
@@ -29,12 +29,12 @@ def test_registering_again_is_a_new_incarnation() -> None:
     directory = directory_with(1)
     add_replica(directory, 0)
     assert states(directory) == [(0, 2, "live")]
-    directory.create_topic("t", replicas=1)
+    directory.topics.create("t", replicas=1)
     add_replica(directory, 0, disk="another")
     assert states(directory) == [(0, 2, "dead"), (0, 3, "live")]
-    assert [member.disk for member in directory.replicas()] == ["disk-0", "another"]
-    epoch = directory.next_epoch()
-    directory.seal_and_open(0, 1, 5, 5, directory.choose_replicas(1), epoch)
+    assert [member.disk for member in directory.replicas.all()] == ["disk-0", "another"]
+    epoch = directory.elections.next_epoch()
+    directory.ranges.seal_and_open(0, 1, 5, 5, directory.replicas.choose(1), epoch)
     assert states(directory) == [(0, 3, "live")]
     add_replica(directory, 0)
     assert states(directory) == [(0, 3, "dead"), (0, 4, "live")]
@@ -45,8 +45,8 @@ def test_incarnations_go_on_over_generations_and_after_removal() -> None:
     directory = directory_with(1)
     directory.begin_generation()
     assert add_replica(directory, 0).incarnation == 2
-    directory.remove_replica(0)
-    assert directory.replicas() == []
+    directory.replicas.remove(0)
+    assert directory.replicas.all() == []
     assert add_replica(directory, 0).incarnation == 3
 
 
@@ -62,19 +62,19 @@ def test_a_replica_whose_lease_is_over_counts_as_dead() -> None:
     now = [0.0]
     store = MemoryStore(clock=lambda: now[0])
     directory, other = Directory(store), Directory(store)
-    member = directory.register_replica(0, "d", "/f", "h", 1, lease_s=3.0)
+    member = directory.replicas.register(0, "d", "/f", "h", 1, lease_s=3.0)
     now[0] = 2.9
-    assert directory.keep_replica(0, 1)
-    assert not other.keep_replica(0, 1)
+    assert directory.replicas.keep_alive(0, 1)
+    assert not other.replicas.keep_alive(0, 1)
     now[0] = 5.8
-    assert other.replicas() == [member]
+    assert other.replicas.all() == [member]
     now[0] = 5.9
     assert states(other) == [(0, 1, "dead")]
-    assert other.choose_replicas(1) == []
+    assert other.replicas.choose(1) == []
     before = other.revision()
     assert other.expire()
     assert other.revision() > before
-    assert not directory.keep_replica(0, 1)
+    assert not directory.replicas.keep_alive(0, 1)
     assert states(directory) == [(0, 1, "dead")]
 
 
@@ -83,22 +83,22 @@ def test_a_replica_whose_process_is_gone_counts_as_dead() -> None:
     alive = {10, 11}
     directory = Directory(MemoryStore(alive=alive.__contains__))
     for replica in range(2):
-        directory.register_replica(replica, "d", "/f", "h", 10 + replica)
+        directory.replicas.register(replica, "d", "/f", "h", 10 + replica)
     alive.remove(10)
     assert states(directory) == [(0, 1, "dead"), (1, 1, "live")]
-    assert directory.live_replicas() == 1
+    assert directory.replicas.live_count() == 1
 
 
 def test_a_dead_replica_stays_dead() -> None:
     """Marking it is idempotent, touches one incarnation, and its signs of life are of no use any more."""
     directory = directory_with(2)
-    directory.mark_replica_dead(0, 1)
-    directory.mark_replica_dead(0, 1)
-    directory.mark_replica_dead(0, 7)
-    directory.mark_replica_dead(9, 1)
+    directory.replicas.mark_dead(0, 1)
+    directory.replicas.mark_dead(0, 1)
+    directory.replicas.mark_dead(0, 7)
+    directory.replicas.mark_dead(9, 1)
     assert states(directory) == [(0, 1, "dead"), (1, 1, "live")]
-    assert not directory.keep_replica(0, 1)
-    assert directory.keep_replica(1, 1)
+    assert not directory.replicas.keep_alive(0, 1)
+    assert directory.replicas.keep_alive(1, 1)
 
 
 def test_an_incarnation_that_was_replaced_is_not_kept_alive() -> None:
@@ -106,8 +106,8 @@ def test_an_incarnation_that_was_replaced_is_not_kept_alive() -> None:
     store = MemoryStore()
     directory = directory_with(1, store)
     add_replica(directory, 0)
-    assert not directory.keep_replica(0, 1)
-    assert directory.keep_replica(0, 2)
+    assert not directory.replicas.keep_alive(0, 1)
+    assert directory.replicas.keep_alive(0, 2)
     assert [store.keep_alive(lease) for lease in (1, 2)] == [False, True]
 
 
@@ -117,64 +117,64 @@ def test_an_incarnation_that_was_replaced_is_not_kept_alive() -> None:
 def test_a_draining_replica_gets_no_ranges_until_it_is_told_otherwise() -> None:
     """Also as its next incarnation, also after a restart of everything."""
     directory = directory_with(2)
-    directory.drain_replica(0)
+    directory.replicas.drain(0)
     assert states(directory) == [(0, 1, "draining"), (1, 1, "live")]
-    assert [ref.replica for ref in directory.choose_replicas(2)] == [1]
+    assert [ref.replica for ref in directory.replicas.choose(2)] == [1]
     directory.begin_generation()
     assert add_replica(directory, 0).state is ReplicaState.DRAINING
-    directory.undrain_replica(0)
-    assert [ref.replica for ref in directory.choose_replicas(2)] == [0]
+    directory.replicas.undrain(0)
+    assert [ref.replica for ref in directory.replicas.choose(2)] == [0]
     with pytest.raises(BadValue, match="no replica 5"):
-        directory.drain_replica(5)
+        directory.replicas.drain(5)
 
 
 def test_a_replica_whose_ranges_could_go_nowhere_is_not_drained() -> None:
     """The only one, or one of which all others have copies already: draining would never end."""
     directory = directory_with(1)
-    directory.create_topic("t", replicas=1)
+    directory.topics.create("t", replicas=1)
     with pytest.raises(BadValue, match="no other replica is live") as caught:
-        directory.drain_replica(0)
+        directory.replicas.drain(0)
     assert "replica add" in caught.value.hint
     add_replica(directory, 1)
-    directory.create_topic("both", replicas=2)
+    directory.topics.create("both", replicas=2)
     with pytest.raises(BadValue, match="1 of its ranges could go nowhere: 1 others are live"):
-        directory.drain_replica(0)
-    assert directory.draining_replicas() == set()
+        directory.replicas.drain(0)
+    assert directory.replicas.draining() == set()
     assert [state for *_, state in states(directory)] == ["live", "live"]
     add_replica(directory, 2)
-    directory.drain_replica(0)
-    assert directory.draining_replicas() == {0}
-    directory.mark_replica_dead(0, 1)
-    assert directory.draining_replicas() == {0}
+    directory.replicas.drain(0)
+    assert directory.replicas.draining() == {0}
+    directory.replicas.mark_dead(0, 1)
+    assert directory.replicas.draining() == {0}
 
 
 def test_draining_does_not_bring_a_dead_replica_back() -> None:
     """Only the next incarnation is told."""
     directory = directory_with(1)
-    directory.mark_replica_dead(0, 1)
-    directory.drain_replica(0)
-    directory.undrain_replica(0)
+    directory.replicas.mark_dead(0, 1)
+    directory.replicas.drain(0)
+    directory.replicas.undrain(0)
     assert states(directory) == [(0, 1, "dead")]
 
 
 def test_a_replica_is_removed_only_when_no_range_is_on_it() -> None:
     """Open and sealed ones count; `force` is the operator's word that what it had may be lost."""
     directory = directory_with(3)
-    directory.create_topic("t", replicas=2)
-    epoch = directory.next_epoch()
-    directory.drain_replica(0)
+    directory.topics.create("t", replicas=2)
+    epoch = directory.elections.next_epoch()
+    directory.replicas.drain(0)
     with pytest.raises(BadValue, match="has 1 ranges, 1 of them open"):
-        directory.remove_replica(0)
-    directory.seal_and_open(0, 1, 5, 5, directory.choose_replicas(2), epoch)
+        directory.replicas.remove(0)
+    directory.ranges.seal_and_open(0, 1, 5, 5, directory.replicas.choose(2), epoch)
     with pytest.raises(BadValue, match="has 1 ranges, 0 of them open"):
-        directory.remove_replica(0)
-    assert directory.replace_in_sealed(0, 1, 0, directory.replicas()[2].ref)
-    assert directory.ranges_on(0) == []
-    directory.remove_replica(0)
-    assert [member.replica for member in directory.replicas()] == [1, 2]
-    directory.remove_replica(1, force=True)
+        directory.replicas.remove(0)
+    assert directory.ranges.replace_in_sealed(0, 1, 0, directory.replicas.all()[2].ref)
+    assert directory.replicas.ranges_on(0) == []
+    directory.replicas.remove(0)
+    assert [member.replica for member in directory.replicas.all()] == [1, 2]
+    directory.replicas.remove(1, force=True)
     with pytest.raises(BadValue, match="no replica 7"):
-        directory.remove_replica(7)
+        directory.replicas.remove(7)
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------
@@ -184,38 +184,38 @@ def test_ranges_are_spread_evenly() -> None:
     """Each next topic goes to those with the fewest open ranges; sealed ranges do not count."""
     directory = directory_with(4)
     for number in range(6):
-        directory.create_topic(f"t{number}", replicas=2)
-    loads = load(directory.ranges())
+        directory.topics.create(f"t{number}", replicas=2)
+    loads = open_ranges(directory.ranges.all())
     assert set(loads.values()) == {3}
-    epoch = directory.next_epoch()
-    assert directory.seal_clean(0, 1, 1, 1, epoch)
-    gone = numbers(directory.range_of(0, 1))
-    directory.create_topic("more", replicas=2)
-    assert sorted(numbers(directory.open_range(6))) == sorted(gone)
+    epoch = directory.elections.next_epoch()
+    assert directory.ranges.seal_clean(0, 1, 1, 1, epoch)
+    gone = numbers(directory.ranges.get(0, 1))
+    directory.topics.create("more", replicas=2)
+    assert sorted(numbers(directory.ranges.open_range(6))) == sorted(gone)
 
 
 def test_copies_are_on_different_hosts_where_there_are_enough() -> None:
-    """Spread comes before load."""
+    """Spread comes before open_ranges."""
     directory = Directory(MemoryStore())
     for replica, host in enumerate(["a", "a", "a", "b"]):
         add_replica(directory, replica, host)
     for number in range(3):
-        directory.create_topic(f"t{number}", replicas=2)
-        hosts = {"b" if replica == 3 else "a" for replica in numbers(directory.open_range(number))}
+        directory.topics.create(f"t{number}", replicas=2)
+        hosts = {"b" if replica == 3 else "a" for replica in numbers(directory.ranges.open_range(number))}
         assert hosts == {"a", "b"}
-    assert sorted(numbers(directory.open_range(0)) + numbers(directory.open_range(1))) == [0, 1, 3, 3]
+    assert sorted(numbers(directory.ranges.open_range(0)) + numbers(directory.ranges.open_range(1))) == [0, 1, 3, 3]
 
 
 def test_those_to_keep_come_first_in_their_newest_incarnation() -> None:
     """Those to avoid never come, not even to fill up; dead ones are not kept."""
     directory = directory_with(4)
-    old = [member.ref for member in directory.replicas()]
+    old = [member.ref for member in directory.replicas.all()]
     newer = add_replica(directory, 3)
-    directory.mark_replica_dead(2, 1)
-    chosen = directory.choose_replicas(3, keep=[old[3], old[2], old[1]], avoid={0})
+    directory.replicas.mark_dead(2, 1)
+    chosen = directory.replicas.choose(3, keep=[old[3], old[2], old[1]], avoid={0})
     assert chosen == [newer.ref, old[1]]
-    assert directory.choose_replicas(1, keep=[old[3], old[1]]) == [newer.ref]
-    assert directory.choose_replicas(0) == []
+    assert directory.replicas.choose(1, keep=[old[3], old[1]]) == [newer.ref]
+    assert directory.replicas.choose(0) == []
 
 
 MEMBERS = st.lists(
@@ -240,10 +240,10 @@ def test_a_choice_is_right_and_the_same_for_the_same_store(
 ) -> None:
     """Only live ones, none twice, as many as can be, in whatever order members are listed; hosts as even as can be."""
     keep = [member.ref for member in members[:kept]]
-    chosen = choose(members, Counter(loads), count, keep, avoid)
+    chosen = choose_replicas(members, Counter(loads), count, keep, avoid)
     shuffled = list(members)
     order.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert choose(shuffled, Counter(loads), count, keep, avoid) == chosen
+    assert choose_replicas(shuffled, Counter(loads), count, keep, avoid) == chosen
     able = {m.replica: m for m in members if m.state is ReplicaState.LIVE and m.replica not in avoid}
     assert len(chosen) == min(count, len(able)) == len({ref.replica for ref in chosen})
     assert all(able[ref.replica].ref == ref for ref in chosen)

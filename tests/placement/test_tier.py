@@ -7,7 +7,7 @@ import pytest
 from embarcadero.errors import BadValue, Deposed, TierBusy, UnknownTopic
 from embarcadero.limits import HOT_RETENTION_S, TIER_LEASE_S
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.stores import MemoryStore
 from embarcadero.types import Tier
 from embarcadero.wire.messages import AdvanceTier, OpenTier
 from embarcadero_proof.bugs.table import injected
@@ -32,21 +32,21 @@ def clock() -> Clock:
 @pytest.fixture
 def directory(clock: Clock) -> Directory:
     made = directory_with(1, MemoryStore(clock))
-    made.create_topic("t", replicas=1)
+    made.topics.create("t", replicas=1)
     return made
 
 
 def opened(directory: Directory, holder: str = "a", topic: str = "t", **more: object) -> Tier:
     ask = OpenTier(topic=topic, holder=holder, id=holder * 8, warehouse="file:///w", table="embarcadero.t", **more)  # type: ignore[arg-type]
-    return directory.open_tier(ask)
+    return directory.tiers.open(ask)
 
 
 def advanced(directory: Directory, epoch: int, index: int, seq: int, metadata: str = "m", start: int = 0) -> Tier:
-    lane = directory.topic("t").lane
+    lane = directory.topics.get("t").lane
     ask = AdvanceTier(
         topic="t", epoch=epoch, metadata=metadata, frontiers={lane: (index, seq)}, starts={lane: (start, start * 10)}
     )
-    return directory.advance_tier(ask, 7)
+    return directory.tiers.advance(ask, 7)
 
 
 def test_one_holder_at_a_time(directory: Directory, clock: Clock) -> None:
@@ -56,15 +56,15 @@ def test_one_holder_at_a_time(directory: Directory, clock: Clock) -> None:
         opened(directory, "b")
     assert opened(directory).epoch == 2
     clock.now_s += TIER_LEASE_S / 2
-    assert directory.keep_tier("t", 2)
-    assert not directory.keep_tier("t", 1)
+    assert directory.tiers.keep_alive("t", 2)
+    assert not directory.tiers.keep_alive("t", 1)
     clock.now_s += TIER_LEASE_S * 0.75
     with pytest.raises(TierBusy):
         opened(directory, "b")
     assert opened(directory, "b", take_over=True).epoch == 3
     clock.now_s += TIER_LEASE_S * 2
     assert opened(directory, "a").epoch == 4
-    directory.close_tier("t", 4)
+    directory.tiers.close("t", 4)
     assert opened(directory, "b").epoch == 5
 
 
@@ -73,7 +73,7 @@ def test_the_table_stays_what_it_was(directory: Directory) -> None:
     first = opened(directory, hot_retention_s=60)
     second = opened(directory, "b", take_over=True)
     assert (second.id, second.table, second.hot_retention_s) == (first.id, first.table, 60)
-    directory.create_topic("u", replicas=1)
+    directory.topics.create("u", replicas=1)
     assert opened(directory, topic="u").hot_retention_s == HOT_RETENTION_S
 
 
@@ -84,18 +84,18 @@ def test_a_deposed_holder_changes_nothing(directory: Directory) -> None:
     opened(directory, "b", take_over=True)
     with pytest.raises(Deposed, match="epoch 1"):
         advanced(directory, 1, 9, 90)
-    directory.close_tier("t", 1)
+    directory.tiers.close("t", 1)
     with pytest.raises(TierBusy):
         opened(directory, "c")
-    tier = directory.tier("t")
+    tier = directory.tiers.get("t")
     assert tier is not None
-    assert tier.frontier(directory.topic("t").lane) == (5, 50)
+    assert tier.frontier(directory.topics.get("t").lane) == (5, 50)
 
 
 def test_frontiers_never_go_back(directory: Directory, clock: Clock) -> None:
     """Nor does a lane's start change by telling it again; a lease that nobody took is begun again."""
     opened(directory)
-    lane = directory.topic("t").lane
+    lane = directory.topics.get("t").lane
     advanced(directory, 1, 5, 50, start=2)
     clock.now_s += TIER_LEASE_S * 2
     told = advanced(directory, 1, 3, 30, "n", start=1)
@@ -106,35 +106,35 @@ def test_frontiers_never_go_back(directory: Directory, clock: Clock) -> None:
 
 def test_trims_of_a_tiering_job_stop_at_the_frontier(directory: Directory) -> None:
     """What is not in the table stays with the brokers. The planted bug shows what the rule is for."""
-    lane = directory.topic("t").lane
+    lane = directory.topics.get("t").lane
     with pytest.raises(BadValue, match="no table"):
-        directory.trim("t", lane, 5, cold=False)
+        directory.topics.trim("t", lane, 5, cold=False)
     opened(directory)
-    assert directory.trim("t", lane, 5, seq=50, cold=False) == 0
+    assert directory.topics.trim("t", lane, 5, seq=50, cold=False) == 0
     advanced(directory, 1, 4, 40)
-    assert directory.trim("t", lane, 9, seq=90, cold=False) == 4
-    assert directory.tiers()["t"].start(lane) == (0, 0)
+    assert directory.topics.trim("t", lane, 9, seq=90, cold=False) == 4
+    assert directory.tiers.all()["t"].start(lane) == (0, 0)
     with injected("trim-above-tier"):
-        assert directory.trim("t", lane, 9, seq=90, cold=False) == 9
+        assert directory.topics.trim("t", lane, 9, seq=90, cold=False) == 9
 
 
 def test_an_ordinary_trim_is_for_all_readers(directory: Directory) -> None:
     """It moves the start of the part in the table as well, also below what brokers have, and never back."""
-    lane = directory.topic("t").lane
+    lane = directory.topics.get("t").lane
     opened(directory)
     advanced(directory, 1, 20, 200)
-    directory.trim("t", lane, 15, seq=150, cold=False)
-    assert directory.trim("t", lane, 6, seq=60) == 15
-    assert directory.tiers()["t"].start(lane) == (6, 60)
-    directory.trim("t", lane, 3, seq=30)
-    assert directory.tiers()["t"].start(lane) == (6, 60)
-    assert directory.trim("t", lane, 30, seq=300) == 30
-    assert directory.tiers()["t"].start(lane) == (20, 200)
+    directory.topics.trim("t", lane, 15, seq=150, cold=False)
+    assert directory.topics.trim("t", lane, 6, seq=60) == 15
+    assert directory.tiers.all()["t"].start(lane) == (6, 60)
+    directory.topics.trim("t", lane, 3, seq=30)
+    assert directory.tiers.all()["t"].start(lane) == (6, 60)
+    assert directory.topics.trim("t", lane, 30, seq=300) == 30
+    assert directory.tiers.all()["t"].start(lane) == (20, 200)
 
 
 def test_what_has_no_table(directory: Directory) -> None:
     """A topic without replicas is never durable; one that is gone takes its table's record with it."""
-    directory.create_topic("m", replicas=0)
+    directory.topics.create("m", replicas=0)
     with pytest.raises(BadValue, match="no replicas"):
         opened(directory, topic="m")
     with pytest.raises(UnknownTopic):
@@ -145,10 +145,10 @@ def test_what_has_no_table(directory: Directory) -> None:
         opened(directory, hot_retention_s=1 << 62)
     opened(directory)
     with pytest.raises(BadValue, match="lane 99"):
-        directory.advance_tier(AdvanceTier(topic="t", epoch=1, metadata="", frontiers={99: (1, 1)}), 0)
-    directory.delete_topic("t")
-    assert directory.tier("t") is None
-    directory.create_topic("t", replicas=1)
+        directory.tiers.advance(AdvanceTier(topic="t", epoch=1, metadata="", frontiers={99: (1, 1)}), 0)
+    directory.topics.delete("t")
+    assert directory.tiers.get("t") is None
+    directory.topics.create("t", replicas=1)
     assert opened(directory, "b").epoch == 1
 
 
@@ -157,6 +157,6 @@ def test_lanes_in_the_table_are_remembered(directory: Directory) -> None:
     opened(directory)
     advanced(directory, 1, 5, 50)
     directory.begin_generation()
-    tier = directory.tier("t")
+    tier = directory.tiers.get("t")
     assert tier is not None
-    assert tier.frontier(directory.topic("t").lane) == (5, 50)
+    assert tier.frontier(directory.topics.get("t").lane) == (5, 50)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.stores import MemoryStore
 from embarcadero.types import Member, Range, ReplicaMember
 
 
 def add_replica(directory: Directory, replica: int, host: str = "", disk: str = "") -> ReplicaMember:
     """Start an incarnation of a replica on a host of its own, unless said otherwise."""
-    return directory.register_replica(
+    return directory.replicas.register(
         replica, disk or f"disk-{replica}", f"/data/replica-{replica}", host or f"host-{replica}", 1_000 + replica
     )
 
 
 def add_broker(directory: Directory, broker: int = 0) -> Member:
     """Start an incarnation of a broker."""
-    return directory.register_broker(broker, "127.0.0.1", 9_092 + broker, 2_000 + broker)
+    return directory.members.register(broker, "127.0.0.1", 9_092 + broker, 2_000 + broker)
 
 
 def directory_with(replicas: int, store: MemoryStore | None = None) -> Directory:

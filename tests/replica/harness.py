@@ -34,7 +34,7 @@ from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.region import Shape
 from embarcadero.fabric.ring import RingWriter, create_ring
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.stores import MemoryStore
 from embarcadero.replica.replica import Replica
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder
@@ -123,7 +123,7 @@ class FakeBroker:
     """A broker's log and frontiers."""
 
     def __init__(self, world: World, number: int = 0) -> None:
-        self.member = world.directory.register_broker(number, "localhost", 9000 + number, 1)
+        self.member = world.directory.members.register(number, "localhost", 9000 + number, 1)
         self.fabric = world.memory.host(f"broker-{number}")
         prefix = self.member.region_prefix
         frontiers, log = create_log(self.fabric, prefix, SIZES, number, self.member.incarnation)
@@ -149,7 +149,7 @@ class Reign:
     """One epoch: its frontiers, range words, and order rings."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.number = world, world.directory.next_epoch()
+        self.world, self.number = world, world.directory.elections.next_epoch()
         self.fabric = world.memory.host(f"sequencer-{self.number}")
         self._table = EpochTable(self.fabric, self.fabric.attach(EPOCHS_REGION, writable=True))
         self._table.open(self.number)
@@ -159,10 +159,10 @@ class Reign:
         self.words = create_ranges(self.fabric, self.number)
 
     def start(self) -> None:
-        for member in self.world.directory.members():
+        for member in self.world.directory.members.all():
             if member.state is MemberState.LIVE:
                 self.count(member.handle, Standing.OPEN)
-        assert self.world.directory.start_epoch(self.number, {})
+        assert self.world.directory.elections.start_epoch(self.number, {})
         self._table.start(self.number)
 
     def lane(self, lane: int, start: int = 0) -> Writer:
@@ -220,7 +220,7 @@ class World:
         """A new incarnation, on the folder of the last one."""
         files = disk or RealDisk(self.folder(number), create=True)
         identity = open_folder(files, self.directory.cluster_id, number, self.directory.generation & 0xFFFF_FFFF)
-        member = self.directory.register_replica(number, identity.disk, str(self.folder(number)), "here", 1)
+        member = self.directory.replicas.register(number, identity.disk, str(self.folder(number)), "here", 1)
         self.notes[number] = Notes()
         fabric = self.memory.host(member.ref.region_prefix)
         self.replicas[number] = Replica(
@@ -244,7 +244,7 @@ class World:
         replica._context.disk.close()
         self.memory.crash(replica.member.ref.region_prefix)
         if known:
-            self.directory.mark_replica_dead(number, replica.member.incarnation)
+            self.directory.replicas.mark_dead(number, replica.member.incarnation)
 
     def lose_fabric(self, replicas: int) -> None:
         """Everything dies, and the cluster begins anew on the same disks."""
@@ -272,11 +272,11 @@ class World:
         raise AssertionError("it never settles")
 
     def topic(self, name: str = "t", order: int = 2, replicas: int = 1, durable_on: int = 1, **more: Any) -> int:
-        return self.directory.create_topic(name, order=order, replicas=replicas, durable_on=durable_on, **more).lane
+        return self.directory.topics.create(name, order=order, replicas=replicas, durable_on=durable_on, **more).lane
 
     # --- what can be seen ---------------------------------------------------------------------------------------------
     def range_(self, lane: int, number: int = 1) -> Range:
-        found = self.directory.range_of(lane, number)
+        found = self.directory.ranges.get(lane, number)
         assert found is not None
         return found
 

@@ -28,7 +28,7 @@ def used(world: World, name: str) -> int:
     writer = world.reign.lane(lane)
     world.settle()
     writer.batches(b"a", b"b", b"c")
-    order = LaneOrder(world.directory.topic(name), SessionTable(8), HeldSlots(8))
+    order = LaneOrder(world.directory.topics.get(name), SessionTable(8), HeldSlots(8))
     order.next_index = 3
     CheckpointWriter(world.reign.fabric, checkpoint_region(world.reign.number, lane), 8).write(order, 0)
     world.poll(10, step_us=200_000)
@@ -49,9 +49,9 @@ def test_a_replica_drops_the_memory_of_deleted_topics(tmp_path: Path) -> None:
         lane = used(world, f"t{number}")
         assert lane in replica.leader._orders
         assert lane in replica.sessions._regions
-        world.directory.delete_topic(f"t{number}")
+        world.directory.topics.delete(f"t{number}")
         world.poll(20, step_us=200_000)
-    kept = {world.directory.topic("kept").lane}
+    kept = {world.directory.topics.get("kept").lane}
     assert replica.leader._orders.keys() == replica.sessions._regions.keys() == replica.sessions._known.keys() == kept
     assert lane_folders(world) == [lane_folder(*kept)]
 
@@ -65,7 +65,7 @@ def test_a_replica_drops_the_range_words_of_deleted_topics(tmp_path: Path) -> No
     for lane in lanes:
         world.reign.say(lane, 1)
         assert leader.word(lane) is not None
-    world.directory.delete_topic("t")
+    world.directory.topics.delete("t")
     world.poll(5, step_us=200_000)
     assert [leader.word(lane) is not None for lane in lanes] == [True, False]
 
@@ -97,7 +97,7 @@ def test_a_kill_before_the_folder_of_a_lane_goes_leaves_no_files_for_good(
             raise Killed
 
     monkeypatch.setattr(replica_ranges, "remove_range", killed_after)
-    world.directory.delete_topic("t")
+    world.directory.topics.delete("t")
     with pytest.raises(Killed):
         world.poll(50, step_us=200_000)
     monkeypatch.undo()

@@ -121,7 +121,7 @@ def test_nothing_is_appended_on_the_word_of_a_deposed_sequencer(tmp_path: Path) 
 
 def broker_lane(world: World, order: int = 0) -> TopicLane:
     world.topic(order=order)
-    lane = world.directory.make_lane(world.directory.topic("t"), world.broker.member)
+    lane = world.directory.lanes.make(world.directory.topics.get("t"), world.broker.member)
     assert lane is not None
     return lane
 
@@ -155,7 +155,7 @@ def test_a_closed_lane_is_followed_to_its_end(tmp_path: Path) -> None:
         lane=lane.lane, topic=lane.topic, broker=lane.broker, incarnation=lane.incarnation, handle=lane.handle,
         end=2, end_seq=4,
     )  # fmt: skip
-    assert world.directory.close_lanes([ended], world.reign.number)
+    assert world.directory.lanes.close([ended], world.reign.number)
     world.settle()
 
     assert [held for _, held in world.files(0, lane.lane)] == [b"a", b"b"]

@@ -20,12 +20,12 @@ def sealed_on(world: World, name: str, before: tuple[int, ...], after: tuple[int
     lane = world.topic(name, replicas=len(before), durable_on=len(before))
     writer, number, end = written(world, lane), 1, 10
     if {ref.replica for ref in world.range_(lane).replicas} != set(before):
-        assert world.directory.seal_and_open(lane, 1, 10, 20, refs(world, *before), world.reign.number)
+        assert world.directory.ranges.seal_and_open(lane, 1, 10, 20, refs(world, *before), world.reign.number)
         world.settle()
         writer.batches(*(bytes([n + 1]) * 300 for n in range(10)))
         world.settle()
         number, end = 2, 20
-    assert world.directory.seal_and_open(lane, number, end, 2 * end, refs(world, *after), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, number, end, 2 * end, refs(world, *after), world.reign.number)
     world.settle()
     return lane, number, writer
 
@@ -37,7 +37,7 @@ def lose(world: World, replica: int) -> Path:
 
 
 def on(world: World, replica: int) -> set[tuple[int, int]]:
-    return {(range_.lane, range_.number) for range_ in world.directory.ranges_on(replica)}
+    return {(range_.lane, range_.number) for range_ in world.directory.replicas.ranges_on(replica)}
 
 
 def test_ranges_without_a_readable_copy_do_not_block_the_others(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_ranges_without_a_readable_copy_do_not_block_the_others(tmp_path: Path) 
     lone = {sealed_on(world, f"lone{number}", (0,), (1,))[:2] for number in range(LONE)}
     lane, number, writer = sealed_on(world, "safe", (0, 1), (1, 2))
     lose(world, 0)
-    world.directory.drain_replica(0)
+    world.directory.replicas.drain(0)
     world.poll(60, step_us=200_000)
     world.settle()
 
@@ -60,7 +60,7 @@ def test_ranges_without_a_readable_copy_are_copied_once_their_disk_is_back(tmp_p
     world = World(tmp_path, replicas=2)
     made = [sealed_on(world, f"lone{number}", (0,), (1,)) for number in range(LONE)]
     away = lose(world, 0)
-    world.directory.drain_replica(0)
+    world.directory.replicas.drain(0)
     world.poll(600, step_us=500_000)
     attempts = world.notes[1].count("can't complete a copy")
     assert attempts < 15 * LONE
@@ -81,7 +81,7 @@ def test_ranges_whose_folder_comes_back_without_a_process_are_copied_in_time(tmp
     world = World(tmp_path, replicas=2)
     sealed_on(world, "lone", (0,), (1,))
     away = lose(world, 0)
-    world.directory.drain_replica(0)
+    world.directory.replicas.drain(0)
     world.poll(600, step_us=500_000)
     away.rename(world.folder(0))
     world.poll(140, step_us=500_000)
@@ -100,7 +100,7 @@ def test_what_was_copied_of_a_range_whose_source_is_gone_stays(tmp_path: Path) -
         segments = sorted((world.folder(0) / range_folder(lone, one)).glob("*.log"))
         assert len(segments) >= 2
         segments[1].rename(segments[1].with_suffix(".away"))
-    world.directory.drain_replica(0)
+    world.directory.replicas.drain(0)
     world.poll(200, step_us=200_000)
     assert on(world, 0) == {one[:2] for one in made}
     assert {ref.replica for ref in world.range_(lane, number).replicas} == {1, 2}
@@ -123,13 +123,13 @@ def test_a_trim_gives_up_ranges_without_a_readable_copy(tmp_path: Path) -> None:
     world = World(tmp_path, replicas=2)
     lane, number, _ = sealed_on(world, "lone", (0,), (1,))
     lose(world, 0)
-    world.directory.drain_replica(0)
+    world.directory.replicas.drain(0)
     world.poll(60, step_us=200_000)
     assert on(world, 0)
     end = world.range_(lane, number).end
     assert end is not None
-    world.directory.trim("lone", lane, end)
-    assert world.directory.forget_trimmed(lane, number + 1, end), "a checkpoint of its sessions covers it"
+    world.directory.topics.trim("lone", lane, end)
+    assert world.directory.ranges.forget_trimmed(lane, number + 1, end), "a checkpoint of its sessions covers it"
     world.poll(20, step_us=200_000)
 
     assert not on(world, 0)
@@ -141,9 +141,9 @@ def test_a_replica_that_is_not_drained_any_more_keeps_its_ranges(tmp_path: Path)
     world = World(tmp_path, replicas=2)
     sealed_on(world, "lone", (0,), (1,))
     lose(world, 0)
-    world.directory.drain_replica(0)
+    world.directory.replicas.drain(0)
     world.poll(20, step_us=200_000)
-    world.directory.undrain_replica(0)
+    world.directory.replicas.undrain(0)
     world.poll(20, step_us=200_000)
     before = world.notes[1].count("can't complete a copy")
     assert before
@@ -157,7 +157,7 @@ def test_a_copy_that_is_whole_is_not_given_up(tmp_path: Path, monkeypatch: pytes
     """Also if the store could not be told of it yet, and a scrub finds damage in it."""
     world = World(tmp_path, replicas=2)
     lane, number, writer = sealed_on(world, "lone", (0,), (1,))
-    world.directory.drain_replica(0)
+    world.directory.replicas.drain(0)
     monkeypatch.setattr(world.replicas[1].moving, "completed", lambda _copy: None)
     world.poll(20, step_us=200_000)
     world.settle()

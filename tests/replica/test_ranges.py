@@ -11,7 +11,7 @@ import pytest
 
 from embarcadero.errors import DiskFailed, NotAvailable
 from embarcadero.limits import CEILING_AHEAD, REPLACE_AFTER_S
-from embarcadero.placement.directory import Directory
+from embarcadero.placement.topics import Topics
 from embarcadero.storage.layout import range_folder
 from embarcadero.types import ReplicaRef, TopicLane, Trouble
 from embarcadero_proof.bugs.table import injected
@@ -35,7 +35,7 @@ def test_a_sealed_range_is_cut_above_its_end_and_the_next_one_begins_there(tmp_p
     world = World(tmp_path)
     lane = world.topic()
     writer = written(world, lane)
-    assert world.directory.seal_and_open(lane, 1, 6, 12, refs(world, 0), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 6, 12, refs(world, 0), world.reign.number)
     world.settle()
 
     assert world.files(0, lane, 1) == writer.written[:6]
@@ -55,7 +55,7 @@ def test_what_was_not_synced_when_its_range_was_sealed_is_synced_then(tmp_path: 
         writer.batches(b"x" * 300)
         world.poll()
     assert len(slow.jobs) == 1
-    assert world.directory.seal_and_open(lane, 1, 6, 12, refs(world, 0, 1), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 6, 12, refs(world, 0, 1), world.reign.number)
     world.poll(20)
     late.commits._workers = usual
     slow.jobs.pop()()
@@ -74,7 +74,7 @@ def test_a_late_replica_completes_its_sealed_range_from_peers(tmp_path: Path) ->
     writer.batches(*(bytes([n + 1]) * 500 for n in range(20)))
     world.poll()
     assert world.durable(lane) == 24
-    assert world.directory.seal_and_open(lane, 1, 24, 48, refs(world, 0, 1), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 24, 48, refs(world, 0, 1), world.reign.number)
     world.start_replica(2)
     world.settle()
 
@@ -88,7 +88,7 @@ def test_a_wiped_disk_is_filled_again(tmp_path: Path) -> None:
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=1)
     writer = written(world, lane)
-    assert world.directory.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
     world.settle()
     world.kill_replica(1)
     shutil.rmtree(world.folder(1))
@@ -106,7 +106,7 @@ def test_a_range_that_is_not_ours_any_more_is_removed(tmp_path: Path) -> None:
     world = World(tmp_path)
     lane = world.topic()
     written(world, lane)
-    world.directory.delete_topic("t")
+    world.directory.topics.delete("t")
     world.settle()
 
     assert not any(name.startswith("lane-") for name in (path.name for path in world.folder(0).iterdir()))
@@ -124,23 +124,23 @@ def test_a_drained_replica_gives_its_ranges_away(tmp_path: Path, refused: int) -
     before = {ref.replica for ref in world.range_(lane).replicas}
     spare = ({0, 1, 2} - before).pop()
     leaving = min(before)
-    assert world.directory.seal_and_open(
+    assert world.directory.ranges.seal_and_open(
         lane, 1, 10, 20, refs(world, *sorted(before - {leaving}), spare), world.reign.number
     )  # fmt: skip
-    world.directory.drain_replica(leaving)
-    answers, usual = [NotAvailable("busy", "wait")] * refused, world.directory.replace_in_sealed
+    world.directory.replicas.drain(leaving)
+    answers, usual = [NotAvailable("busy", "wait")] * refused, world.directory.ranges.replace_in_sealed
 
     def replace(*what: Any) -> bool:
         if answers:
             raise answers.pop()
         return usual(*what)
 
-    with patch.object(world.directory, "replace_in_sealed", replace):
+    with patch.object(world.directory.ranges, "replace_in_sealed", replace):
         for _ in range(5):
             world.poll(20, step_us=200_000)
         world.settle()
 
-    assert not world.directory.ranges_on(leaving)
+    assert not world.directory.replicas.ranges_on(leaving)
     assert world.files(spare, lane) == writer.written
     assert not (world.folder(leaving) / range_folder(lane, 1)).exists()
     assert world.notes[spare].count("can't record a copy") == refused
@@ -156,28 +156,28 @@ def test_sealed_ranges_of_a_dead_replica_are_copied_again(tmp_path: Path, draine
     before = {ref.replica for ref in world.range_(lane).replicas}
     spare, dead = ({0, 1, 2} - before).pop(), min(before)
     rest = refs(world, *sorted(before - {dead}), spare)
-    assert world.directory.seal_and_open(lane, 1, 10, 20, rest, world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 10, 20, rest, world.reign.number)
     world.settle()
     world.kill_replica(dead)
     if drained:
-        world.directory.drain_replica(dead)
+        world.directory.replicas.drain(dead)
     else:
         world.poll(20, step_us=1_000_000)
-        assert {ref.replica for ref in world.directory.ranges(lane)[0].replicas} == before
+        assert {ref.replica for ref in world.directory.ranges.all(lane)[0].replicas} == before
         world.clock.us += int(REPLACE_AFTER_S * 1_000_000)
-    usual, told = world.directory.replace_in_sealed, []
+    usual, told = world.directory.ranges.replace_in_sealed, []
 
     def replace(*what: Any) -> bool:
         told.append(world.files(spare, lane) == writer.written)
         return usual(*what)
 
-    with patch.object(world.directory, "replace_in_sealed", replace):
+    with patch.object(world.directory.ranges, "replace_in_sealed", replace):
         for _ in range(5):
             world.poll(20, step_us=200_000)
         world.settle()
     assert told == [True]
-    assert not world.directory.ranges_on(dead)
-    assert {ref.replica for ref in world.directory.ranges(lane)[0].replicas} == before - {dead} | {spare}
+    assert not world.directory.replicas.ranges_on(dead)
+    assert {ref.replica for ref in world.directory.ranges.all(lane)[0].replicas} == before - {dead} | {spare}
 
 
 def test_a_replica_that_comes_back_in_time_keeps_its_ranges(tmp_path: Path) -> None:
@@ -188,14 +188,14 @@ def test_a_replica_that_comes_back_in_time_keeps_its_ranges(tmp_path: Path) -> N
     before = {ref.replica for ref in world.range_(lane).replicas}
     spare, dead = ({0, 1, 2} - before).pop(), min(before)
     rest = refs(world, *sorted(before - {dead}), spare)
-    assert world.directory.seal_and_open(lane, 1, 10, 20, rest, world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 10, 20, rest, world.reign.number)
     world.settle()
     for _ in range(3):
         world.kill_replica(dead)
         world.poll(5, step_us=int(REPLACE_AFTER_S * 100_000))
         world.start_replica(dead)
         world.poll(5, step_us=int(REPLACE_AFTER_S * 100_000))
-    assert {ref.replica for ref in world.directory.ranges(lane)[0].replicas} == before
+    assert {ref.replica for ref in world.directory.ranges.all(lane)[0].replicas} == before
 
 
 def test_a_copy_that_could_not_be_opened_leaves_nothing_when_it_is_not_ours_any_more(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_copy_that_could_not_be_opened_leaves_nothing_when_it_is_not_ours_any_
         world.poll(5)
     assert (world.folder(0) / range_folder(lane, 1)).exists()
     assert not world.replicas[0].ranges.copies
-    world.directory.delete_topic("t")
+    world.directory.topics.delete("t")
     world.settle()
     assert not (world.folder(0) / range_folder(lane, 1)).exists()
 
@@ -218,7 +218,7 @@ def test_a_copy_that_could_not_be_removed_is_removed_later(tmp_path: Path) -> No
     written(world, lane)
     replica = world.replicas[0]
     with patch.object(replica.ranges, "_remove_folder", side_effect=DiskFailed("read-only file system")) as failing:
-        world.directory.delete_topic("t")
+        world.directory.topics.delete("t")
         world.settle()
         assert failing.call_count
     assert (world.folder(0) / range_folder(lane, 1)).exists()
@@ -234,9 +234,9 @@ def test_a_range_that_is_ours_again_while_its_copy_is_still_being_given_up_stays
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=1)
     writer = written(world, lane)
-    assert world.directory.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
     world.settle()
-    ranges, all_ranges = world.replicas[1].ranges, world.directory.ranges()
+    ranges, all_ranges = world.replicas[1].ranges, world.directory.ranges.all()
     for open_ in (False, True):
         tags = lane, 2 if open_ else 1
         others = [range_ for range_ in all_ranges if (range_.lane, range_.number) != tags]
@@ -315,7 +315,7 @@ def test_a_copy_that_was_there_once_is_forgotten_with_its_range(tmp_path: Path) 
     assert list(world.folder(owner).glob("*.begun"))
     world.kill_replica(owner, known=False)
     shutil.rmtree(world.folder(owner) / range_folder(lane, 1))
-    world.directory.delete_topic("t")
+    world.directory.topics.delete("t")
     world.start_replica(owner)
     world.poll(20)
     world.settle()
@@ -344,7 +344,7 @@ def test_a_new_disk_is_filled_once_the_end_of_a_recovering_lane_is_known(tmp_pat
     world.settle()
     assert world.line(new, lane) == 10
     assert world.files(1, lane) == writer.written
-    assert world.directory.seal_recovered(lane, 1, 10, 20, [old, new], world.reign.number)
+    assert world.directory.ranges.seal_recovered(lane, 1, 10, 20, [old, new], world.reign.number)
     world.settle()
     assert new in world.range_(lane, 1).replicas
     assert world.files(1, lane) == writer.written
@@ -372,7 +372,7 @@ def test_replicas_reach_the_target_of_a_recovering_lane(tmp_path: Path) -> None:
     world.reign.say(lane, 1, closing=True, target=24)
     world.settle()
     assert (world.line(short, lane), world.line(long, lane)) == (24, 24)
-    opened = world.directory.seal_recovered(lane, 1, 24, 48, [short, long], world.reign.number)
+    opened = world.directory.ranges.seal_recovered(lane, 1, 24, 48, [short, long], world.reign.number)
     assert opened is not None
     assert opened.start >= CEILING_AHEAD
     world.settle()
@@ -425,7 +425,7 @@ def test_a_damaged_copy_that_is_the_only_one_waits_for_the_operator(tmp_path: Pa
     ref = world.replicas[0].member.ref
     assert world.line(ref, lane) is None
 
-    world.directory.accept_loss(lane)
+    world.directory.ranges.accept_loss(lane)
     world.poll(20)
     assert world.line(ref, lane) == 2
     assert world.files(0, lane) == writer.written[:2]
@@ -440,7 +440,7 @@ def test_a_lost_segment_that_went_beyond_the_end_is_copied_up_to_the_end(tmp_pat
     segments = sorted((world.folder(1) / range_folder(lane, 1)).glob("*.log"))
     assert len(segments) >= 3
     segments[1].write_bytes(bytes(500))
-    assert world.directory.seal_and_open(lane, 1, 6, 12, refs(world, 0), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 6, 12, refs(world, 0), world.reign.number)
     world.settle()
     world.start_replica(1)
     world.poll(60, step_us=200_000)
@@ -457,7 +457,7 @@ def test_a_copy_that_lacks_its_start_and_is_all_above_the_end_begins_again(tmp_p
     writer = written(world, lane, 14)
     world.kill_replica(1)
     sorted((world.folder(1) / range_folder(lane, 1)).glob("*.log"))[0].unlink()
-    assert world.directory.seal_and_open(lane, 1, 2, 4, refs(world, 0), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 2, 4, refs(world, 0), world.reign.number)
     world.settle()
     world.start_replica(1)
     world.poll(60, step_us=200_000)
@@ -509,7 +509,7 @@ def test_a_copy_whose_last_file_is_gone_when_its_range_is_sealed_is_completed(tm
     writer = written(world, lane)
     for path in (world.folder(1) / range_folder(lane, 1)).glob("*.log"):
         path.unlink()
-    assert world.directory.seal_and_open(lane, 1, 6, 12, refs(world, 0), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 6, 12, refs(world, 0), world.reign.number)
     world.poll(10, step_us=1_000_000)
     world.settle()
 
@@ -522,7 +522,7 @@ def test_a_copy_that_ends_before_its_peers_begin(tmp_path: Path, trimmed: bool) 
     """If that was trimmed, it begins where they do. If not, files of the peer are gone: that is no reason."""
     world = World(tmp_path, replicas=2, segment_bytes=64 * 1024)
     lane = world.topic(order=0, replicas=2, durable_on=1)
-    made = world.directory.make_lane(world.directory.topic("t"), world.broker.member)
+    made = world.directory.lanes.make(world.directory.topics.get("t"), world.broker.member)
     assert isinstance(made, TopicLane)
     lane, writer = made.lane, world.broker.lane(made)
     world.settle()
@@ -533,12 +533,12 @@ def test_a_copy_that_ends_before_its_peers_begin(tmp_path: Path, trimmed: bool) 
         writer.batches(bytes([number + 1]) * 4_000)
         world.poll()
     segments = world.replicas[0].ranges.copies[lane, 1].log.segments
-    assert world.directory.seal_and_open(lane, 1, 45, 90, refs(world, 0), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 45, 90, refs(world, 0), world.reign.number)
     world.settle()
     begin = segments[1].base_index
     assert begin > 5
     if trimmed:
-        world.directory.trim("t", lane, begin + 1)
+        world.directory.topics.trim("t", lane, begin + 1)
         world.poll(10, step_us=500_000)
     else:
         files = sorted((world.folder(0) / range_folder(lane, 1)).iterdir())
@@ -556,7 +556,7 @@ def test_scrub_finds_rot_in_old_files_and_peers_repair_it(tmp_path: Path) -> Non
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=2)
     writer = written(world, lane)
-    assert world.directory.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
     world.settle()
     damage_middle(world, 1, lane)
     world.poll(60, step_us=200_000)
@@ -572,7 +572,7 @@ def test_a_peer_that_could_not_help_is_looked_at_anew(tmp_path: Path) -> None:
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=2)
     writer = written(world, lane)
-    assert world.directory.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
     world.settle()
     world.kill_replica(0, known=False)
     [peer] = (world.folder(0) / range_folder(lane, 1)).glob("*.log")
@@ -603,7 +603,7 @@ def test_a_folder_that_goes_while_its_range_is_written_comes_back(tmp_path: Path
     writer.batches(*(bytes([n + 1]) * 300 for n in range(20)))
     if sealed:
         world.poll(1)
-        assert world.directory.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
+        assert world.directory.ranges.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
     world.poll(100, step_us=100_000)
     world.settle()
 
@@ -618,7 +618,7 @@ def test_another_incarnation_deposes_this_one(tmp_path: Path) -> None:
     world = World(tmp_path)
     lane = world.topic()
     writer = written(world, lane)
-    world.directory.mark_replica_dead(0, world.replicas[0].member.incarnation)
+    world.directory.replicas.mark_dead(0, world.replicas[0].member.incarnation)
     world.poll(3, step_us=100_000)
     assert world.replicas[0].deposed
 
@@ -649,7 +649,7 @@ def test_an_election_is_no_reason_to_read_the_store_again(tmp_path: Path, monkey
     lane = world.topic()
     world.settle()
     looked = list[str]()
-    monkeypatch.setattr(Directory, "topics", lambda _self: looked.append("topics") or [])
+    monkeypatch.setattr(Topics, "all", lambda _self: looked.append("topics") or [])
     world.reign = Reign(world)
     world.reign.start()
     world.reign.lane(lane)

@@ -30,7 +30,7 @@ def lagging(tmp_path: Path) -> tuple[World, int, Writer]:
     world.kill_replica(1)
     writer.batches(*(bytes([n + 1]) * 500 for n in range(20)))
     world.poll()
-    assert world.directory.seal_and_open(lane, 1, 24, 48, refs(world, 0), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 24, 48, refs(world, 0), world.reign.number)
     world.settle()
     return world, lane, writer
 
@@ -59,7 +59,7 @@ def test_files_that_a_worker_reads_are_closed_when_it_is_done(tmp_path: Path) ->
     world.kill_replica(0)
     world.poll(3)
     assert open_below(peers) == 1
-    world.directory.delete_topic("t")
+    world.directory.topics.delete("t")
     world.poll(3)
     assert open_below(peers) == 1
 
@@ -80,12 +80,12 @@ def test_a_repair_that_never_ended_goes_with_its_range(tmp_path: Path) -> None:
     spoiled = bytearray(good[1].read_bytes())
     spoiled[1_000] ^= 0xFF
     good[1].write_bytes(bytes(spoiled))
-    assert world.directory.seal_and_open(lane, 1, 14, 28, refs(world, 0), world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 14, 28, refs(world, 0), world.reign.number)
     world.start_replica(1)
     world.poll(20)
     assert (world.folder(1) / repair_folder(range_folder(lane, 1))).exists()
-    write_checkpoint(RealDisk(world.folder(1)), lane_folder(lane), 7, b"table", world.directory.topic("t").id)
-    world.directory.delete_topic("t")
+    write_checkpoint(RealDisk(world.folder(1)), lane_folder(lane), 7, b"table", world.directory.topics.get("t").id)
+    world.directory.topics.delete("t")
     world.settle()
 
     assert not [path for path in world.folder(1).iterdir() if path.name.startswith("lane-")]
@@ -99,7 +99,7 @@ def test_nothing_is_known_of_attempts_for_a_range_that_is_gone(tmp_path: Path) -
     late = world.start_replica(1)
     world.poll(20)
     assert late.repair._tried
-    world.directory.delete_topic("t")
+    world.directory.topics.delete("t")
     world.settle()
 
     assert not late.repair._tried

@@ -20,7 +20,7 @@ def filled(path: Path, order: int = 0, batches: int = 60, **topic: int) -> tuple
     world = World(path, segment_bytes=SEGMENT)
     lane = world.topic(order=order, **topic)
     if order == 0:
-        made = world.directory.make_lane(world.directory.topic("t"), world.broker.member)
+        made = world.directory.lanes.make(world.directory.topics.get("t"), world.broker.member)
         assert isinstance(made, TopicLane)
         lane, writer = made.lane, world.broker.lane(made)
     else:
@@ -42,7 +42,7 @@ def test_a_trim_drops_whole_segments(tmp_path: Path) -> None:
     world, lane, writer = filled(tmp_path)
     before = segments(world, lane)
     assert len(before) > 3
-    world.directory.trim("t", lane, before[2][0] + 1)
+    world.directory.topics.trim("t", lane, before[2][0] + 1)
     world.poll(10, step_us=500_000)
 
     assert segments(world, lane) == before[2:]
@@ -64,7 +64,7 @@ def test_damage_that_is_trimmed_away_keeps_no_copy_from_counting(tmp_path: Path)
     world.poll(5)
     assert world.durable(lane) == 60
 
-    world.directory.trim("t", lane, second)
+    world.directory.topics.trim("t", lane, second)
     world.poll(10, step_us=500_000)
     assert world.durable(lane) == 61
     world.kill_replica(0)
@@ -84,7 +84,7 @@ def test_nothing_is_dropped_while_it_is_scrubbed(tmp_path: Path) -> None:
     usual, scrubber._workers = scrubber._workers, slow
     world.poll(3, step_us=500_000)
     assert len(slow.jobs) == 1
-    world.directory.trim("t", lane, before[1][0])
+    world.directory.topics.trim("t", lane, before[1][0])
     world.poll(10, step_us=500_000)
     assert segments(world, lane) == before
 
@@ -100,7 +100,7 @@ def test_a_loss_can_be_accepted_though_the_copy_starts_above_it(tmp_path: Path) 
     """Nobody knows how far a lost tail went, but what was appended after it is whole."""
     world, lane, writer = filled(tmp_path)
     copy = world.replicas[0].ranges.copies[lane, 1]
-    world.directory.trim("t", lane, segments(world, lane)[1][0])
+    world.directory.topics.trim("t", lane, segments(world, lane)[1][0])
     world.poll(10, step_us=500_000)
     copy.log.quarantine(1, 2, DamageKind.TAIL, b"")
     assert copy.log.first > 2
@@ -114,7 +114,7 @@ def test_retention_by_bytes_becomes_a_trim(tmp_path: Path) -> None:
     world, lane, _ = filled(tmp_path, retention_bytes=2 * SEGMENT)
     world.poll(10, step_us=500_000)
 
-    start = world.directory.trims()[lane]
+    start = world.directory.topics.trims()[lane]
     kept = segments(world, lane)
     assert start == kept[0][0] > 0
     held = sum(path.stat().st_size for path in (world.folder(0) / range_folder(lane, 1)).glob("*.log"))
@@ -124,29 +124,29 @@ def test_retention_by_bytes_becomes_a_trim(tmp_path: Path) -> None:
 def test_retention_stops_at_the_frontier_of_the_table(tmp_path: Path) -> None:
     """What a tiered topic's table has not yet stays on disk whatever the bounds say; what it has stays in the table."""
     world, lane, writer = filled(tmp_path, batches=5, retention_bytes=SEGMENT)
-    world.directory.open_tier(OpenTier(topic="t", holder="a", id="i", warehouse="w", table="t"))
+    world.directory.tiers.open(OpenTier(topic="t", holder="a", id="i", warehouse="w", table="t"))
     for number in range(60):
         writer.batches(bytes([number + 1]) * 4_000)
         world.poll()
     world.poll(10, step_us=500_000)
-    assert lane not in world.directory.trims()
+    assert lane not in world.directory.topics.trims()
 
     place = (segments(world, lane)[1][1] + 3, 0)
-    world.directory.advance_tier(AdvanceTier(topic="t", epoch=1, metadata="m", frontiers={lane: place}), 0)
+    world.directory.tiers.advance(AdvanceTier(topic="t", epoch=1, metadata="m", frontiers={lane: place}), 0)
     world.poll(10, step_us=500_000)
-    assert 0 < world.directory.trims()[lane] <= place[0]
-    assert world.directory.tiers()["t"].start(lane) == (0, 0)
+    assert 0 < world.directory.topics.trims()[lane] <= place[0]
+    assert world.directory.tiers.all()["t"].start(lane) == (0, 0)
 
 
 def test_retention_by_age_becomes_a_trim(tmp_path: Path) -> None:
     """Segments whose newest record is older go, also the last one: it is closed by its age."""
     world, lane, _ = filled(tmp_path, retention_s=3_600)
     world.poll(4, step_us=500_000)
-    assert lane not in world.directory.trims()
+    assert lane not in world.directory.topics.trims()
 
     before = segments(world, lane)
     world.poll(10, step_us=1_000_000_000)
-    assert world.directory.trims()[lane] == before[-1][1] == 60
+    assert world.directory.topics.trims()[lane] == before[-1][1] == 60
     assert segments(world, lane) == [(60, 60)]
 
 
@@ -154,7 +154,7 @@ def test_records_of_a_slow_topic_grow_old_too(tmp_path: Path) -> None:
     """They never fill a segment: it is closed by its age, and goes when its last record is old enough."""
     world = World(tmp_path, segment_s=60)
     world.topic(order=0, retention_s=3_600)
-    made = world.directory.make_lane(world.directory.topic("t"), world.broker.member)
+    made = world.directory.lanes.make(world.directory.topics.get("t"), world.broker.member)
     assert isinstance(made, TopicLane)
     lane, writer = made.lane, world.broker.lane(made)
     world.settle()
@@ -164,7 +164,7 @@ def test_records_of_a_slow_topic_grow_old_too(tmp_path: Path) -> None:
     assert segments(world, lane) == [(0, 1), (1, 2), (2, 2)]
     assert world.files(0, lane) == writer.written
     world.poll(10, step_us=1_000_000_000)
-    assert world.directory.trims()[lane] == 2
+    assert world.directory.topics.trims()[lane] == 2
     assert segments(world, lane) == [(2, 2)]
     writer.batches(b"next")
     world.poll(5)
@@ -179,7 +179,7 @@ def test_a_clock_that_is_set_makes_nothing_old(tmp_path: Path) -> None:
     for years in (10, -1):
         world.clock.wall_us = lambda years=years: right() + years * 365 * 86_400_000_000  # type: ignore[method-assign]
         world.poll(10, step_us=1_000_000)
-        assert lane not in world.directory.trims()
+        assert lane not in world.directory.topics.trims()
         assert segments(world, lane) == before
     world.clock.wall_us = right  # type: ignore[method-assign]
     world.replicas[0].retention._offset_us = None  # as after a restart
@@ -191,12 +191,12 @@ def test_entries_stay_until_a_checkpoint_covers_them(tmp_path: Path) -> None:
     """Orders 2 and 5: sessions are made of entries, so a checkpoint comes first."""
     world, lane, _ = filled(tmp_path, order=2)
     before = segments(world, lane)
-    world.directory.trim("t", lane, before[3][0])
+    world.directory.topics.trim("t", lane, before[3][0])
     world.poll(10, step_us=500_000)
     assert segments(world, lane) == before
 
     sessions = world.replicas[0].sessions
-    write_checkpoint(sessions._disk, lane_folder(lane), before[1][1], b"a table", world.directory.topic("t").id)
+    write_checkpoint(sessions._disk, lane_folder(lane), before[1][1], b"a table", world.directory.topics.get("t").id)
     sessions.forget(lane)
     world.poll(10, step_us=500_000)
     assert segments(world, lane) == before[2:]
@@ -207,18 +207,18 @@ def test_a_range_that_is_trimmed_away_below_lost_positions_leaves_the_disks(tmp_
     """Though the store remembers its end; not before a checkpoint has what its entries tell about sessions."""
     world, lane, _ = filled(tmp_path, order=2)
     replica, end = world.replicas[0], segments(world, lane)[-1][1]
-    assert world.directory.seal_recovered(lane, 1, end, 2 * end, [replica.member.ref], world.reign.number)
+    assert world.directory.ranges.seal_recovered(lane, 1, end, 2 * end, [replica.member.ref], world.reign.number)
     world.settle()
-    assert world.directory.trim("t", lane, end + 5) == end + 5
+    assert world.directory.topics.trim("t", lane, end + 5) == end + 5
     world.poll(10, step_us=500_000)
     folder = world.folder(0) / range_folder(lane, 1)
     assert folder.is_dir()
 
-    write_checkpoint(replica.sessions._disk, lane_folder(lane), end, b"a table", world.directory.topic("t").id)
+    write_checkpoint(replica.sessions._disk, lane_folder(lane), end, b"a table", world.directory.topics.get("t").id)
     replica.sessions.forget(lane)
     world.poll(10, step_us=500_000)
     assert not folder.exists()
-    assert [range_.number for range_ in world.directory.ranges(lane)] == [1, 2]
+    assert [range_.number for range_ in world.directory.ranges.all(lane)] == [1, 2]
 
 
 def test_one_checkpoint_is_not_enough_where_two_copies_are_asked_for(tmp_path: Path) -> None:
@@ -231,16 +231,16 @@ def test_one_checkpoint_is_not_enough_where_two_copies_are_asked_for(tmp_path: P
         writer.batches(bytes([number + 1]) * 4_000)
         world.poll()
     refs = [replica.member.ref for replica in world.replicas.values()]
-    assert world.directory.seal_and_open(lane, 1, 60, 120, refs, world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 60, 120, refs, world.reign.number)
     world.settle()
-    world.directory.trim("t", lane, 60)
+    world.directory.topics.trim("t", lane, 60)
     before = segments(world, lane)
     for number, replica in world.replicas.items():
-        write_checkpoint(replica.sessions._disk, lane_folder(lane), 60, b"a table", world.directory.topic("t").id)
+        write_checkpoint(replica.sessions._disk, lane_folder(lane), 60, b"a table", world.directory.topics.get("t").id)
         replica.sessions.forget(lane)
         replica.lines.set((lane, 2), 60, CHECKPOINT)
         world.poll(10, step_us=500_000)
-        assert [range_.number for range_ in world.directory.ranges(lane)] == ([1, 2] if number == 0 else [2])
+        assert [range_.number for range_ in world.directory.ranges.all(lane)] == ([1, 2] if number == 0 else [2])
         assert number or segments(world, lane) == before
     assert not any((world.folder(number) / range_folder(lane, 1)).exists() for number in world.replicas)
 
@@ -251,15 +251,15 @@ def test_a_checkpoint_that_went_with_its_folder_is_not_told_of(tmp_path: Path) -
     lane = world.topic(order=2, replicas=1, durable_on=1)
     world.reign.lane(lane).batches(b"a", b"b")
     world.settle()
-    range_ = world.directory.open_range(lane)
+    range_ = world.directory.ranges.open_range(lane)
     assert range_ is not None
     (first,) = range_.replicas
     here, other = world.replicas[first.replica], world.replicas[1 - first.replica]
-    write_checkpoint(here.sessions._disk, lane_folder(lane), 2, b"a table", world.directory.topic("t").id)
+    write_checkpoint(here.sessions._disk, lane_folder(lane), 2, b"a table", world.directory.topics.get("t").id)
     here.sessions.forget(lane)
     assert here.sessions.on_disk(lane) == 2
-    assert world.directory.seal_and_open(lane, 1, 2, 4, [other.member.ref], world.reign.number)
-    assert world.directory.replace_in_sealed(lane, 1, first.replica, other.member.ref)
+    assert world.directory.ranges.seal_and_open(lane, 1, 2, 4, [other.member.ref], world.reign.number)
+    assert world.directory.ranges.replace_in_sealed(lane, 1, first.replica, other.member.ref)
     world.poll(10, step_us=500_000)
     assert not (world.folder(first.replica) / lane_folder(lane)).exists()
     assert here.sessions.on_disk(lane) == 0
@@ -269,7 +269,7 @@ def test_a_copy_that_was_trimmed_can_be_copied(tmp_path: Path) -> None:
     """A disk that was wiped gets what the others still have."""
     world = World(tmp_path, replicas=2, segment_bytes=SEGMENT)
     world.topic(order=0, replicas=2, durable_on=2)
-    made = world.directory.make_lane(world.directory.topic("t"), world.broker.member)
+    made = world.directory.lanes.make(world.directory.topics.get("t"), world.broker.member)
     assert made is not None
     lane, writer = made.lane, world.broker.lane(made)
     world.settle()
@@ -277,10 +277,10 @@ def test_a_copy_that_was_trimmed_can_be_copied(tmp_path: Path) -> None:
         writer.batches(bytes([number + 1]) * 4_000)
         world.poll()
     start = segments(world, lane)[2][0]
-    world.directory.trim("t", lane, start)
+    world.directory.topics.trim("t", lane, start)
     world.poll(10, step_us=500_000)
     refs = [replica.member.ref for replica in world.replicas.values()]
-    assert world.directory.seal_and_open(lane, 1, 60, 120, refs, world.reign.number)
+    assert world.directory.ranges.seal_and_open(lane, 1, 60, 120, refs, world.reign.number)
     world.settle()
     world.kill_replica(1)
     for path in sorted(world.folder(1).rglob("*"), reverse=True):

@@ -25,7 +25,7 @@ def test_the_newest_checkpoint_below_the_line_is_kept(tmp_path: Path) -> None:
     world = World(tmp_path)
     lane = world.topic()
     writer = world.reign.lane(lane)
-    order = LaneOrder(world.directory.topic("t"), SessionTable(8), HeldSlots(8))
+    order = LaneOrder(world.directory.topics.get("t"), SessionTable(8), HeldSlots(8))
     name = checkpoint_region(world.reign.number, lane)
     checkpoints = CheckpointWriter(world.reign.fabric, name, 8)
     disk = RealDisk(world.folder(0))
@@ -34,11 +34,11 @@ def test_the_newest_checkpoint_below_the_line_is_kept(tmp_path: Path) -> None:
     order.next_index = 5
     checkpoints.write(order, 0)
     world.poll(5, step_us=200_000)
-    assert newest_checkpoint(disk, lane_folder(lane), NO_INDEX, world.directory.topic("t").checkpoint_ids) is None
+    assert newest_checkpoint(disk, lane_folder(lane), NO_INDEX, world.directory.topics.get("t").checkpoint_ids) is None
 
     writer.batches(b"d", b"e")
     world.poll(5, step_us=200_000)
-    found = newest_checkpoint(disk, lane_folder(lane), NO_INDEX, world.directory.topic("t").checkpoint_ids)
+    found = newest_checkpoint(disk, lane_folder(lane), NO_INDEX, world.directory.topics.get("t").checkpoint_ids)
     made = read_checkpoint(world.reign.fabric, name)
     assert found is not None
     assert made is not None
@@ -62,7 +62,7 @@ def test_a_checkpoint_that_cannot_be_read_stops_nobody(tmp_path: Path, others: i
     world.kill_replica(0)
     disk = RealDisk(world.folder(0))
     for index in (1, 2)[1 - others :]:
-        write_checkpoint(disk, lane_folder(lane), index, b"table", world.directory.topic("t").id)
+        write_checkpoint(disk, lane_folder(lane), index, b"table", world.directory.topics.get("t").id)
     with (world.folder(0) / lane_folder(lane) / f"sessions-{2:020d}.checkpoint").open("r+b") as file:
         file.truncate(SESSIONS_FILE_BYTES_MAX + 100)
     world.start_replica(0)
@@ -93,7 +93,7 @@ def test_checkpoints_that_a_loss_of_power_brought_back_go_again(tmp_path: Path) 
     world.settle()
     disk = RealDisk(world.folder(0))
     for index in (1, 2, 9):
-        write_checkpoint(disk, lane_folder(lane), index, b"table", world.directory.topic("t").id)
+        write_checkpoint(disk, lane_folder(lane), index, b"table", world.directory.topics.get("t").id)
     assert checkpoints(disk, lane_folder(lane)) == [1, 2, 9]
     world.lose_fabric(1)
     world.settle()

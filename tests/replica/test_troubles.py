@@ -162,6 +162,6 @@ def test_a_range_that_could_not_be_opened_and_is_not_ours_any_more_is_no_trouble
     world.topic()
     world.poll(3, step_us=4_000_000)
     assert world.trouble == Trouble.DISK_FULL
-    world.directory.delete_topic("t")
+    world.directory.topics.delete("t")
     world.poll(3, step_us=4_000_000)
     assert not world.trouble

@@ -29,7 +29,7 @@ from embarcadero.fabric.log import create_log
 from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.ring import RingReader, attach_ring, create_ring
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.stores import MemoryStore
 from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.types import NO_SESSION, EntryKind, Outcome
 from embarcadero_proof.sim.incoherent import IncoherentHost, IncoherentMemory, IncoherentRegion
@@ -74,7 +74,7 @@ class Broker:
 
     def __init__(self, cluster: Cluster, number: int, host: str) -> None:
         self.cluster, self.host = cluster, host
-        self.member = cluster.directory.register_broker(number, "localhost", 9000 + number, 1)
+        self.member = cluster.directory.members.register(number, "localhost", 9000 + number, 1)
         self.fabric = cluster.memory.host(host)
         self._views = Views(self.fabric)
         prefix, sizes = self.member.region_prefix, cluster.sizes
@@ -120,7 +120,7 @@ class Broker:
         if self.stopped:
             return
         self._heartbeat.advance(self._heartbeat.value + 1)
-        epoch = self.cluster.directory.started_epoch()
+        epoch = self.cluster.directory.elections.started_epoch()
         line = frontier_offset(SequencerLine.BROKERS + self.member.handle)
         through = self._views.word(f"epoch-{epoch}/frontiers", line)
         if epoch and not self._table.superseded(epoch):
@@ -146,7 +146,7 @@ class Broker:
 
     def standing(self) -> Standing:
         """What the newest sequencer takes this incarnation for."""
-        epoch = self.cluster.directory.started_epoch()
+        epoch = self.cluster.directory.elections.started_epoch()
         line = frontier_offset(SequencerLine.BROKERS + self.member.handle) + 8 * STANDING_WORD
         return Standing(self._views.word(f"epoch-{epoch}/frontiers", line))
 
@@ -219,7 +219,7 @@ class Cluster:
 
     def topic(self, order: int = 5, **options: Any) -> int:
         """Create a topic; its lane."""
-        lane = self.directory.create_topic(f"t{len(self.directory.topics())}", order=order, **options).lane
+        lane = self.directory.topics.create(f"t{len(self.directory.topics.all())}", order=order, **options).lane
         self.run()
         return lane
 
@@ -233,8 +233,8 @@ class Cluster:
     # --- the reader ---
     def read(self) -> None:
         """Read all lanes to their frontiers, by the rules, and check that no position ever changes."""
-        epoch = self.directory.started_epoch()
-        for topic in self.directory.topics():
+        epoch = self.directory.elections.started_epoch()
+        for topic in self.directory.topics.all():
             seen, ring = (
                 self.log.setdefault(topic.lane, {}),
                 self._views.ring(f"epoch-{epoch}/order-{topic.lane}", ORDER),

@@ -17,7 +17,7 @@ from embarcadero.fabric.mirror import MirroredFabric
 from embarcadero.fabric.names import EPOCHS_REGION, checkpoint_region, ranges_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import attach_ring
-from embarcadero.placement.records import Past
+from embarcadero.placement.records import EarlierGeneration
 from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.sequencer.order.checkpoint import read_checkpoint
 from embarcadero.sequencer.ranges import recovery
@@ -31,7 +31,7 @@ class HandReplica:
 
     def __init__(self, cluster: ReplicatedCluster, number: int, disk: str = "") -> None:
         self.cluster, self.number = cluster, number
-        register = cluster.directory.register_replica
+        register = cluster.directory.replicas.register
         self.member = register(number, disk or f"disk-{number}", f"/replica-{number}", f"host-{number}", 0)
         self.fabric = cluster.memory.host(self.member.ref.region_prefix)
         self.table = create_durable(self.fabric, self.member.ref)
@@ -52,7 +52,7 @@ class HandReplica:
     def die(self) -> None:
         """Gone, and the store knows."""
         self.alive = False
-        self.cluster.directory.mark_replica_dead(self.number, self.member.incarnation)
+        self.cluster.directory.replicas.mark_dead(self.number, self.member.incarnation)
 
 
 class Disks:
@@ -131,7 +131,7 @@ class ReplicatedCluster(Cluster):
         fabric = self.memory.host(host)
         return fabric if memory is None else MirroredFabric(fabric, memory.host(host))
 
-    def mirror_of(self, past: Past) -> Fabric | None:
+    def mirror_of(self, past: EarlierGeneration) -> Fabric | None:
         """The mirror of an earlier generation."""
         return self.mirrors[past.generation].host("later") if past.generation in self.mirrors else None
 
@@ -164,14 +164,14 @@ class ReplicatedCluster(Cluster):
 
     def open_range(self, lane: int) -> Range:
         """The lane's open range in the store."""
-        range_ = self.directory.open_range(lane)
+        range_ = self.directory.ranges.open_range(lane)
         assert range_ is not None
         return range_
 
     def word(self, lane: int) -> tuple[RangeWord, int] | None:
         """The range word and target of the newest started epoch."""
         fabric = self.memory.host("looker")
-        name = ranges_region(self.directory.started_epoch())
+        name = ranges_region(self.directory.elections.started_epoch())
         table = TaggedReader(fabric.attach(name))
         word = table.load((lane, 0))
         return None if word is None else (RangeWord.decode(word), table.load((lane, 0), 1) or 0)
@@ -186,10 +186,10 @@ class ReplicatedCluster(Cluster):
 
     def remember(self, lane: int) -> None:
         """What is ordered so far may be on disks from here on; checkpoints too."""
-        epoch = self.directory.started_epoch()
+        epoch = self.directory.elections.started_epoch()
         fabric = self.memory.host("disk")
         topic_lane = f"epoch-{epoch}/order-{lane}"
-        broker_lanes = [found.region for found in self.directory.lanes() if found.lane == lane]
+        broker_lanes = [found.region for found in self.directory.lanes.all() if found.lane == lane]
         for name in [topic_lane, *broker_lanes]:
             if fabric.exists(name):
                 ring = attach_ring(fabric, name, ORDER)
@@ -206,8 +206,8 @@ class ReplicatedCluster(Cluster):
     def counter(self, host: str = "counter") -> Durability:
         """One who counts, as brokers do, on a host of its own."""
         fabric = self.memory.host(host)
-        counter = Durability(fabric, EpochTable(fabric, fabric.attach(EPOCHS_REGION)), self.directory.range_of)
-        counter.follow(self.directory.started_epoch())
+        counter = Durability(fabric, EpochTable(fabric, fabric.attach(EPOCHS_REGION)), self.directory.ranges.get)
+        counter.follow(self.directory.elections.started_epoch())
         return counter
 
     def lose_memory(self, replicas: dict[int, str] | None = None, brokers: int = 2) -> None:
@@ -230,8 +230,8 @@ class ReplicatedCluster(Cluster):
 
     def read(self) -> None:
         """Lanes that came back start anywhere: only positions that are there are compared."""
-        epoch = self.directory.started_epoch()
-        for topic in self.directory.topics():
+        epoch = self.directory.elections.started_epoch()
+        for topic in self.directory.topics.all():
             ring = self._views.ring(f"epoch-{epoch}/order-{topic.lane}", ORDER)
             if ring is None:
                 continue

@@ -19,7 +19,7 @@ def test_the_memory_of_a_deleted_topic_does_not_wait_for_the_collector_of_cycles
     gc.collect()
     gc.disable()
     try:
-        cluster.directory.delete_topic("t0")
+        cluster.directory.topics.delete("t0")
         cluster.run()
         assert lane() is None
     finally:

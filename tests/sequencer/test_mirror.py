@@ -40,12 +40,12 @@ def test_the_next_range_opens_where_the_order_ended(order: int) -> None:
     cluster, lane, session, range_ = mirrored(order)
     cluster.lines(lane, 5, 4, 4)
     lose(cluster, range_, 4)
-    sealed, opened = cluster.directory.ranges(lane)
+    sealed, opened = cluster.directory.ranges.all(lane)
     assert (sealed.end, sealed.end_seq) == (4, 6)
     assert (opened.start, opened.start_seq) == (ORDERED + 1, 12)  # who had read all of it hears of the loss at ORDERED
-    (saved,) = cluster.directory.saved()
+    (saved,) = cluster.directory.mirrored_ends()
     assert (saved.kept, saved.index, saved.batches, saved.records) == (4, ORDERED, 3, 6)
-    assert cluster.directory.ceiling(lane)[0] >= CEILING_AHEAD  # it is never lowered
+    assert cluster.directory.ranges.ceiling(lane)[0] >= CEILING_AHEAD  # it is never lowered
 
     again = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, session)
     cluster.run(2)
@@ -75,7 +75,7 @@ def test_sessions_go_on_as_they_were_when_nothing_is_lost() -> None:
     cluster, lane, session, range_ = mirrored()
     cluster.lines(lane, ORDERED, ORDERED, ORDERED)
     lose(cluster, range_, ORDERED)
-    assert [(r.start, r.end) for r in cluster.directory.ranges(lane)] == [(0, ORDERED), (ORDERED, None)]
+    assert [(r.start, r.end) for r in cluster.directory.ranges.all(lane)] == [(0, ORDERED), (ORDERED, None)]
     sent = cluster.brokers[0].batches(lane, session, 5, 6)
     cluster.run(2)
     assert [cluster.brokers[0].outcome(sent + at) for at in range(2)] == [Outcome.DUP_OF, Outcome.ORDERED]
@@ -88,10 +88,10 @@ def test_a_second_loss_before_the_lane_is_back() -> None:
     cluster.lines(lane, 4, 4, 4)
     cluster.lose_memory(disks_of(range_))  # nobody answers
     cluster.run(4)
-    assert [past.generation for past in cluster.directory.past()] == [1]
+    assert [past.generation for past in cluster.directory.earlier_generations()] == [1]
     lose(cluster, range_, 4)
-    assert cluster.directory.ranges(lane)[-1].start == ORDERED + 1
-    assert cluster.directory.past() == ()
+    assert cluster.directory.ranges.all(lane)[-1].start == ORDERED + 1
+    assert cluster.directory.earlier_generations() == ()
 
 
 @pytest.mark.parametrize("trouble", ["gone", "damaged", "behind", "gap"])
@@ -99,7 +99,7 @@ def test_a_mirror_that_cannot_be_trusted_is_not(trouble: str) -> None:
     """It is gone, an entry that was published is damaged, disks have more, or a later generation had none: ceiling."""
     cluster, lane, _, range_ = mirrored()
     cluster.lines(lane, 4, 4, 4)
-    ceiling, newest = cluster.directory.ceiling(lane), cluster.mirrors[1]
+    ceiling, newest = cluster.directory.ranges.ceiling(lane), cluster.mirrors[1]
     ring = f"epoch-{cluster.sequencer.epoch}/order-{lane}"
     if trouble == "gone":
         del cluster.mirrors[1]
@@ -113,7 +113,7 @@ def test_a_mirror_that_cannot_be_trusted_is_not(trouble: str) -> None:
         cluster.run(4)
         del cluster.mirrors[2]
     lose(cluster, range_, 4)
-    assert (cluster.directory.ranges(lane)[-1].start, cluster.directory.saved()) == (ceiling[0], [])
+    assert (cluster.directory.ranges.all(lane)[-1].start, cluster.directory.mirrored_ends()) == (ceiling[0], [])
     assert bool(cluster.diary.of("mirror has less than disks")) == (trouble == "behind")
 
 
@@ -122,17 +122,17 @@ def test_an_epoch_that_the_store_has_forgotten_speaks_all_the_same(whole: bool) 
     """Its start was not synced when the power went, and it had ordered. If what it wrote is not there: the ceiling."""
     cluster, lane, session, range_ = mirrored()
     cluster.lines(lane, 4, 4, 4)
-    forgotten = cluster.directory.newest_epochs()
+    forgotten = cluster.directory.elections.newest_epochs()
     cluster.memory.crash(cluster.host)
     cluster.new_sequencer()
     cluster.brokers[0].batches(lane, session, 6, 7, 8)
     cluster.run(2)
-    ceiling = cluster.directory.ceiling(lane)
-    cluster.directory._decide(lambda plan: plan.put("epochs", forgotten))
+    ceiling = cluster.directory.ranges.ceiling(lane)
+    cluster.directory._decider.decide(lambda plan: plan.put("epochs", forgotten))
     if not whole:
         del cluster.mirrors[1].regions[f"epoch-{cluster.sequencer.epoch}/frontiers"]
     lose(cluster, range_, 4)
-    assert cluster.directory.ranges(lane)[-1].start == (ORDERED + 3 + 1 if whole else ceiling[0])
+    assert cluster.directory.ranges.all(lane)[-1].start == (ORDERED + 3 + 1 if whole else ceiling[0])
 
 
 def test_a_lane_of_a_broker_ends_where_it_was_written_to() -> None:
@@ -140,8 +140,8 @@ def test_a_lane_of_a_broker_ends_where_it_was_written_to() -> None:
     cluster = ReplicatedCluster(replicas=3)
     cluster.mirror = "somewhere"
     cluster.lose_memory()
-    topic = cluster.directory.create_topic("loose", order=0, replicas=3, durable_on=2)
-    lane = cluster.directory.make_lane(topic, cluster.brokers[0].member)
+    topic = cluster.directory.topics.create("loose", order=0, replicas=3, durable_on=2)
+    lane = cluster.directory.lanes.make(topic, cluster.brokers[0].member)
     assert lane is not None
     ring = create_ring(cluster.writer("broker-0"), lane.region, RegionKind.ORDER, ORDER, 32)
     for _ in range(6):
@@ -152,11 +152,11 @@ def test_a_lane_of_a_broker_ends_where_it_was_written_to() -> None:
     range_ = cluster.open_range(lane.lane)
     cluster.lines(lane.lane, 4, 4, 1)
     lose(cluster, range_, 4)
-    (sealed,) = cluster.directory.ranges(lane.lane)
-    (closed,) = cluster.directory.lanes()
+    (sealed,) = cluster.directory.ranges.all(lane.lane)
+    (closed,) = cluster.directory.lanes.all()
     assert (sealed.end, sealed.end_seq) == (4, 8)
     assert (closed.kept, closed.end, closed.end_seq) == (4, 7, 12)
-    assert [(saved.kept, saved.index, saved.batches) for saved in cluster.directory.saved()] == [(4, 6, 2)]
+    assert [(saved.kept, saved.index, saved.batches) for saved in cluster.directory.mirrored_ends()] == [(4, 6, 2)]
 
 
 def test_lost_generations_are_few() -> None:
@@ -166,8 +166,8 @@ def test_lost_generations_are_few() -> None:
         cluster.lose_memory(disks_of(range_))
         cluster.run(2)
     cluster.directory.begin_generation("elsewhere")
-    count = len(cluster.directory.past())
+    count = len(cluster.directory.earlier_generations())
     cluster.directory.begin_generation("elsewhere")
-    past = cluster.directory.past()
+    past = cluster.directory.earlier_generations()
     assert len(past) == count == PAST_GENERATIONS_MAX
     assert [bool(one.mirror) for one in past] == [False] + [True] * (PAST_GENERATIONS_MAX - 1)

@@ -47,7 +47,7 @@ def test_a_new_topic_gets_a_word_and_a_successor_says_the_same() -> None:
     cluster.run(3)
 
     assert cluster.word(lane) == (RangeWord(number, False), 0)
-    assert len(cluster.directory.ranges(lane)) == 1
+    assert len(cluster.directory.ranges.all(lane)) == 1
     assert cluster.sequencer.ranges.durable(lane) == 3
 
 
@@ -120,7 +120,7 @@ def test_a_range_is_sealed_at_the_a_th_largest_line_of_all_replicas() -> None:
     victim.die()
     settle(cluster)
 
-    sealed, opened = cluster.directory.ranges(lane)
+    sealed, opened = cluster.directory.ranges.all(lane)
     assert (sealed.end, sealed.end_seq) == (4, 6)  # entry 0 has no records, entries 1 to 3 have two each
     assert (opened.start, opened.start_seq, opened.number) == (4, 6, before.number + 1)
     assert set(before.replicas[:2]) < set(opened.replicas)
@@ -139,7 +139,7 @@ def test_a_seal_at_the_frontier_would_be_seen() -> None:
         cluster.replicas[0].die()
         settle(cluster)
 
-    assert cluster.directory.ranges(lane)[0].end == 7
+    assert cluster.directory.ranges.all(lane)[0].end == 7
 
 
 def seal_while_counting(seed: int) -> tuple[int, int]:
@@ -163,7 +163,7 @@ def seal_while_counting(seed: int) -> tuple[int, int]:
     cluster.at_each_primitive(act, cluster.host)
     settle(cluster, 0.5)
     cluster.memory.interrupt = None
-    end = cluster.directory.ranges(lane)[0].end
+    end = cluster.directory.ranges.all(lane)[0].end
     assert end is not None
     return end, best[0]
 
@@ -201,7 +201,7 @@ def test_nothing_is_sealed_while_no_better_set_exists() -> None:
         replica.die()
     settle(cluster, 3)
 
-    assert len(cluster.directory.ranges(lane)) == 1
+    assert len(cluster.directory.ranges.all(lane)) == 1
     assert len(cluster.diary.of("range waits")) == 1
     number = cluster.brokers[0].batches(lane, session, 6)
     cluster.run(2)
@@ -209,7 +209,7 @@ def test_nothing_is_sealed_while_no_better_set_exists() -> None:
 
     cluster.replica(0)
     settle(cluster)
-    sealed, opened = cluster.directory.ranges(lane)
+    sealed, opened = cluster.directory.ranges.all(lane)
     assert sealed.end == 3
     assert {ref.replica for ref in opened.replicas} == {0, 2}
 
@@ -221,13 +221,13 @@ def test_a_range_with_too_few_replicas_is_widened_without_haste() -> None:
     cluster.lines(lane, 3, 3, 3)
     cluster.replicas[1].die()
     settle(cluster, RANGE_GRACE_S / 2)
-    assert len(cluster.directory.ranges(lane)) == 1
+    assert len(cluster.directory.ranges.all(lane)) == 1
     settle(cluster, RANGE_GRACE_S)
-    assert [len(r.replicas) for r in cluster.directory.ranges(lane)] == [3, 2]
+    assert [len(r.replicas) for r in cluster.directory.ranges.all(lane)] == [3, 2]
 
     cluster.replica(1)
     settle(cluster, 3 * RANGE_GRACE_S)
-    assert [len(r.replicas) for r in cluster.directory.ranges(lane)] == [3, 2, 3]
+    assert [len(r.replicas) for r in cluster.directory.ranges.all(lane)] == [3, 2, 3]
 
 
 def test_a_new_incarnation_takes_the_place_of_the_old_one() -> None:
@@ -238,7 +238,7 @@ def test_a_new_incarnation_takes_the_place_of_the_old_one() -> None:
     cluster.replica(1)
     settle(cluster)
 
-    sealed, opened = cluster.directory.ranges(lane)
+    sealed, opened = cluster.directory.ranges.all(lane)
     assert sealed.end == 3
     assert {(ref.replica, ref.incarnation) for ref in opened.replicas} == {(0, 1), (1, 2), (2, 1)}
 
@@ -268,7 +268,7 @@ def test_lines_that_an_open_range_names_stay() -> None:
     for replica in list(cluster.replicas):
         replica.die()
     settle(cluster)
-    cluster.directory.remove_replica(0, force=True)  # the store does not list it any more
+    cluster.directory.replicas.remove(0, force=True)  # the store does not list it any more
     settle(cluster)
     assert _with_lines(cluster) == {"replica-0.1", "replica-1.1"}
     for number in range(2):
@@ -304,7 +304,7 @@ def test_ranges_that_can_wait_change_one_after_the_other(durable_on: int) -> Non
     cluster.replica(1)
 
     def changed() -> list[int]:
-        return [lane for lane in lanes if len(cluster.directory.ranges(lane)) == 2]
+        return [lane for lane in lanes if len(cluster.directory.ranges.all(lane)) == 2]
 
     settle(cluster, RANGE_RETRY_S / 2)
     assert len(changed()) == (1 if durable_on == 2 else 3)
@@ -325,10 +325,10 @@ def test_altered_copies_take_effect(change: dict[str, int], copies: int, durable
     cluster = ReplicatedCluster(replicas=4)
     lane, _ = filled(cluster)
     cluster.lines(lane, 5, 5, 5)
-    cluster.directory.alter_topic(AlterTopic(name="t0", **change))
+    cluster.directory.topics.alter(AlterTopic(name="t0", **change))
     settle(cluster, 2 * RANGE_GRACE_S)
 
-    assert [r.end for r in cluster.directory.ranges(lane)] == [5, None]
+    assert [r.end for r in cluster.directory.ranges.all(lane)] == [5, None]
     opened = cluster.open_range(lane)
     assert (len(opened.replicas), opened.durable_on) == (copies, durable_on)
     settle(cluster, 2 * RANGE_GRACE_S)
@@ -345,10 +345,10 @@ def test_copies_that_are_accepted_while_a_replica_is_dead_take_effect(change: di
     settle(cluster, 2 * RANGE_GRACE_S)
     assert (len(cluster.open_range(lane).replicas), cluster.open_range(lane).durable_on) == (2, 2)
     with suppress(BadValue):
-        cluster.directory.alter_topic(AlterTopic(name="t0", **change))
+        cluster.directory.topics.alter(AlterTopic(name="t0", **change))
     settle(cluster, 2 * RANGE_GRACE_S)
 
-    assert cluster.open_range(lane).durable_on == cluster.directory.topic("t0").durable_on
+    assert cluster.open_range(lane).durable_on == cluster.directory.topics.get("t0").durable_on
 
 
 @pytest.mark.parametrize("trouble", ["silent", "unhealthy", "draining"])
@@ -361,18 +361,18 @@ def test_a_replica_in_trouble_is_replaced(trouble: str) -> None:
     if trouble == "silent":
         victim.alive = False
         settle(cluster, REPLICA_SILENT_S / 2)
-        assert len(cluster.directory.ranges(lane)) == 1
+        assert len(cluster.directory.ranges.all(lane)) == 1
         settle(cluster, REPLICA_SILENT_S)
     elif trouble == "unhealthy":
         victim.table.health.restart(8)  # it repairs a copy: nothing to worry about
         settle(cluster)
-        assert len(cluster.directory.ranges(lane)) == 1
+        assert len(cluster.directory.ranges.all(lane)) == 1
         victim.table.health.restart(1)
     else:
-        cluster.directory.drain_replica(victim.number)
+        cluster.directory.replicas.drain(victim.number)
     settle(cluster)
 
-    assert [r.end for r in cluster.directory.ranges(lane)] == [5, None]
+    assert [r.end for r in cluster.directory.ranges.all(lane)] == [5, None]
     assert victim.member.ref not in cluster.open_range(lane).replicas
     assert trouble in str(cluster.diary.of("range sealed")[0]["why"])
 
@@ -405,7 +405,7 @@ def test_all_lag_together_and_nobody_is_replaced() -> None:
     cluster.brokers[0].batches(lane, session, *range(14, 20))
     settle(cluster, 2 * REPLICA_LAG_S)
 
-    assert len(cluster.directory.ranges(lane)) == 1
+    assert len(cluster.directory.ranges.all(lane)) == 1
 
 
 @pytest.mark.parametrize("number", range(1, 40))
@@ -427,7 +427,7 @@ def test_a_crash_in_the_middle_of_a_seal(number: int) -> None:
         cluster.new_sequencer()
     cluster.memory.interrupt = None
     settle(cluster)
-    chain = cluster.directory.ranges(lane)
+    chain = cluster.directory.ranges.all(lane)
     assert [(r.start, r.end) for r in chain] == [(0, 4), (4, None)]
     assert cluster.word(lane) == (RangeWord(chain[-1].number, False), 0)
     sent = cluster.brokers[0].batches(lane, session, 6)
@@ -445,7 +445,7 @@ def test_one_who_was_deposed_seals_nothing() -> None:
     cluster.replicas[0].die()
     zombie.ranges.look(cluster.clock.us + 10_000_000)
 
-    assert len(cluster.directory.ranges(lane)) == 1
+    assert len(cluster.directory.ranges.all(lane)) == 1
 
 
 def test_a_lane_that_rests_gets_a_last_checkpoint() -> None:
@@ -470,7 +470,7 @@ def test_lines_that_an_open_range_names_stay_whatever_is_known_of_their_replica(
     keeper._remove_lines()
     assert cluster.memory.host("looker").exists(durable_region(named))
     assert keeper._gone
-    cluster.directory.delete_topic(cluster.directory.topics()[0].name)
+    cluster.directory.topics.delete(cluster.directory.topics.all()[0].name)
     keeper._remove_lines()
     assert not cluster.memory.host("looker").exists(durable_region(named))
     assert not keeper._gone

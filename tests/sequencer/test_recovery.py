@@ -46,17 +46,17 @@ def test_the_end_is_the_largest_reply_and_the_next_range_is_above_the_ceiling() 
     """Two of three answer within a second or so; positions that may have been handed out are never used again."""
     cluster, lane, _, range_ = loaded()
     cluster.lines(lane, 5, 4, 2)
-    ceiling = cluster.directory.ceiling(lane)
+    ceiling = cluster.directory.ranges.ceiling(lane)
     cluster.lose_memory(disks_of(range_))
     reply(cluster, range_, None, 4, 2)
     cluster.wait(RECOVERY_REPLIES_S + 0.2)
 
     assert cluster.word(lane) == (RangeWord(range_.number, True), 4)  # copies are to be completed up to there
-    assert cluster.directory.ranges(lane)[-1].open
+    assert cluster.directory.ranges.all(lane)[-1].open
     assert lane not in cluster.sequencer.lanes
     reply(cluster, range_, None, 4, 4)
     cluster.wait(0.3)
-    sealed, opened = cluster.directory.ranges(lane)
+    sealed, opened = cluster.directory.ranges.all(lane)
     assert (sealed.end, sealed.end_seq) == (4, 6)
     assert (opened.start, opened.start_seq) == ceiling
     assert opened.start >= CEILING_AHEAD
@@ -75,7 +75,7 @@ def test_all_replies_are_there_and_nobody_waits() -> None:
     reply(cluster, range_, 6, 6, 2)
     cluster.run(3)
 
-    assert cluster.directory.ranges(lane)[0].end == 6
+    assert cluster.directory.ranges.all(lane)[0].end == 6
 
 
 def handles_after_a_loss() -> tuple[int, int]:
@@ -103,7 +103,7 @@ def test_no_handle_is_handed_out_that_the_store_has_not_reserved() -> None:
     """Whoever asks for a session is told to wait; there are more as soon as the lane has grown."""
     cluster, lane, _, _ = loaded()
     table = cluster.sequencer.lanes[lane].order.table
-    assert table.next_handle < table.handles_reserved <= cluster.directory.handle_ceiling(lane)
+    assert table.next_handle < table.handles_reserved <= cluster.directory.ranges.handle_ceiling(lane)
     table.handles_reserved = table.next_handle
     asked = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, NO_SESSION, 78)
     cluster.run(1)
@@ -122,7 +122,7 @@ def test_the_smallest_reply_would_lose_what_was_durable() -> None:
         reply(cluster, range_, 5, None, 2)
         cluster.wait(RECOVERY_REPLIES_S + 0.3)
 
-    assert cluster.directory.ranges(lane)[0].end == 2
+    assert cluster.directory.ranges.all(lane)[0].end == 2
 
 
 @pytest.mark.parametrize("buggy", [False, True])
@@ -138,7 +138,7 @@ def test_a_wiped_disk_is_not_a_reply(buggy: bool) -> None:
         if buggy:
             assert cluster.word(lane) == (RangeWord(range_.number, True), 2)
             return
-    assert cluster.directory.ranges(lane)[-1].number == range_.number
+    assert cluster.directory.ranges.all(lane)[-1].number == range_.number
     assert cluster.word(lane) == (RangeWord(range_.number, True), 0)
     (told,) = cluster.diary.of("lane waits for replicas")
     assert told["missing"] == [range_.replicas[0].replica, range_.replicas[1].replica]
@@ -151,7 +151,7 @@ def test_a_wiped_disk_is_not_a_reply(buggy: bool) -> None:
     cluster.wait(RECOVERY_REPLIES_S + 0.2)
     reply(cluster, range_, None, 5, 5)
     cluster.wait(0.3)
-    assert cluster.directory.ranges(lane)[0].end == 5
+    assert cluster.directory.ranges.all(lane)[0].end == 5
 
 
 def test_a_new_disk_may_have_the_copy_that_a_wiped_one_had() -> None:
@@ -166,10 +166,10 @@ def test_a_new_disk_may_have_the_copy_that_a_wiped_one_had() -> None:
 
     reply(cluster, range_, 5, 4)
     cluster.wait(0.3)
-    assert cluster.directory.ranges(lane)[-1].number == range_.number
+    assert cluster.directory.ranges.all(lane)[-1].number == range_.number
     reply(cluster, range_, 5, 5)
     cluster.wait(0.3)
-    assert cluster.directory.ranges(lane)[0].end == 5
+    assert cluster.directory.ranges.all(lane)[0].end == 5
     assert lane in cluster.sequencer.lanes
 
 
@@ -183,10 +183,10 @@ def test_what_never_was_durable_is_given_up_if_nobody_can_copy_it() -> None:
     assert cluster.word(lane) == (RangeWord(range_.number, True), 6)
     reply(cluster, range_, 6, 4)  # copying goes on, and everybody has patience again
     cluster.wait(RECOVERY_STUCK_S - 1.0)
-    assert cluster.directory.ranges(lane)[0].open
+    assert cluster.directory.ranges.all(lane)[0].open
     cluster.wait(2.0)
 
-    assert cluster.directory.ranges(lane)[0].end == 4
+    assert cluster.directory.ranges.all(lane)[0].end == 4
     assert lane in cluster.sequencer.lanes
 
 
@@ -198,7 +198,7 @@ def test_what_may_have_been_durable_is_never_given_up(replies: tuple[int | None,
     cluster.lose_memory(disks_of(range_))
     reply(cluster, range_, *replies)
     cluster.wait(2 * RECOVERY_STUCK_S)
-    found = cluster.directory.ranges(lane)[0]
+    found = cluster.directory.ranges.all(lane)[0]
 
     assert cluster.word(lane)[1] == 6 if found.open else found.end == end
     assert found.open == (None in replies)
@@ -214,7 +214,7 @@ def test_of_an_empty_range_there_need_be_no_copies() -> None:
     reply(cluster, range_, 0, None)
     cluster.wait(2 * RECOVERY_REPLIES_S)
 
-    assert cluster.directory.ranges(lane)[0].end == 0
+    assert cluster.directory.ranges.all(lane)[0].end == 0
     assert lane in cluster.sequencer.lanes
 
 
@@ -226,11 +226,11 @@ def test_an_operator_may_accept_the_loss() -> None:
     cluster.lose_memory({alive.replica: alive.disk, 3: "new"})
     reply(cluster, range_, None, None, 2)
     cluster.wait(3 * RECOVERY_REPLIES_S)
-    assert cluster.directory.ranges(lane)[0].open
-    cluster.directory.accept_loss(lane)
+    assert cluster.directory.ranges.all(lane)[0].open
+    cluster.directory.ranges.accept_loss(lane)
     cluster.wait(2 * RECOVERY_REPLIES_S)
 
-    assert cluster.directory.ranges(lane)[0].end == 2
+    assert cluster.directory.ranges.all(lane)[0].end == 2
     assert lane in cluster.sequencer.lanes
 
 
@@ -306,7 +306,7 @@ def test_a_trimmed_range_that_no_checkpoint_on_disk_covers_still_tells_about_ses
     range_ = cluster.open_range(lane)
     assert (range_.number, range_.start) == (2, 7)
     cluster.lines(lane, 7, 7, 7)
-    assert cluster.directory.trim("t0", lane, 7) == 7
+    assert cluster.directory.topics.trim("t0", lane, 7) == 7
     cluster.lose_memory(disks_of(range_))
     reply(cluster, range_, 7, 7, 7)
     cluster.run(5)
@@ -330,9 +330,9 @@ def test_a_lane_waits_for_a_checkpoint_that_covers_what_was_forgotten() -> None:
     second = cluster.open_range(lane)
     cluster.lines(lane, 7, 7, 7)
     newest = max(cluster.disks.checkpoints[lane])
-    cluster.directory.trim("t0", lane, 7)
-    assert cluster.directory.forget_trimmed(lane, second.number, newest)
-    assert [range_.number for range_ in cluster.directory.ranges(lane)] == [2]
+    cluster.directory.topics.trim("t0", lane, 7)
+    assert cluster.directory.ranges.forget_trimmed(lane, second.number, newest)
+    assert [range_.number for range_ in cluster.directory.ranges.all(lane)] == [2]
     away = cluster.disks.checkpoints[lane].pop(newest)
     cluster.lose_memory(disks_of(range_))
     reply(cluster, second, 7, 7, 7)
@@ -388,7 +388,7 @@ def test_a_crash_in_the_middle_of_a_recovery(number: int) -> None:
         if (opened := cluster.open_range(lane)).number > range_.number:
             replica.line(opened, opened.start)
     cluster.wait(1)
-    chain = cluster.directory.ranges(lane)
+    chain = cluster.directory.ranges.all(lane)
     assert [r.end for r in chain][:1] == [5]
     assert chain[-1].start >= CEILING_AHEAD
     again = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, session)
@@ -433,7 +433,7 @@ def test_memory_lost_twice() -> None:
     reply(cluster, second, end, end, end)
     cluster.run(5)
 
-    assert [(r.start, r.end) for r in cluster.directory.ranges(lane)] == [
+    assert [(r.start, r.end) for r in cluster.directory.ranges.all(lane)] == [
         (0, 5), (second.start, end), (second.start + CEILING_AHEAD, None)
     ]  # fmt: skip
     again = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, session)
@@ -468,7 +468,7 @@ def test_a_checkpoint_of_what_was_lost_is_not_believed_later(order: int, memory:
         cluster.new_sequencer()
     cluster.wait(1)
 
-    assert cluster.directory.ranges(lane)[0].end == 4
+    assert cluster.directory.ranges.all(lane)[0].end == 4
     again = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, session)
     cluster.run(2)
     opened = cluster.brokers[0].answers[again][5]
@@ -503,9 +503,9 @@ def test_more_sessions_than_fit_the_ring_are_fenced_in_portions() -> None:
 def test_a_lane_of_a_broker_is_sealed_and_closed() -> None:
     """Its incarnation is gone with the memory: nothing is continued."""
     cluster = ReplicatedCluster(replicas=3)
-    topic = cluster.directory.create_topic("loose", order=0, replicas=3, durable_on=2)
+    topic = cluster.directory.topics.create("loose", order=0, replicas=3, durable_on=2)
     broker = cluster.brokers[0]
-    lane = cluster.directory.make_lane(topic, broker.member)
+    lane = cluster.directory.lanes.make(topic, broker.member)
     assert lane is not None
     ring = create_ring(broker.fabric, lane.region, RegionKind.ORDER, ORDER, 32)
     for _ in range(5):
@@ -521,9 +521,9 @@ def test_a_lane_of_a_broker_is_sealed_and_closed() -> None:
     reply(cluster, range_, 4, 4, 1)
     cluster.run(3)
 
-    (sealed,) = cluster.directory.ranges(lane.lane)
+    (sealed,) = cluster.directory.ranges.all(lane.lane)
     assert (sealed.end, sealed.end_seq) == (4, 8)
-    (closed,) = cluster.directory.lanes()
+    (closed,) = cluster.directory.lanes.all()
     assert (closed.end, closed.end_seq) == (4, 8)
     assert cluster.word(lane.lane) == (RangeWord(0, False), 0)
 
@@ -531,9 +531,9 @@ def test_a_lane_of_a_broker_is_sealed_and_closed() -> None:
 def test_the_last_range_of_a_closed_lane_is_sealed_at_its_end() -> None:
     """Once all of it is durable; until then replicas may be replaced like anywhere else, and its broker's log stays."""
     cluster = ReplicatedCluster(replicas=4)
-    topic = cluster.directory.create_topic("loose", order=1, replicas=3, durable_on=2)
+    topic = cluster.directory.topics.create("loose", order=1, replicas=3, durable_on=2)
     broker = cluster.brokers[0]
-    lane = cluster.directory.make_lane(topic, broker.member)
+    lane = cluster.directory.lanes.make(topic, broker.member)
     assert lane is not None
     ring = create_ring(broker.fabric, lane.region, RegionKind.ORDER, ORDER, 32)
     for _ in range(5):
@@ -541,18 +541,18 @@ def test_the_last_range_of_a_closed_lane_is_sealed_at_its_end() -> None:
     ring.publish()
     cluster.wait(0.3)
     cluster.lines(lane.lane, 3, 3, 1)
-    cluster.directory.mark_dead(broker.member.broker, broker.member.incarnation)
+    cluster.directory.members.mark_dead(broker.member.broker, broker.member.incarnation)
     cluster.wait(0.3)
     first = cluster.open_range(lane.lane)
     next(r for r in cluster.replicas if r.member.ref == first.replicas[0]).die()
     cluster.wait(0.3)
-    sealed, opened = cluster.directory.ranges(lane.lane)
+    sealed, opened = cluster.directory.ranges.all(lane.lane)
     assert (sealed.end, sealed.end_seq, opened.start) == (3, 6, 3)
     assert cluster.memory.host("looker").exists(lane.region)
     cluster.lines(lane.lane, 5, 5, 3)
     cluster.wait(0.5)
 
-    assert [(r.end, r.end_seq) for r in cluster.directory.ranges(lane.lane)] == [(3, 6), (5, 10)]
+    assert [(r.end, r.end_seq) for r in cluster.directory.ranges.all(lane.lane)] == [(3, 6), (5, 10)]
     assert cluster.word(lane.lane) == (RangeWord(0, False), 0)
     assert not cluster.memory.host("looker").exists(lane.region)
 
@@ -579,7 +579,7 @@ def test_after_a_clean_stop_nothing_is_missing(saves: bool) -> None:
     cluster, lane, session, range_ = loaded()
     cluster.lines(lane, 7, 7, 6)
     assert drained(cluster, lane, saves)
-    assert [(r.end, r.end_seq) for r in cluster.directory.ranges(lane)] == [(7, 12)]
+    assert [(r.end, r.end_seq) for r in cluster.directory.ranges.all(lane)] == [(7, 12)]
     cluster.lose_memory(disks_of(range_))
     cluster.run(5)
 
@@ -609,7 +609,7 @@ def test_a_successor_in_the_same_run_goes_on_after_a_clean_stop() -> None:
     cluster.new_sequencer()
     cluster.wait(0.3)
 
-    assert [(r.start, r.end) for r in cluster.directory.ranges(lane)] == [(0, 7), (7, None)]
+    assert [(r.start, r.end) for r in cluster.directory.ranges.all(lane)] == [(0, 7), (7, None)]
     sent = cluster.brokers[0].batches(lane, session, 6)
     cluster.run(3)
     assert cluster.brokers[0].answers[sent][:2] == (Outcome.ORDERED, 7)

@@ -171,7 +171,7 @@ def order_some(cluster: ReplicatedCluster, raising: bool) -> int:
         lane = cluster.replicated()
         session = cluster.open(lane)
         if not raising:
-            patcher = patch.object(cluster.directory, "raise_ceiling", return_value=False)
+            patcher = patch.object(cluster.directory.ranges, "raise_ceiling", return_value=False)
             patcher.start()
         done = 0
         for _ in range(20):
@@ -181,11 +181,11 @@ def order_some(cluster: ReplicatedCluster, raising: bool) -> int:
             order = cluster.sequencer.lanes[lane].order
             done = int(order.table.expected[session & order.table.mask])
             if raising:
-                assert order.next_index <= cluster.directory.ceiling(lane)[0]
+                assert order.next_index <= cluster.directory.ranges.ceiling(lane)[0]
             cluster.lines(lane, *[order.next_index] * 3)
         if not raising:
             patcher.stop()
-        return cluster.sequencer.lanes[lane].order.next_index - cluster.directory.ceiling(lane)[0]
+        return cluster.sequencer.lanes[lane].order.next_index - cluster.directory.ranges.ceiling(lane)[0]
 
 
 def test_the_ceiling_is_raised_ahead_of_the_order() -> None:
@@ -209,7 +209,7 @@ def test_records_have_a_ceiling_of_their_own() -> None:
     session = cluster.open(lane)
     room = cluster.sequencer.lanes[lane].room
     assert room is not None
-    with patch.object(cluster.directory, "raise_ceiling", return_value=False):
+    with patch.object(cluster.directory.ranges, "raise_ceiling", return_value=False):
         room.raise_to(1_000, 5)
         sent = cluster.brokers[0].batches(lane, session, 0, 1, 2, 3)
         cluster.run(2)
@@ -231,7 +231,7 @@ def test_a_dead_brokers_log_stays_until_all_of_it_is_durable() -> None:
     cluster.brokers[0].batches(lane, session, 0, 1, 2)
     cluster.run(2)
     dead = cluster.brokers[0].member
-    cluster.directory.mark_dead(dead.broker, dead.incarnation)
+    cluster.directory.members.mark_dead(dead.broker, dead.incarnation)
     cluster.wait(0.5)
     looker = cluster.memory.host("looker")
     assert looker.exists(f"{dead.region_prefix}/log")
@@ -242,7 +242,7 @@ def test_a_dead_brokers_log_stays_until_all_of_it_is_durable() -> None:
     cluster.wait(0.5)
 
     assert not looker.exists(f"{dead.region_prefix}/log")
-    assert dead.handle not in {member.handle for member in cluster.directory.members()}
+    assert dead.handle not in {member.handle for member in cluster.directory.members.all()}
 
 
 def test_a_dead_brokers_log_stays_for_readers_of_topics_without_replicas() -> None:
@@ -252,7 +252,7 @@ def test_a_dead_brokers_log_stays_for_readers_of_topics_without_replicas() -> No
     cluster.topic(5, replicas=0)
     cluster.open(lane)
     dead = cluster.brokers[0].member
-    cluster.directory.mark_dead(dead.broker, dead.incarnation)
+    cluster.directory.members.mark_dead(dead.broker, dead.incarnation)
     cluster.lines(lane, 1, 1, 1)
     cluster.wait(0.5)
 

@@ -48,7 +48,7 @@ def test_altered_topics_are_followed() -> None:
     session = cluster.open(lane)
     cluster.brokers[0].batches(lane, session, 1)
     cluster.run()
-    cluster.directory.alter_topic(AlterTopic(name="t0", on_gap="skip", gap_timeout_ms=1))
+    cluster.directory.topics.alter(AlterTopic(name="t0", on_gap="skip", gap_timeout_ms=1))
     cluster.run(200)
 
     assert cluster.stored(lane) == [(session, 1)]
@@ -323,7 +323,7 @@ def test_a_deleted_topic_takes_its_regions_and_answers_what_waits() -> None:
     waiting = broker.batches(lane, session, 1)
     also = broker.batches(other, kept, 1)
     cluster.run()
-    cluster.directory.delete_topic("t0")
+    cluster.directory.topics.delete("t0")
     late = broker.batches(lane, session, 0)
     cluster.run()
 
@@ -362,7 +362,7 @@ def test_nothing_more_is_taken_from_a_closed_broker() -> None:
     cluster = Cluster()
     lane = cluster.topic(5)
     session, dead = cluster.open(lane), cluster.brokers[0]
-    cluster.directory.mark_dead(0, dead.member.incarnation)
+    cluster.directory.members.mark_dead(0, dead.member.incarnation)
     cluster.run(2)
     dead.batches(lane, session, 0)
     cluster.run(2)
@@ -380,7 +380,7 @@ def test_a_dead_broker_takes_its_connections_with_it() -> None:
     number = cluster.brokers[1].batches(lane, session, 1)
     other = cluster.brokers[1].batches(lane, both, 1)
     cluster.run()
-    cluster.directory.mark_dead(0, cluster.brokers[0].member.incarnation)
+    cluster.directory.members.mark_dead(0, cluster.brokers[0].member.incarnation)
     cluster.run(2)
     cluster.clock.us += 1_000_000
     cluster.run()
@@ -395,7 +395,7 @@ def test_a_dead_broker_is_closed_though_every_round_is_one_batch() -> None:
     lane = cluster.topic(5)
     dead = cluster.sequencer.brokers.sources[cluster.brokers[0].member.handle]
     session = cluster.open(lane)
-    cluster.directory.mark_dead(0, cluster.brokers[0].member.incarnation)
+    cluster.directory.members.mark_dead(0, cluster.brokers[0].member.incarnation)
     for sequence in range(16):
         cluster.brokers[1].batches(lane, session, sequence)
         assert cluster.run() == 1
@@ -440,7 +440,7 @@ def test_old_dead_logs_are_removed() -> None:
     for attempt in range(4):
         cluster.brokers[0] = Broker(cluster, 0, f"again-{attempt}")
         cluster.run(3)
-    kept = [m.incarnation for m in cluster.directory.members() if m.broker == 0 and m.state is MemberState.DEAD]
+    kept = [m.incarnation for m in cluster.directory.members.all() if m.broker == 0 and m.state is MemberState.DEAD]
     names = cluster.memory.host("x").names()
 
     assert kept == [1, 4]
@@ -451,16 +451,16 @@ def test_old_dead_logs_are_removed() -> None:
 def test_rings_of_deleted_topics_that_a_dead_broker_left_are_removed() -> None:
     """Simulator seeds 150050 and 150057: the broker that would remove its ring died before the topic was deleted."""
     cluster = Cluster()
-    topics = [cluster.directory.create_topic(name, order=0) for name in ("gone", "kept")]
+    topics = [cluster.directory.topics.create(name, order=0) for name in ("gone", "kept")]
     dead = cluster.brokers[0]
-    lanes = [lane for topic in topics if (lane := cluster.directory.make_lane(topic, dead.member)) is not None]
+    lanes = [lane for topic in topics if (lane := cluster.directory.lanes.make(topic, dead.member)) is not None]
     for lane in lanes:
         create_ring(dead.fabric, lane.region, RegionKind.ORDER, ORDER, 32)
     cluster.brokers[0] = Broker(cluster, 0, "again")
     cluster.run(3)
     fabric = cluster.memory.host("x")
     assert [fabric.exists(lane.region) for lane in lanes] == [True, True]
-    cluster.directory.delete_topic("gone")
+    cluster.directory.topics.delete("gone")
     cluster.run(3)
     assert [fabric.exists(lane.region) for lane in lanes] == [False, True]
 
@@ -481,12 +481,12 @@ def test_the_region_by_which_readers_know_a_broker_goes_first(monkeypatch: pytes
 def test_a_broker_that_died_before_it_began_is_forgotten() -> None:
     """A member without rings is removed once it is dead."""
     cluster = Cluster()
-    member = cluster.directory.register_broker(5, "localhost", 1, 1)
+    member = cluster.directory.members.register(5, "localhost", 1, 1)
     cluster.run(2)
-    cluster.directory.mark_dead(5, member.incarnation)
+    cluster.directory.members.mark_dead(5, member.incarnation)
     cluster.run(2)
 
-    assert [m.broker for m in cluster.directory.members()] == [0, 1]
+    assert [m.broker for m in cluster.directory.members.all()] == [0, 1]
 
 
 # --- reigns -----------------------------------------------------------------------------------------------------------
@@ -528,7 +528,7 @@ def test_a_candidate_that_was_overtaken_does_not_start() -> None:
 
     assert slow.deposed
     assert not taken[0].deposed
-    assert cluster.directory.started_epoch() == taken[0].epoch > slow.epoch
+    assert cluster.directory.elections.started_epoch() == taken[0].epoch > slow.epoch
 
 
 def test_regions_of_old_epochs_are_swept() -> None:
@@ -572,8 +572,8 @@ def test_nothing_of_another_generation_is_swept(monkeypatch: pytest.MonkeyPatch)
     cluster.new_sequencer()
     cluster.clock.us += 1_000_000
     cluster.run()
-    later = msgspec.structs.replace(cluster.directory.newest_epochs(), generation=99)
-    monkeypatch.setattr(cluster.directory, "newest_epochs", lambda: later)
+    later = msgspec.structs.replace(cluster.directory.elections.newest_epochs(), generation=99)
+    monkeypatch.setattr(cluster.directory.elections, "newest_epochs", lambda: later)
     cluster.memory.host("x").create("epoch-1/held", Shape(RegionKind.LOG, 1024))
     cluster.clock.us += 3_000_000
     cluster.run()
@@ -668,7 +668,7 @@ def let_pass(cluster: Cluster, seconds: float, step_s: float = 0.1) -> None:
 
 
 def states(cluster: Cluster) -> dict[int, MemberState]:
-    return {member.broker: member.state for member in cluster.directory.members()}
+    return {member.broker: member.state for member in cluster.directory.members.all()}
 
 
 def test_a_silent_broker_is_closed() -> None:
@@ -698,7 +698,7 @@ def test_each_epoch_says_anew_which_brokers_are_open() -> None:
     again = cluster.brokers[0] = Broker(cluster, 0, "broker-0-again")
     cluster.run(3)
     assert (asleep.standing(), again.standing()) == (Standing.CLOSING, Standing.OPEN)
-    cluster.directory.mark_removed(0, asleep.member.incarnation, cluster.sequencer.epoch)
+    cluster.directory.members.mark_removed(0, asleep.member.incarnation, cluster.sequencer.epoch)
 
     cluster.new_sequencer()
     assert asleep.standing() is Standing.UNHEARD

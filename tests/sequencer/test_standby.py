@@ -14,7 +14,7 @@ from embarcadero.fabric.leader import create_epochs
 from embarcadero.fabric.region import Fabric, Region, Shape
 from embarcadero.limits import EPOCHS_AHEAD_MAX
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.stores import MemoryStore
 from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch, lead
 from embarcadero.sequencer.leader.server import serve_candidate
 from embarcadero.sequencer.leader.standby import Candidate
@@ -105,7 +105,7 @@ def test_a_process_that_ended_is_replaced_at_once() -> None:
     assert second.watched == "boot/100/1"
     second.process_ended(second.watched)
     assert second.look() == 2
-    reign = world.directory.reign()
+    reign = world.directory.elections.leadership()
     assert reign is not None
     assert (reign.epoch, reign.candidate, reign.mark, reign.pid) == (2, 1, "boot/101/1", 101)
 
@@ -118,7 +118,7 @@ def test_a_mistake_about_a_process_is_forgotten_with_its_reign() -> None:
     second.process_ended(second.watched)
     assert second.look() == 2
     world.take(1, 2).round()
-    world.directory.ask_hand_over(0, 2)
+    world.directory.elections.ask_hand_over(0, 2)
     assert world.move_to(0) == 3
     world.take(0, 3).round()
     assert second.look() is None
@@ -144,8 +144,8 @@ def test_of_two_that_notice_one_wins_and_the_other_waits_for_its_heart() -> None
 def test_a_stale_look_loses_the_election() -> None:
     """Both decide on the same facts: one transaction goes through, the other changes nothing."""
     directory = Directory(MemoryStore())
-    assert [directory.elect(number, f"boot/{number}/1", over=0) for number in (0, 1)] == [1, None]
-    assert directory.newest_epochs().handed_out == 1
+    assert [directory.elections.elect(number, f"boot/{number}/1", over=0) for number in (0, 1)] == [1, None]
+    assert directory.elections.newest_epochs().handed_out == 1
 
 
 def test_a_winner_that_does_not_start_gets_twice_the_time() -> None:
@@ -168,15 +168,15 @@ def test_a_hand_over_is_for_one_candidate_and_one_epoch() -> None:
     """Whoever is not asked waits; what was asked of an epoch that is over means nothing; once is enough."""
     world = Standing(3)
     reigning = world.first()
-    world.directory.ask_hand_over(2, epoch=1)
+    world.directory.elections.ask_hand_over(2, epoch=1)
     assert world.candidates[1].look() is None
     assert world.move_to(2) == 2
-    assert world.directory.asked_hand_over() is None
+    assert world.directory.elections.asked_hand_over() is None
     successor = world.take(2, 2)
     assert not successor.deposed
     assert reigning.round() == 0
     assert reigning.deposed
-    world.directory.ask_hand_over(1, epoch=1)
+    world.directory.elections.ask_hand_over(1, epoch=1)
     assert world.candidates[1].look() is None
     assert world.candidates[0].look() is None  # it stands by now, and watches the new one
     assert world.candidates[0].watched == "boot/102/1"
@@ -186,12 +186,12 @@ def test_only_a_planned_move_leaves_time_to_get_ready() -> None:
     """While the other still reigns nobody waits; after a death, or if it dies meanwhile, everybody does."""
     world = Standing(3)
     world.first()
-    world.directory.ask_hand_over(2, epoch=1)
+    world.directory.elections.ask_hand_over(2, epoch=1)
     assert world.candidates[2].look() == 2
     assert not world.candidates[2].hurries
     world.take(2, 2)
     world.candidates[1].look()
-    world.directory.ask_hand_over(1, epoch=2)
+    world.directory.elections.ask_hand_over(1, epoch=2)
     world.candidates[1].process_ended("boot/102/1")
     assert world.candidates[1].look() == 3
     assert world.candidates[1].hurries
@@ -201,15 +201,19 @@ def test_a_stop_in_order_ends_elections() -> None:
     """Nobody takes over while the cluster stops; in the next generation somebody begins."""
     world = Standing(2)
     world.first()
-    world.directory.end_elections()
+    world.directory.elections.end()
     second = world.candidates[1]
     second.process_ended("boot/100/1")
     assert second.look() is None
     world.clocks[1].us += 10 * AFTER_US
     assert second.look() is None
     world.directory.begin_generation()
-    assert (world.directory.reign(), world.directory.candidates(), world.directory.stopping) == (None, [], False)
-    assert world.directory.elect(0, "boot/1/1", over=0) == 1
+    assert (
+        world.directory.elections.leadership(),
+        world.directory.elections.candidates(),
+        world.directory.elections.stopping,
+    ) == (None, [], False)
+    assert world.directory.elections.elect(0, "boot/1/1", over=0) == 1
 
 
 def test_a_zombie_changes_nothing_and_stands_by_again() -> None:
@@ -235,7 +239,7 @@ def test_a_hundred_takeovers_leave_no_regions_behind() -> None:
     sizes = []
     for turn in range(100):
         number = 1 - turn % 2
-        world.directory.ask_hand_over(number, epoch=turn + 1)
+        world.directory.elections.ask_hand_over(number, epoch=turn + 1)
         epoch = world.move_to(number)
         assert epoch == turn + 2
         successor = world.take(number, epoch)
@@ -263,7 +267,7 @@ def test_takeovers_without_room_leave_nothing_behind_and_use_up_no_epochs(
 ) -> None:
     """However often it is tried in vain: once there is room, somebody reigns."""
     world = Standing(2)
-    world.directory.create_topic("t", order=5)
+    world.directory.topics.create("t", order=5)
     reigning, candidate, fabric = world.first(), world.candidates[1], world.memory.host("host-1")
     for turn in range(2 * EPOCHS_AHEAD_MAX):
         assert candidate.look() is None
@@ -337,7 +341,7 @@ def test_a_takeover_that_fails_for_now_is_tried_again(error: EmbarcaderoError) -
         return chair
 
     assert asyncio.run(stand(2)).failed == [2, 3]
-    assert world.directory.started_epoch() == 4
+    assert world.directory.elections.started_epoch() == 4
     world = Standing(2)
     with pytest.raises(type(error)):
         asyncio.run(stand(1))

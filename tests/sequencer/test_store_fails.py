@@ -25,7 +25,7 @@ class Failing:
     def __init__(
         self, cluster: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch, error: type[EmbarcaderoError] = Backpressure
     ) -> None:
-        self._store, self._patch, self._error = cluster.directory._store, monkeypatch, error
+        self._store, self._patch, self._error = cluster.directory._decider.store, monkeypatch, error
 
     def fail(self, *calls: str) -> None:
         def failing(*_: object) -> NoReturn:
@@ -64,7 +64,7 @@ def test_a_range_is_sealed_when_the_store_can_be_written_again(
 
     store.heal()
     cluster.wait(3 * RANGE_RETRY_S)
-    assert [(r.start, r.end) for r in cluster.directory.ranges(lane)] == [(0, 3), (3, None)]
+    assert [(r.start, r.end) for r in cluster.directory.ranges.all(lane)] == [(0, 3), (3, None)]
     _order_one(cluster, lane, session, 7)
 
 
@@ -72,16 +72,16 @@ def test_ceilings_are_raised_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane that grows asks for more positions in every look, until it gets them; though it grows no more."""
     cluster = ReplicatedCluster()
     lane, session = filled(cluster)
-    before = cluster.directory.ceiling(lane)
+    before = cluster.directory.ranges.ceiling(lane)
     with monkeypatch.context() as larger:
         larger.setattr(ranges_module, "CEILING_AHEAD", 10 * ranges_module.CEILING_AHEAD)
         with monkeypatch.context() as patch:
             Failing(cluster, patch).fail("transact")
             _order_one(cluster, lane, session, 6)
             cluster.wait(1)
-        assert cluster.directory.ceiling(lane) == before
+        assert cluster.directory.ranges.ceiling(lane) == before
         cluster.wait(1)
-    assert cluster.directory.ceiling(lane)[0] > before[0]
+    assert cluster.directory.ranges.ceiling(lane)[0] > before[0]
 
 
 def test_a_silent_broker_is_closed_and_removed_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,32 +89,32 @@ def test_a_silent_broker_is_closed_and_removed_later(monkeypatch: pytest.MonkeyP
     cluster = ReplicatedCluster()
     lane, session = filled(cluster)
     silent = cluster.brokers[1]
-    topic = cluster.directory.create_topic("loose", order=0, replicas=0)
-    made = cluster.directory.make_lane(topic, silent.member)
+    topic = cluster.directory.topics.create("loose", order=0, replicas=0)
+    made = cluster.directory.lanes.make(topic, silent.member)
     assert made is not None
     silent.stopped = True
 
     def state() -> MemberState | None:
-        return next((m.state for m in cluster.directory.members() if m.handle == silent.member.handle), None)
+        return next((m.state for m in cluster.directory.members.all() if m.handle == silent.member.handle), None)
 
     with monkeypatch.context() as patch:
         Failing(cluster, patch).fail("transact")
         cluster.wait(2 * BROKER_SILENT_S)
         assert state() is MemberState.LIVE
-    cluster.directory.mark_dead(silent.member.broker, silent.member.incarnation)
+    cluster.directory.members.mark_dead(silent.member.broker, silent.member.incarnation)
     with monkeypatch.context() as patch:
         Failing(cluster, patch).fail("transact")
         cluster.wait(1)
         assert state() is MemberState.DEAD
         _order_one(cluster, lane, session, 6)
     cluster.wait(1)
-    assert [found.open for found in cluster.directory.lanes() if found.lane == made.lane] == [False]
+    assert [found.open for found in cluster.directory.lanes.all() if found.lane == made.lane] == [False]
 
 
 def test_a_batch_of_a_topic_that_nobody_could_tell_of_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the store can't be read, an unknown topic may be a new one; afterwards it is found."""
     cluster = ReplicatedCluster()
-    new = cluster.directory.create_topic("new", order=5, replicas=3).lane
+    new = cluster.directory.topics.create("new", order=5, replicas=3).lane
     with monkeypatch.context() as patch:
         Failing(cluster, patch).fail(*READS)
         number = cluster.brokers[0].batches(new, 0, 0)
@@ -124,7 +124,7 @@ def test_a_batch_of_a_topic_that_nobody_could_tell_of_may_come_again(monkeypatch
     assert cluster.open(new) == 0
 
 
-@pytest.mark.parametrize("call", ["ceiling", "handle_ceiling", "reopen", "choose_replicas"])
+@pytest.mark.parametrize("call", ["ceiling", "handle_ceiling", "reopen", "choose"])
 def test_a_lane_comes_back_when_the_store_does(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a clean stop, whatever call of its recovery fails: it begins once, and takes batches."""
     cluster = ReplicatedCluster()
@@ -137,7 +137,8 @@ def test_a_lane_comes_back_when_the_store_does(call: str, monkeypatch: pytest.Mo
         def failing(*_: object, **__: object) -> NoReturn:
             raise Backpressure("not now", "try again")
 
-        patch.setattr(cluster.directory, call, failing)
+        part = cluster.directory.replicas if call == "choose" else cluster.directory.ranges
+        patch.setattr(part, call, failing)
         cluster.lose_memory()
         cluster.wait(1)
     cluster.wait(3)
@@ -157,6 +158,6 @@ def test_a_candidate_stands_by_while_the_store_fails(
         raise error("not now", "try again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.directory._store, "transact", failing)
+        patch.setattr(world.directory._decider.store, "transact", failing)
         assert _look(world.candidates[1]) is None
     assert _look(world.candidates[1]) == 2

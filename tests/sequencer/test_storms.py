@@ -75,7 +75,7 @@ class Storm:
                 self.copy_one(replica)
 
     def copy_one(self, replica: HandReplica) -> None:
-        range_ = self.cluster.directory.open_range(self.lane)
+        range_ = self.cluster.directory.ranges.open_range(self.lane)
         if range_ is None:
             return
         self.publish_line(replica, range_)
@@ -98,7 +98,7 @@ class Storm:
             self.copies.setdefault((replica.member.disk, range_.number), range_.start)
 
     def count(self) -> None:
-        self.counter.follow(self.cluster.directory.started_epoch())
+        self.counter.follow(self.cluster.directory.elections.started_epoch())
         self.counted = max(self.counted, self.counter.through(self.lane))
 
     def kill_replica(self) -> None:
@@ -148,7 +148,7 @@ class Storm:
 
     def look(self) -> None:
         self.remember()
-        chain = self.cluster.directory.ranges(self.lane)
+        chain = self.cluster.directory.ranges.all(self.lane)
         for range_ in chain:
             if range_.end is not None:
                 copies = [self.copies.get((ref.disk, range_.number), range_.start) for ref in range_.replicas]

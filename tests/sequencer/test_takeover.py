@@ -22,7 +22,7 @@ class Story:
 
     def __init__(self, seed: int = 0) -> None:
         self.cluster = cluster = Cluster(seed)
-        make = cluster.directory.create_topic
+        make = cluster.directory.topics.create
         self.strong = make("strong", order=5, gap_timeout_ms=10_000).lane
         self.skipping = make("skipping", order=5, on_gap="skip", gap_timeout_ms=5).lane
         self.total = make("total", order=2).lane
@@ -253,7 +253,7 @@ def test_a_waiting_batch_of_a_topic_that_goes_gives_its_slot_free_once(monkeypat
         cluster.run()
     cluster.memory.crash(cluster.host)
     cluster.new_sequencer()
-    cluster.directory.delete_topic("t0")
+    cluster.directory.topics.delete("t0")
     broker.batches(lane, one, 1)
     cluster.run()
     broker.batches(lane, two, 1)
@@ -283,7 +283,7 @@ def test_the_one_that_reigns_goes_on_while_its_successor_gets_ready(rounds: int)
             ready.begin()
             cluster.sequencer = ready
         cluster.settle()
-        assert ready is None or cluster.directory.started_epoch() == ready.epoch
+        assert ready is None or cluster.directory.elections.started_epoch() == ready.epoch
         story.check()
 
 
@@ -310,11 +310,11 @@ def test_topics_and_brokers_change_while_a_successor_gets_ready() -> None:
     ready = cluster.ready_sequencer()
     fabric = cluster.memory.host("admin")
     assert fabric.exists(f"epoch-{ready.epoch}/order-{gone}")
-    cluster.directory.delete_topic("t0")
-    cluster.directory.alter_topic(AlterTopic(name="t1", gap_timeout_ms=77))
-    new = cluster.directory.create_topic("new", order=2).lane
+    cluster.directory.topics.delete("t0")
+    cluster.directory.topics.alter(AlterTopic(name="t1", gap_timeout_ms=77))
+    new = cluster.directory.topics.create("new", order=2).lane
     dead = cluster.brokers.pop()
-    cluster.directory.mark_dead(dead.member.broker, dead.member.incarnation)
+    cluster.directory.members.mark_dead(dead.member.broker, dead.member.incarnation)
     ready.begin()
     cluster.sequencer = ready
     assert not fabric.exists(f"epoch-{ready.epoch}/order-{gone}")
@@ -361,7 +361,7 @@ def test_one_that_got_ready_too_late_changes_nothing() -> None:
     late.begin()
     early.begin()
     assert early.deposed
-    assert cluster.directory.started_epoch() == late.epoch
+    assert cluster.directory.elections.started_epoch() == late.epoch
     cluster.sequencer = late
     cluster.brokers[0].batches(lane, session, 0)
     cluster.settle()
@@ -381,8 +381,8 @@ class Bells:
 def test_answers_go_before_replicas_after_a_takeover() -> None:
     """Replicas are woken when the first round is done: until then they would find nothing, and take the processors."""
     cluster, bells = Cluster(), Bells()
-    replica = cluster.directory.register_replica(0, "disk", "folder", "host", 1)
-    cluster.directory.create_topic("kept", order=5, replicas=1, durable_on=1)
+    replica = cluster.directory.replicas.register(0, "disk", "folder", "host", 1)
+    cluster.directory.topics.create("kept", order=5, replicas=1, durable_on=1)
     cluster.run(3)
     ready = cluster.ready_sequencer(bells)
     ready.begin()

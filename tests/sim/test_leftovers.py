@@ -8,7 +8,7 @@ import pytest
 
 from embarcadero.fabric.layout import RegionKind
 from embarcadero.fabric.region import Shape
-from embarcadero.placement.epochs import STARTS_KEPT
+from embarcadero.placement.elections import STARTS_KEPT
 from embarcadero.placement.store import Put
 from embarcadero.storage.layout import begun_name, range_folder
 from embarcadero_proof.sim.checkers import p9
@@ -109,7 +109,7 @@ def test_what_is_left_behind_is_noticed(world: World, leave: Callable[[World], N
 
 def test_too_many_epochs_are_noticed(world: World) -> None:
     """Those that were, those that never began, and answers that nobody will read."""
-    started = world.directory.started_epoch()
+    started = world.directory.elections.started_epoch()
     for name in ("epoch-00/held", "epoch-000/held", *(f"epoch-{started + ahead}/held" for ahead in range(1, 6))):
         a_region(name)(world)
     a_region(f"epoch-{started}/results-9.9")(world)

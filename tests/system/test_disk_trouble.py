@@ -26,7 +26,7 @@ from embarcadero.config import Config, load
 from embarcadero.errors import Backpressure, ClusterError, Corrupt, Trimmed
 from embarcadero.node.local import LocalCluster, RestartableCluster
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import FOOTER_BYTES, HEADER_BYTES, decode_footer, range_folder
 from embarcadero.storage.verify import Severity, verify_folder
@@ -94,7 +94,7 @@ class Files:
 
     def __init__(self, data_dir: Path, topic: str, replica: int) -> None:
         with closing(SqliteStore(data_dir / "store.db")) as store:
-            lane = next(one.lane for one in Directory(store).topics() if one.name == topic)
+            lane = next(one.lane for one in Directory(store).topics.all() if one.name == topic)
         self.folder = data_dir / f"replica-{replica}" / range_folder(lane, 1)
 
     def logs(self) -> list[Path]:
@@ -568,7 +568,7 @@ def known(path: Path) -> tuple[Any, ...]:
     """Everything the store says about topics and ranges."""
     with closing(SqliteStore(path)) as store:
         directory = Directory(store)
-        return directory.cluster_id, directory.topics(), directory.ranges(), directory.replicas()
+        return directory.cluster_id, directory.topics.all(), directory.ranges.all(), directory.replicas.all()
 
 
 def test_flipped_bits_in_the_store_are_noticed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.node.local import RestartableCluster
-from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.placement.store import Put
 from embarcadero.types import GapKind
 

@@ -9,7 +9,7 @@ from embarcadero_proof.bugs.bug import DEATHS, LATE, POWER, ROT, SEALS, TRIMS, B
 from embarcadero_proof.bugs.patch import Edit
 
 _ADOPT: Final = "                self._ranges.adopted[tags_of(range_)] = old\n"
-_COUNT: Final = "                self._directory.replace_in_sealed(*tags_of(range_), old, self._me.ref)\n"
+_COUNT: Final = "                self._directory.ranges.replace_in_sealed(*tags_of(range_), old, self._me.ref)\n"
 _SOURCES: Final = "embarcadero.sequencer.ranges.recovery_sources:"
 
 BUGS: Final = (

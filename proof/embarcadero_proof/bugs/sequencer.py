@@ -47,7 +47,7 @@ _SAYS_MORE: Final = """\
     stored |= np.roll(stored, 1, axis=1) & ~sessions.strong[rows][:, None]
     sessions.tag.reshape("""
 _STOP_ALL: Final = "        if self._held.used:\n            return []\n        for source in"
-_OPEN_LATE: Final = "        leader.epochs.open(leader.epoch)\n        if not self._directory.start_epoch("
+_OPEN_LATE: Final = "        leader.epochs.open(leader.epoch)\n        if not self._directory.elections.start_epoch("
 _ANSWER_FIRST: Final = """\
         early = [answer for lane in self._lanes.by_number.values() for answer in lane.order.out.take_answers()]
         for source in self._brokers.answer(early):
@@ -277,11 +277,11 @@ BUGS: Final = (
         edits=(
             Edit(
                 "embarcadero.sequencer.leader.leadership:Leadership.__init__",
-                "directory.started_epoch() + 1:",
-                "directory.started_epoch() + 1 and False:",
+                "directory.elections.started_epoch() + 1:",
+                "directory.elections.started_epoch() + 1 and False:",
             ),
             Edit("embarcadero.sequencer.leader.sequencer:Sequencer.begin", "leader.epochs.open(leader.epoch)", "pass"),
-            Edit(f"{_TAKEOVER}Takeover._start", "        if not self._directory.start_epoch(", _OPEN_LATE),
+            Edit(f"{_TAKEOVER}Takeover._start", "        if not self._directory.elections.start_epoch(", _OPEN_LATE),
         ),
     ),
     Bug(

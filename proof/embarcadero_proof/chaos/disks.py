@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.storage.layout import range_folder
 from embarcadero.types import Ack, EntryKind, Range, TopicLane
 from embarcadero_proof.sim.checkers.ledger import Span
@@ -45,7 +45,7 @@ def books(store: Path) -> Books:
     """Read the store of a cluster."""
     with closing(SqliteStore(store)) as opened:
         directory = Directory(opened)
-        return Books(directory.ranges(), directory.lanes())
+        return Books(directory.ranges.all(), directory.lanes.all())
 
 
 def stored(data_dir: Path, ranges: list[Range], starts: Mapping[int, int]) -> Stored:

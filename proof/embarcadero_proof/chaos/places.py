@@ -13,9 +13,9 @@ def is_replaced(directory: Directory, role: str, pid: int) -> bool:
     """
     kind = role.partition(":")[0]
     if kind == "broker":
-        return not any(member.pid == pid and member.state is MemberState.LIVE for member in directory.members())
+        return not any(member.pid == pid and member.state is MemberState.LIVE for member in directory.members.all())
     if kind == "replica":
-        own = [member.ref for member in directory.replicas() if member.pid == pid]
-        return not any(ref in own for range_ in directory.ranges() if range_.open for ref in range_.replicas)
-    reign = directory.reign()
-    return reign is not None and reign.pid != pid and reign.epoch == directory.started_epoch()
+        own = [member.ref for member in directory.replicas.all() if member.pid == pid]
+        return not any(ref in own for range_ in directory.ranges.all() if range_.open for ref in range_.replicas)
+    reign = directory.elections.leadership()
+    return reign is not None and reign.pid != pid and reign.epoch == directory.elections.started_epoch()

@@ -40,7 +40,7 @@ from embarcadero.node.report import report as cluster_report
 from embarcadero.node.roles import candidate_role
 from embarcadero.node.supervisor import UpOptions
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.steps import BROKER, BY_NAME, SEQUENCER, Step
 from embarcadero.types import Order, Position, Range
 from embarcadero_proof.chaos.streams import RECORD, Stream
@@ -295,14 +295,14 @@ def _kill_sequencer(stage: Stage) -> None:
 def _kill_broker(stage: Stage) -> None:
     """One that has lanes of its own."""
     with stage.directory() as directory:
-        broker = next(lane.broker for lane in directory.lanes() if lane.open)
+        broker = next(lane.broker for lane in directory.lanes.all() if lane.open)
     stage.kill(f"{BROKER}:{broker}")
 
 
 def _kill_replica(stage: Stage) -> None:
     """One that is in use."""
     with stage.directory() as directory:
-        used = next(range_ for range_ in directory.ranges() if range_.open).replicas[0].replica
+        used = next(range_ for range_ in directory.ranges.all() if range_.open).replicas[0].replica
     stage.kill(f"replica:{used}")
 
 
@@ -394,11 +394,11 @@ def _replace(stage: Stage, role: str) -> str:
     with stage.directory() as directory:
         if role.startswith(BROKER):
             stage.stand_in(role)
-            there = until(lambda: any(member.pid == stage.newest for member in directory.members()), _WAIT_S)
+            there = until(lambda: any(member.pid == stage.newest for member in directory.members.all()), _WAIT_S)
             return "a new incarnation" if there else ""
         if not role.startswith(SEQUENCER):
             number = int(role.partition(":")[2])
-            left = until(lambda: not any(_follows(range_, number) for range_ in directory.ranges()), _WAIT_S)
+            left = until(lambda: not any(_follows(range_, number) for range_ in directory.ranges.all()), _WAIT_S)
             return "other replicas" if left else ""
         reigns = until(lambda: _another_reigns(directory, role), _WAIT_S)
         return "a sequencer that stood by" if reigns else ""
@@ -406,8 +406,12 @@ def _replace(stage: Stage, role: str) -> str:
 
 def _another_reigns(directory: Directory, role: str) -> bool:
     """Whether a sequencer has started its reign that does not have this role."""
-    reign = directory.reign()
-    return reign is not None and candidate_role(reign.candidate) != role and reign.epoch == directory.started_epoch()
+    reign = directory.elections.leadership()
+    return (
+        reign is not None
+        and candidate_role(reign.candidate) != role
+        and reign.epoch == directory.elections.started_epoch()
+    )
 
 
 def _follows(range_: Range, replica: int) -> bool:

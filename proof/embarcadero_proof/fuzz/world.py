@@ -19,7 +19,7 @@ from embarcadero.fabric.durability import create_durable
 from embarcadero.fabric.leader import create_epochs
 from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.stores import MemoryStore
 from embarcadero.sequencer.leader.sequencer import lead
 from embarcadero.types import ReplicaRef
 from embarcadero.wire import messages
@@ -114,10 +114,10 @@ class World:
         self.directory = Directory(MemoryStore(), "0badcafe", ids=count(1).__next__)
         create_epochs(self.fabric)
         self.sequencer = lead(Env(self.clock), self.fabric, self.directory, SIZES)
-        member = self.directory.register_broker(0, "127.0.0.1", 9092, 1)
+        member = self.directory.members.register(0, "127.0.0.1", 9092, 1)
         self.broker = Broker(BrokerContext(Env(self.clock), self.fabric, self.directory, member, SIZES))
         for name, order in (("total", 2), ("strong", 5), ("loose", 0)):
-            self.directory.create_topic(
+            self.directory.topics.create(
                 name, order=order, partitions=2, replicas=0, durable_on=0, on_gap="fence", gap_timeout_ms=None
             )  # fmt: skip
         self.turn()

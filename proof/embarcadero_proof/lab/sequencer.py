@@ -35,7 +35,7 @@ from embarcadero.fabric.shared import SharedFabric
 from embarcadero.invariants import invariant
 from embarcadero.limits import KIB, SESSION_WINDOW
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.stores import MemoryStore
 from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.sequencer.leader.server import keep_freed_memory
 from embarcadero.types import NO_SESSION, EntryKind, Member, Outcome
@@ -86,8 +86,8 @@ def sequencer_alone(seconds: float, order: int, reorder_fraction: float = 0.0, s
         directory = Directory(MemoryStore())
         fabric = SharedFabric(Path(folder), directory.generation)
         create_epochs(fabric)
-        lane = directory.create_topic("bench", order=order).lane
-        members = [directory.register_broker(number, "localhost", 1, 1) for number in range(_BROKERS)]
+        lane = directory.topics.create("bench", order=order).lane
+        members = [directory.members.register(number, "localhost", 1, 1) for number in range(_BROKERS)]
         sequencer = lead(Env(SystemClock()), fabric, directory, _SIZES)
         feeders = [_Feeder(fabric, member, sequencer.epoch) for member in members]
         sequencer.round()

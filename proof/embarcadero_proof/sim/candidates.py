@@ -73,7 +73,7 @@ class Candidates:
         if not others or not world.restarts.up:
             return None
         chosen = self._rng.choice(others)
-        world.directory.ask_hand_over(chosen.number or 0, world.directory.started_epoch())
+        world.directory.elections.ask_hand_over(chosen.number or 0, world.directory.elections.started_epoch())
         if self._rng.random() < 0.7:
             chosen.wake(self._rng.randrange(5, 1_200))
         return chosen.name, SECOND_US

@@ -74,7 +74,7 @@ class Disks:
         if directory.revision() != self._revision:
             self._revision = directory.revision()
             self._ranges = {}
-            for range_ in directory.ranges():
+            for range_ in directory.ranges.all():
                 self._ranges.setdefault(range_.lane, []).append(range_)
         return self._ranges.get(lane, [])
 
@@ -104,7 +104,7 @@ class Disks:
 
     def fabric_lost(self) -> None:
         """Lanes of brokers that are open now end somewhere, and what was above is lost."""
-        self._cut_short.update(lane.lane for lane in self._world.directory.lanes() if lane.open)
+        self._cut_short.update(lane.lane for lane in self._world.directory.lanes.all() if lane.open)
 
     def see_stop(self, clean: bool) -> None:
         """Put on record that the cluster stops, and what is lost already."""
@@ -116,14 +116,14 @@ class Disks:
     def _lost_spans(self) -> list[tuple[int, int, int]]:
         """(lane, start, stop) of all that the store says is lost."""
         directory = self._world.directory
-        spans = [(lane.lane, lane.end, _FOR_EVER) for lane in directory.lanes()
+        spans = [(lane.lane, lane.end, _FOR_EVER) for lane in directory.lanes.all()
                  if lane.lane in self._cut_short and lane.end is not None]  # fmt: skip
-        ranges = directory.ranges()
+        ranges = directory.ranges.all()
         for before, after in pairwise(ranges):
             if before.lane == after.lane and before.end is not None and before.end < after.start:
                 spans.append((before.lane, before.end, after.start))
         last = {range_.lane: range_ for range_ in ranges}
-        for closed in directory.lanes():  # and then memory went before all of it was durable
+        for closed in directory.lanes.all():  # and then memory went before all of it was durable
             sealed = last[closed.lane].end if closed.lane in last else None
             if closed.end is not None and sealed is not None and sealed < closed.end:
                 spans.append((closed.lane, sealed, closed.end))
@@ -136,7 +136,7 @@ class Disks:
             if span not in self._told:
                 self._told.add(span)
                 self._world.seen(LostSpan(at=now_us, lane=span[0], start=span[1], stop=span[2]))
-        for lane, index in sorted(directory.trims().items()):
+        for lane, index in sorted(directory.topics.trims().items()):
             if lane in self._world.tiering.lanes:
                 continue  # brokers have given it up; the table has it
             if (lane, index, -1) not in self._told:
@@ -146,8 +146,8 @@ class Disks:
     def unsettled(self) -> list[tuple[int, str]]:
         """(replica, what): copies of sealed ranges that are not just what they should be, whole and no more."""
         directory = self._world.directory
-        trims, found = directory.trims(), []
-        for range_ in directory.ranges():
+        trims, found = directory.topics.trims(), []
+        for range_ in directory.ranges.all():
             if range_.end is None or range_.start == range_.end:
                 continue
             wanted = set(range(max(range_.start, trims.get(range_.lane, 0)), range_.end))
@@ -171,10 +171,10 @@ class Disks:
         world, directory = self._world, self._world.directory
         if not world.rest.taken_us and (world.plan.rest_us or world.seed < COMPARED_FROM_SEED):
             return []
-        trims, ends = directory.trims(), dict[int, int]()
+        trims, ends = directory.topics.trims(), dict[int, int]()
         for tail in self._world.history.of(TailRead):
             ends[tail.lane] = tail.durable_index
-        found = unequal(self.devices, directory.ranges(), ends)
+        found = unequal(self.devices, directory.ranges.all(), ends)
         return [copy for copy in found if copy.place >= trims.get(copy.lane, 0)]
 
     def see_all(self) -> None:
@@ -189,7 +189,7 @@ class Disks:
                 CopyDiffers(at=self._world.queue.now_us, replica=replica, lane=lane, index=index, what=what)
             )  # fmt: skip
         self._world.tiering.see_all()
-        found = stored(list(self.devices.values()), self._world.directory.ranges())
+        found = stored(list(self.devices.values()), self._world.directory.ranges.all())
         for (lane, index, digest), copies in found.items():
             self._world.seen(
                 OnDisk(at=self._world.queue.now_us, lane=lane, index=index, digest=digest, copies=copies)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from embarcadero.limits import EPOCHS_AHEAD_MAX
-from embarcadero.placement.epochs import STARTS_KEPT
+from embarcadero.placement.elections import STARTS_KEPT
 from embarcadero.storage.layout import (
     DAMAGED,
     INDEX_FILE,
@@ -66,7 +66,7 @@ def leftovers(world: World) -> Iterator[Amount]:
     """All of it."""
     yield from _regions(world)
     yield from _values(world)
-    ranges, lanes = world.directory.ranges(), _lanes(world)
+    ranges, lanes = world.directory.ranges.all(), _lanes(world)
     for replica in world.replicas.values():
         if replica.alive and replica.replica is not None:
             yield from _files(replica, ranges, lanes)
@@ -79,7 +79,7 @@ def leftovers(world: World) -> Iterator[Amount]:
 def _lanes(world: World) -> set[int]:
     """Lanes of topics that exist."""
     directory = world.directory
-    return {topic.lane for topic in directory.topics()} | {lane.lane for lane in directory.lanes()}
+    return {topic.lane for topic in directory.topics.all()} | {lane.lane for lane in directory.lanes.all()}
 
 
 def _regions(world: World) -> Iterator[Amount]:
@@ -87,12 +87,12 @@ def _regions(world: World) -> Iterator[Amount]:
     directory, regions = world.directory, world.memory.regions
     owners = {name.split("/")[0] for name in regions}
     epochs = [int(owner.removeprefix("epoch-")) for owner in owners if owner.startswith("epoch-")]
-    started = directory.started_epoch()
+    started = directory.elections.started_epoch()
     yield Amount("fabric", "epochs with regions", sum(epoch <= started for epoch in epochs), _EPOCHS_KEPT)
     yield Amount("fabric", "epochs made in vain", sum(epoch > started for epoch in epochs), EPOCHS_AHEAD_MAX)
-    members = {member.region_prefix: member for member in directory.members()}
-    named = {ref.region_prefix for range_ in directory.ranges() if range_.open for ref in range_.replicas}
-    known = members.keys() | named | {member.ref.region_prefix for member in directory.replicas()}
+    members = {member.region_prefix: member for member in directory.members.all()}
+    named = {ref.region_prefix for range_ in directory.ranges.all() if range_.open for ref in range_.replicas}
+    known = members.keys() | named | {member.ref.region_prefix for member in directory.replicas.all()}
     strangers = [owner for owner in owners if owner.startswith(("broker-", "replica-")) and owner not in known]
     yield Amount("fabric", "incarnations with regions that are forgotten", len(strangers), 0)
     answers = {name.split("/results-")[1] for name in regions if name.startswith(f"epoch-{started}/results-")}
@@ -118,8 +118,8 @@ def _values(world: World) -> Iterator[Amount]:
     directory = world.directory
     counts = Counter(item.key.split("/")[0] for item in world.store.list(""))
     lanes = len(world.plan.topics) + counts["lanes"]
-    trims = directory.trims()
-    past = sum(r.end is not None and r.start < r.end <= trims.get(r.lane, 0) for r in directory.ranges())
+    trims = directory.topics.trims()
+    past = sum(r.end is not None and r.start < r.end <= trims.get(r.lane, 0) for r in directory.ranges.all())
     for what, value, bound in (
         ("starts", counts["starts"], STARTS_KEPT),
         ("chains", counts["chains"], lanes),

@@ -11,7 +11,7 @@ import numpy as np
 from embarcadero.fabric.layout import ORDER, SLOTS_OFFSET, sealed
 from embarcadero.fabric.mirror import MirroredFabric
 from embarcadero.fabric.region import Fabric
-from embarcadero.placement.records import Past
+from embarcadero.placement.records import EarlierGeneration
 from embarcadero_proof.sim.history import MirrorLeft, WrittenTo
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 
@@ -47,10 +47,10 @@ class Mirrors:
         """A host's fabric, with the mirror of this generation."""
         return fabric if self._now is None else MirroredFabric(fabric, self._now.host(host))
 
-    def seen_by(self, host: str) -> Callable[[Past], Fabric | None]:
+    def seen_by(self, host: str) -> Callable[[EarlierGeneration], Fabric | None]:
         """How a host opens mirrors of earlier generations."""
 
-        def find(past: Past) -> Fabric | None:
+        def find(past: EarlierGeneration) -> Fabric | None:
             memory = self._by_generation.get(past.generation)
             return None if memory is None else memory.host(host)
 

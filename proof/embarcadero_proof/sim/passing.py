@@ -153,7 +153,7 @@ class PassingProcess(ClientProcess):
     def _look(self) -> None:
         """See which topic has the name, as one who sees the store: an answer may be lost, a request may be late."""
         try:
-            found: Topic | None = self.world.directory.topic(NAME)
+            found: Topic | None = self.world.directory.topics.get(NAME)
         except UnknownTopic:
             found = None
         topic, now_us = found.id if found is not None else 0, self.world.queue.now_us
@@ -175,7 +175,7 @@ class PassingProcess(ClientProcess):
     def _look_at_changes(self, topic: Topic | None, now_us: int) -> None:
         if topic is None or self.world.seed < CHANGES_FROM_SEED:
             return
-        trims = self.world.directory.trims()
+        trims = self.world.directory.topics.trims()
         found = {Change.ALTERED} if topic.session_ttl_s == _ALTERED_TTL_S else set()
         if any(trims.get(lane, 0) for lane in self._lanes(topic)):
             found.add(Change.TRIMMED)
@@ -186,7 +186,7 @@ class PassingProcess(ClientProcess):
     def _lanes(self, topic: Topic) -> list[int]:
         if topic.order > Order.BROKER:
             return [topic.lane]
-        return [lane.lane for lane in self.world.directory.lanes(topic.lane)]
+        return [lane.lane for lane in self.world.directory.lanes.all(topic.lane)]
 
     def _ask(self, now_us: int) -> None:
         number = self.rng.choice(list(self._requests.links))
@@ -212,7 +212,7 @@ class PassingProcess(ClientProcess):
 
     def _change(self, topic: int) -> m.AlterTopic | m.Trim:
         """A request that changes a topic. A late trim names a lane of the topic that is there: numbers come again."""
-        lanes = self._lanes(self.world.directory.topic(NAME)) if self._topic else []
+        lanes = self._lanes(self.world.directory.topics.get(NAME)) if self._topic else []
         if lanes and self.rng.random() < 0.5:
             return m.Trim(lane=self.rng.choice(lanes), by="index", before=1, topic_id=topic)
         return m.AlterTopic(name=NAME, session_ttl_s=_ALTERED_TTL_S, topic_id=topic)

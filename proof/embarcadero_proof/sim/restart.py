@@ -97,8 +97,8 @@ class Restarts:
             return
         for broker in world.brokers.values():
             broker.die()
-            world.directory.mark_dead(broker.member.broker, broker.member.incarnation)
-        world.directory.end_elections()
+            world.directory.members.mark_dead(broker.member.broker, broker.member.incarnation)
+        world.directory.elections.end()
         world.sequencer.drain()
         self._wait_for_drain(world.queue.now_us + 2 * _DRAIN_US_MAX)
 
@@ -111,7 +111,7 @@ class Restarts:
         if sequencer.alive and not sequencer.drained and world.queue.now_us < until_us:
             world.queue.after(SECOND_US // 10, lambda: self._wait_for_drain(until_us))
             return
-        clean = not any(range_.open for range_ in world.directory.ranges())
+        clean = not any(range_.open for range_ in world.directory.ranges.all())
         world.note("cluster", f"stops {'cleanly' if clean else 'with open ranges'}")
         if clean:
             world.see_frontiers()

@@ -264,7 +264,7 @@ class ReplicaProcess(Poller):
         world, directory = self.world, self.directory
         try:
             identity = open_folder(self._disk, directory.cluster_id, self.number, directory.generation & 0xFFFF_FFFF)
-            self.member = directory.register_replica(
+            self.member = directory.replicas.register(
                 self.number, identity.disk, f"/replica-{self.number}", self.host, pid=1
             )
             world.pollers[self.member.ref.region_prefix] = self
@@ -327,7 +327,7 @@ class SequencerProcess(Poller):
             self._reign(None)
         else:
             after_us = int(DEFAULTS.sequencer.takeover_after_ms * 1_000)
-            self.directory.register_candidate(self.number, self.name, pid=0)
+            self.directory.elections.register(self.number, self.name, pid=0)
             self.candidate = Candidate(
                 self.fabric, self.directory, self.clock, self.number, self.name, after_us, self.journal
             )
@@ -357,7 +357,11 @@ class SequencerProcess(Poller):
         """Unless another one has started since: it may have been stopped right after its transaction."""
         self.world.note(self.name, what)
         directory = self.world.directory
-        ends = directory.epoch_ends(sequencer.epoch) if directory.started_epoch() == sequencer.epoch else None
+        ends = (
+            directory.elections.epoch_ends(sequencer.epoch)
+            if directory.elections.started_epoch() == sequencer.epoch
+            else None
+        )
         if ends is not None:
             self.world.seen(EpochStarted(at=self.world.queue.now_us, epoch=sequencer.epoch, ends=ends))
 
@@ -385,7 +389,9 @@ class SequencerProcess(Poller):
             self.drained = self.drained or self.sequencer.drain()
             return False
         moved = self.sequencer.round() > 0
-        if self.sequencer.epoch == self.directory.started_epoch():  # else its rings may be reused under its eyes
+        if (
+            self.sequencer.epoch == self.directory.elections.started_epoch()
+        ):  # else its rings may be reused under its eyes
             for problem in self.sequencer.problems:
                 self.world.seen(RoleFailed(at=self.world.queue.now_us, process=self.name, error=problem))
         self.sequencer.problems.clear()

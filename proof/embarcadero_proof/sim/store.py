@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from embarcadero.errors import Backpressure
 from embarcadero.limits import STORE_BUSY_S
-from embarcadero.placement.memory import MemoryStore
 from embarcadero.placement.store import Check, Item, Items, Write
+from embarcadero.placement.stores import MemoryStore
 from embarcadero_proof.sim.process import INTERRUPT_DEPTH_MAX, STORE_SAYS
 
 if TYPE_CHECKING:

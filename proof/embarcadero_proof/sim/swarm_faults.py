@@ -190,27 +190,27 @@ class SwarmFaults:
     def _drain(self) -> Done:
         """A replica gives its ranges away; if all are gone in time, it leaves and joins again with an empty disk."""
         world = self._world
-        live = [r.replica for r in world.directory.replicas() if r.state is ReplicaState.LIVE]
+        live = [r.replica for r in world.directory.replicas.all() if r.state is ReplicaState.LIVE]
         if len(live) < 2 or not world.restarts.up:
             return None
         number, for_us = self.rng.choice(sorted(live)), 3 * self._span_us()
-        if world.directory.drain_blocked(number):
+        if world.directory.replicas.drain_blocked(number):
             return None
-        world.directory.drain_replica(number)
+        world.directory.replicas.drain(number)
         world.queue.after(for_us, lambda: self._drained(number))
         return f"replica {number}", for_us
 
     def _drained(self, number: int) -> None:
         world = self._world
-        known = {r.replica: r for r in world.directory.replicas()}
+        known = {r.replica: r for r in world.directory.replicas.all()}
         if world.healed or number not in known:
             return
         process = world.replicas[number]
-        if world.directory.ranges_on(number) or not process.alive or not world.restarts.up:
-            world.directory.undrain_replica(number)
+        if world.directory.replicas.ranges_on(number) or not process.alive or not world.restarts.up:
+            world.directory.replicas.undrain(number)
             return
         world.note(process.name, "has no range any more: it is removed, and joins anew")
-        world.directory.remove_replica(number)
+        world.directory.replicas.remove(number)
         process.die(silently=True)
         world.disks.replace(number)
 
@@ -243,4 +243,4 @@ class SwarmFaults:
         """Everybody may have ranges again, and reaches the store."""
         for number in self._world.replicas if "replica-drain" in self._world.plan.faults else ():
             with suppress(BadValue):  # one that never came far enough to be known
-                self._world.directory.undrain_replica(number)
+                self._world.directory.replicas.undrain(number)

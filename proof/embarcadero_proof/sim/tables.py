@@ -191,7 +191,7 @@ class Tiering:
             index = rng.randrange(self.frontier(topic.lane) + 1)
             world.disks.see_gaps()
             if index:
-                world.directory.trim(topic.name, topic.lane, index, cold=False)
+                world.directory.topics.trim(topic.name, topic.lane, index, cold=False)
         except EmbarcaderoError as error:
             world.note("tiering", f"fails: {error}")
             return None
@@ -202,7 +202,7 @@ class Tiering:
         directory, reader = self._world.directory, broker.readers.reader(lane)
         if reader.stored is None:
             return
-        known = directory.tier(topic)
+        known = directory.tiers.get(topic)
         segments = broker.readers.durable_files(lane)
         at, seq = (0, 0) if known is None else known.frontier(lane)
         for _ in range(self._rng.randint(1, 4)):
@@ -216,13 +216,13 @@ class Tiering:
                 return
             if known is None:
                 ask = OpenTier(topic=topic, holder="job", id="sim", warehouse="sim://", table=topic)
-                known = directory.open_tier(ask)
+                known = directory.tiers.open(ask)
             self._commits += 1
             before, name = known.metadata, f"{topic}-{self._commits}"
             entries = np.array(found.entries)
             self.tables.commit(before, name, lane, entries, [bytes(payload) for payload in found.payloads])
             at, seq = found.next_index, int(entries["seq"][-1]) + int(entries["count"][-1])
-            known = directory.advance_tier(AdvanceTier(
+            known = directory.tiers.advance(AdvanceTier(
                 topic=topic, epoch=known.epoch, metadata=name, frontiers={lane: (at, seq)}
             ), self._world.queue.now_us)  # fmt: skip
             self.lanes[lane] = at
@@ -232,7 +232,7 @@ class Tiering:
     def see_all(self) -> None:
         """In the end: put on record which batches are in tables."""
         for topic in self._world.plan.topics:
-            tier = self._world.directory.tier(topic.name) if self.on else None
+            tier = self._world.directory.tiers.get(topic.name) if self.on else None
             if tier is not None:
                 for index, payload in self.tables.everything(tier.metadata, topic.lane):
                     digest = digest_of(payload)

@@ -268,7 +268,7 @@ class SubscriberProcess(ClientProcess):
         topic = plan.topic.lane
         settings |= world.tiering.settings
         self._subscriber: SubscriberCore | LanesCore = (
-            LanesCore(topic=topic, lanes=world.directory.lanes(topic), **settings)
+            LanesCore(topic=topic, lanes=world.directory.lanes.all(topic), **settings)
             if plan.topic.order <= Order.BROKER
             else SubscriberCore(lane=topic, **settings)
         )

@@ -20,7 +20,7 @@ from embarcadero.fabric.log import LogReader
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import BROKER_LANES_FIRST, LINE_BYTES
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.stores import MemoryStore
 from embarcadero.types import EntryKind, Member, Order, TopicLane
 from embarcadero_proof.bugs.leaks import Wrap
 from embarcadero_proof.sim.candidates import Candidates
@@ -178,13 +178,13 @@ class World:
         """The lanes of a topic of which something may be left to read."""
         if topic.order > Order.BROKER:
             return [topic.lane]
-        return [lane.lane for lane in self.directory.lanes(topic.lane) if not lane.removed]
+        return [lane.lane for lane in self.directory.lanes.all(topic.lane) if not lane.removed]
 
     def see_lane(self, lane: int) -> None:
         """Put on record that a lane of a broker is there, when it is first heard of."""
         if lane < BROKER_LANES_FIRST or lane in self._lanes:
             return
-        made = self._lanes[lane] = next(found for found in self.directory.lanes() if found.lane == lane)
+        made = self._lanes[lane] = next(found for found in self.directory.lanes.all() if found.lane == lane)
         order = next(topic.order for topic in self.plan.topics if topic.lane == made.topic)
         self.seen(LaneMade(at=self.queue.now_us, lane=lane, topic=made.topic, order=order))
 
@@ -192,7 +192,7 @@ class World:
         """Name of the ring that a lane is written to now."""
         if lane in self._lanes:
             return self._lanes[lane].region
-        return f"epoch-{self.directory.started_epoch()}/order-{lane}"
+        return f"epoch-{self.directory.elections.started_epoch()}/order-{lane}"
 
     def see_frontier(self, lane: int) -> None:
         """Put on record how far a lane is ordered, as one who sees all caches."""
@@ -201,7 +201,7 @@ class World:
             word = RING_FRONTIER_OFFSET // 8
             index = max(int(words[word]) for words in (medium.words, *(copy.words for copy in medium.copies.values())))
         if lane in self._lanes:  # a closed lane ends behind its last valid entry, published or not
-            ends = (found.end or 0 for found in self.directory.lanes(self._lanes[lane].topic) if found.lane == lane)
+            ends = (found.end or 0 for found in self.directory.lanes.all(self._lanes[lane].topic) if found.lane == lane)
             index = max(index, *ends, -1)
         if index > self._frontiers.get(lane, -1):
             self._frontiers[lane] = index
@@ -239,7 +239,7 @@ class World:
     def _entry(self, lane: int, index: int) -> np.void | None:
         """The order entry at an index; None if it is trimmed, or has left the ring."""
         medium = self.memory.regions.get(self.order_ring(lane))
-        if medium is None or index < self.directory.trims().get(lane, 0):
+        if medium is None or index < self.directory.topics.trims().get(lane, 0):
             return None
         slots, margin = self.sizes.order_slots, self.sizes.round_entries
         if lane in self._lanes:
@@ -250,7 +250,7 @@ class World:
 
     def _origin(self, entry: np.void) -> Member | None:
         """The broker that took a batch, as long as its memory is there."""
-        return next((m for m in self.directory.members() if m.handle == int(entry["origin"])), None)
+        return next((m for m in self.directory.members.all() if m.handle == int(entry["origin"])), None)
 
     def _in_memory(self, entry: np.void) -> bool:
         """Whether the payload of a batch is there, as one who sees all caches, and without touching any."""
@@ -277,7 +277,7 @@ class World:
         for replica in range(self.plan.durable.replicas):
             self.start_replica(replica)
         for topic in self.plan.topics:
-            made = self.directory.create_topic(
+            made = self.directory.topics.create(
                 topic.name, order=topic.order, partitions=topic.partitions, on_gap=topic.on_gap.value,
                 gap_timeout_ms=topic.gap_timeout_ms, replicas=topic.replicas, durable_on=topic.durable_on,
             )  # fmt: skip
@@ -355,7 +355,7 @@ class World:
         """Somebody notices after a while; usually it is started again."""
         if process.member is not None:
             member = process.member
-            self.queue.after(self.rng.randrange(50_000, 3 * SECOND_US), lambda: self.directory.mark_replica_dead(
+            self.queue.after(self.rng.randrange(50_000, 3 * SECOND_US), lambda: self.directory.replicas.mark_dead(
                 member.replica, member.incarnation))  # fmt: skip
         self.queue.after(self.rng.randrange(200_000, 8 * SECOND_US), lambda: self.replace_replica(process))
 
@@ -375,18 +375,18 @@ class World:
         if not lanes or rng.random() < 0.3:
             return None
         lane = rng.choice(lanes)
-        start = self.directory.trims().get(lane, 0)
+        start = self.directory.topics.trims().get(lane, 0)
         index = start + (read[lane] - start) * rng.randrange(60) // 100
         self.note("operator", f"trims lane {lane} below {index}")
         self.disks.see_gaps()
         self.seen(TrimAsked(at=self.queue.now_us, lane=lane, index=index))
-        self.directory.trim(names[lane], lane, index)
+        self.directory.topics.trim(names[lane], lane, index)
         return f"lane {lane}", 0
 
     def _start_broker(self, broker: int) -> None:
         self._started_us = self.queue.now_us
         address = self.bootstrap[broker]
-        member = self.directory.register_broker(broker, address[0], address[1], pid=1)
+        member = self.directory.members.register(broker, address[0], address[1], pid=1)
         host = self.rng.choice(self.hosts)
         self.note(member.region_prefix, f"starts on {host}")
         self.brokers[broker] = BrokerProcess(self, member, host)
@@ -418,7 +418,7 @@ class World:
         if self.network.listening.get(process.address) is process:
             del self.network.listening[process.address]
         member = process.member
-        self.queue.after(self.rng.randrange(50_000, 3 * SECOND_US), lambda: self.directory.mark_dead(
+        self.queue.after(self.rng.randrange(50_000, 3 * SECOND_US), lambda: self.directory.members.mark_dead(
             member.broker, member.incarnation))  # fmt: skip
         if self.rng.random() < 0.8:
             self.queue.after(self.rng.randrange(200_000, 10 * SECOND_US), lambda: self.replace_broker(process))
@@ -525,7 +525,7 @@ class World:
                 self.replace_replica(replica)
         for broker in self.brokers.values():
             if not broker.alive:
-                self.directory.mark_dead(broker.member.broker, broker.member.incarnation)
+                self.directory.members.mark_dead(broker.member.broker, broker.member.incarnation)
         if not any(broker.alive for broker in self.brokers.values()):
             self._start_broker(0)
         if not self.sequencer.alive:

@@ -67,13 +67,13 @@ class StoreView:
         if (outline := self._directory.outline()) != self._outline:
             self._outline = NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
             self._read_all()
-        self._moved(self._directory.started_epoch())
+        self._moved(self._directory.elections.started_epoch())
         self._revision, self._outline = revision, outline
 
     def _read_all(self) -> None:
-        topics = {topic.name: topic for topic in self._directory.topics()}
-        trims, members = self._directory.trims(), self._directory.members()
-        self.broker_lanes = {lane.lane: lane for lane in self._directory.lanes()}
+        topics = {topic.name: topic for topic in self._directory.topics.all()}
+        trims, members = self._directory.topics.trims(), self._directory.members.all()
+        self.broker_lanes = {lane.lane: lane for lane in self._directory.lanes.all()}
         self.topics, self.trims, self.members = topics, trims, members
         self.lanes = {topic.lane: topic for topic in topics.values()}
         self._changed()

@@ -61,13 +61,13 @@ class DurableFrontiers:
         known = self._chains.get(lane)
         if known is not None and (not known.ranges or known.ranges[-1].number < number):
             del self._chains[lane]
-        return self._directory.range_of(lane, number)
+        return self._directory.ranges.get(lane, number)
 
     def chain(self, lane: int) -> LaneRanges:
         """A lane's ranges, as the store had them at the last change we know of, or when they were counted by."""
         chain = self._chains.get(lane)
         if chain is None:
-            chain = self._chains[lane] = LaneRanges(self._directory.ranges(lane))
+            chain = self._chains[lane] = LaneRanges(self._directory.ranges.all(lane))
         return chain
 
     def through(self, lane: int) -> int:

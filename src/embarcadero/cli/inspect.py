@@ -23,7 +23,7 @@ from embarcadero.errors import BadValue, NotRunning
 
 if TYPE_CHECKING:
     from embarcadero.node.folder import ClusterFolder
-    from embarcadero.placement.offline import Stored
+    from embarcadero.placement.stores import Stored
     from embarcadero.storage.verify import Report
     from embarcadero.watch.regions import ReadOnlyFabric
     from embarcadero.watch.trace import TraceSource
@@ -281,7 +281,7 @@ def _fabric(fabric: Path | None, data_dir: Path | None) -> ReadOnlyFabric:
 def _scene(data_dir: Path | None) -> TraceSource:
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.placement.directory import Directory
-    from embarcadero.placement.embedded import SqliteStore
+    from embarcadero.placement.sqlite import SqliteStore
     from embarcadero.watch.segments import ReplicaFolders
     from embarcadero.watch.trace import TraceSource
 
@@ -291,11 +291,11 @@ def _scene(data_dir: Path | None) -> TraceSource:
         directory = Directory(store)
         return TraceSource(
             _fabric(None, data_dir),
-            directory.topics(),
-            directory.members(),
-            directory.started_epoch(),
-            directory.lanes(),
-            ReplicaFolders(directory.ranges(), {number: folder.replica(number) for number in folder.replicas(0)}),
+            directory.topics.all(),
+            directory.members.all(),
+            directory.elections.started_epoch(),
+            directory.lanes.all(),
+            ReplicaFolders(directory.ranges.all(), {number: folder.replica(number) for number in folder.replicas(0)}),
         )
 
 
@@ -307,8 +307,8 @@ def _require_store(folder: ClusterFolder) -> None:
 def _topics(folder: ClusterFolder) -> dict[int, str]:
     """The topic of each lane, as the store says."""
     from embarcadero.placement.directory import Directory
-    from embarcadero.placement.embedded import SqliteStore
-    from embarcadero.placement.offline import read_stored, stored
+    from embarcadero.placement.sqlite import SqliteStore
+    from embarcadero.placement.stores import read_stored, stored
 
     _require_store(folder)
     if folder.running_pid() is None:
@@ -370,7 +370,7 @@ def _require_stopped(folder: ClusterFolder) -> None:
 
 def _verify(folder: ClusterFolder) -> Report:
     from embarcadero.errors import EmbarcaderoError
-    from embarcadero.placement.offline import read_stored
+    from embarcadero.placement.stores import read_stored
     from embarcadero.storage.disk import RealDisk
     from embarcadero.storage.verify import Severity, verify_data_dir
 

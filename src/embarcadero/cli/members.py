@@ -123,20 +123,20 @@ def drain(
 
     from embarcadero.node.cluster_view import in_words, topics_by_lane
     from embarcadero.placement.directory import Directory
-    from embarcadero.placement.embedded import SqliteStore
+    from embarcadero.placement.sqlite import SqliteStore
 
     folder = _folder(data_dir)
     folder.require_running()
     with closing(SqliteStore(folder.store_path)) as store:
         directory = Directory(store)
-        directory.undrain_replica(replica) if undo else directory.drain_replica(replica)
+        directory.replicas.undrain(replica) if undo else directory.replicas.drain(replica)
         stuck = [] if undo else _unreadable(directory, replica)
         if not json:
             for sentence in in_words(stuck, topics_by_lane(directory)):
                 note(sentence)
         if wait and not undo:
             _wait_until_moved(directory, replica, stuck, quiet=json)
-        left = len(directory.ranges_on(replica))
+        left = len(directory.replicas.ranges_on(replica))
     facts: dict[str, Any] = {"replica": replica, "draining": not undo, "ranges": left, "unreadable": len(stuck)}
     if json:
         print_json(facts)
@@ -150,8 +150,8 @@ def _unreadable(directory: Directory, replica: int) -> list[Range]:
     """Ranges on a replica of which no copy is complete."""
     from embarcadero.node.cluster_view import unreadable_ranges
 
-    members = {member.replica: member for member in directory.replicas()}
-    return unreadable_ranges(directory.ranges_on(replica), members, directory.trims())
+    members = {member.replica: member for member in directory.replicas.all()}
+    return unreadable_ranges(directory.replicas.ranges_on(replica), members, directory.topics.trims())
 
 
 def _wait_until_moved(directory: Directory, replica: int, stuck: list[Range], quiet: bool) -> None:
@@ -166,10 +166,10 @@ def _wait_until_moved(directory: Directory, replica: int, stuck: list[Range], qu
         if not quiet:
             note(text)
 
-    left, waits_for, told = len(directory.ranges_on(replica)), "", False
+    left, waits_for, told = len(directory.replicas.ranges_on(replica)), "", False
     looked = moved = time.monotonic()
-    while ranges := directory.ranges_on(replica):
-        if (why := directory.drain_blocked(replica)) != waits_for:
+    while ranges := directory.replicas.ranges_on(replica):
+        if (why := directory.replicas.drain_blocked(replica)) != waits_for:
             say(f"replica {replica}: {why or 'its ranges move again'}")
             waits_for = why
         now = time.monotonic()

@@ -23,7 +23,7 @@ from embarcadero.cli.output import (
 )
 from embarcadero.errors import BadValue, TimedOut, UnknownTopic
 from embarcadero.orders import order_label, order_name
-from embarcadero.placement.rules import price
+from embarcadero.placement.topic_rules import price
 from embarcadero.types import Order
 
 if TYPE_CHECKING:
@@ -455,7 +455,7 @@ def recover(
     """
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.placement.directory import Directory
-    from embarcadero.placement.embedded import SqliteStore
+    from embarcadero.placement.sqlite import SqliteStore
 
     folder = ClusterFolder(data_dir_or_default(data_dir))
     info = folder.require_running()
@@ -469,7 +469,7 @@ def recover(
                 question = f"Recover topic {name} {without}? Records acked with ack=2 may be lost."
                 typer.confirm(question, abort=True, err=True)
             for lane in waiting:
-                directory.accept_loss(lane["lane"])
+                directory.ranges.accept_loss(lane["lane"])
             if wait:
                 _until_recovered(folder, info, directory, name)
     _print(name, waiting, short, accept_loss, json)

@@ -82,7 +82,7 @@ class _Watcher:
     def look(self) -> Picture:
         """The cluster now, with rates since the last look. NotRunning when there is none."""
         from embarcadero.placement.directory import Directory
-        from embarcadero.placement.embedded import SqliteStore
+        from embarcadero.placement.sqlite import SqliteStore
         from embarcadero.watch.endpoints import EndpointFiles
         from embarcadero.watch.top import StoreFacts
 
@@ -92,10 +92,10 @@ class _Watcher:
             directory = Directory(store)
             facts = StoreFacts(
                 cluster=directory.cluster_id,
-                members=directory.members(),
-                topics=directory.topics(),
-                lanes=directory.lanes(),
-                epoch=directory.started_epoch(),
+                members=directory.members.all(),
+                topics=directory.topics.all(),
+                lanes=directory.lanes.all(),
+                epoch=directory.elections.started_epoch(),
             )
         return self._seen(facts, [place for place in EndpointFiles(self._folder.path).read() if place.running])
 

@@ -75,11 +75,11 @@ class ClusterView:
 
     def __init__(self, fabric: Fabric, directory: Directory, nodes: Mapping[str, int] = _NO_NODES) -> None:
         self.fabric, self.directory, self.nodes = fabric, directory, nodes
-        self.members = {member.replica: member for member in directory.replicas()}
-        self.ranges, self.lanes = directory.ranges(), {lane.lane: lane for lane in directory.lanes()}
+        self.members = {member.replica: member for member in directory.replicas.all()}
+        self.ranges, self.lanes = directory.ranges.all(), {lane.lane: lane for lane in directory.lanes.all()}
         self.last = {range_.lane: range_ for range_ in self.ranges}
-        self.topics = {topic.lane: topic for topic in directory.topics()}
-        self.epoch, reign = directory.started_epoch(), directory.reign()
+        self.topics = {topic.lane: topic for topic in directory.topics.all()}
+        self.epoch, reign = directory.elections.started_epoch(), directory.elections.leadership()
         self.reigning = candidate_role(reign.candidate if reign is not None else 0)
         self._words = self._table(ranges_region(self.epoch)) if self.epoch else None
         self._lines: dict[ReplicaRef, TaggedReader | None] = {}
@@ -146,7 +146,7 @@ class ClusterView:
         Ranges of replicas that are well are not looked at: those would say so themselves.
         """
         doubtful = [range_ for range_ in self.ranges if not all(map(self._has_its_disk, range_.replicas))]
-        return unreadable_ranges(doubtful, self.members, self.directory.trims())
+        return unreadable_ranges(doubtful, self.members, self.directory.topics.trims())
 
     def _has_its_disk(self, ref: ReplicaRef) -> bool:
         member = self.members.get(ref.replica)
@@ -291,8 +291,8 @@ def _is_readable(
 
 def topics_by_lane(directory: Directory) -> dict[int, str]:
     """The name of each lane's topic; lanes of brokers have that of their topic."""
-    names = {topic.lane: topic.name for topic in directory.topics()}
-    return names | {lane.lane: names[lane.topic] for lane in directory.lanes() if lane.topic in names}
+    names = {topic.lane: topic.name for topic in directory.topics.all()}
+    return names | {lane.lane: names[lane.topic] for lane in directory.lanes.all() if lane.topic in names}
 
 
 def in_words(unreadable: Sequence[Range], topics: Mapping[int, str]) -> list[str]:

@@ -24,7 +24,7 @@ from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import MIB
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.records import Past
+from embarcadero.placement.records import EarlierGeneration
 
 OWNER_FILE = ".owner"
 RESTORE_HINT = "`embarcadero up --restore` gives a copy an identity of its own"
@@ -231,13 +231,13 @@ def open_fabric(folder: str, mirror: str, generation: int, *, hugepages: bool = 
     return OpenFabric(MirroredFabric(*parts) if mirror else parts[0], parts)
 
 
-def open_past(past: Past, generation: int) -> SharedFabric | None:
+def open_past(past: EarlierGeneration, generation: int) -> SharedFabric | None:
     """The mirror of an earlier generation of the cluster that is in `generation` now, if it is still there."""
     folder = mirror_folder(past.mirror, past.generation)
     return SharedFabric(folder, generation & ~_NUMBER | past.generation) if folder.is_dir() else None
 
 
-def remove_mirrors(past: Iterable[Past]) -> None:
+def remove_mirrors(past: Iterable[EarlierGeneration]) -> None:
     """Remove mirrors of earlier generations."""
     for one in past:
         if one.mirror:
@@ -246,7 +246,7 @@ def remove_mirrors(past: Iterable[Past]) -> None:
                 Path(one.mirror).rmdir()  # unless there are others
 
 
-def remove_strays(home: str, past: Iterable[Past]) -> None:
+def remove_strays(home: str, past: Iterable[EarlierGeneration]) -> None:
     """Remove what is in a home of mirrors and nobody will ask for: generations that ended well, or never began."""
     kept = {mirror_folder(home, one.generation) for one in past if one.mirror == home}
     for folder in Path(home).glob("generation-*"):
@@ -256,7 +256,7 @@ def remove_strays(home: str, past: Iterable[Past]) -> None:
 
 def remove_if_clean(directory: Directory, folder: Path) -> None:
     """A cluster stops: its mirror goes too, unless a lane ends with an open range and has to be recovered."""
-    if any(range_.open for range_ in directory.ranges()):
+    if any(range_.open for range_ in directory.ranges.all()):
         return
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):

@@ -50,7 +50,7 @@ from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_r
 from embarcadero.node.standby import ProcessServices, SharedState, Standby, candidate_bell
 from embarcadero.node.tables import table_reader
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.replica.replica import Replica
 from embarcadero.replica.server import serve_replica
 from embarcadero.sequencer.leader.server import serve_candidate
@@ -116,7 +116,7 @@ class Node:
         self._directory = Directory(store, topics_max=self._config.limits.topics)
         if self._directory.generation != self._info.generation:
             raise ClusterError("the store and cluster.json are of different runs", "restart the cluster")
-        self._directory.give_ids()
+        self._directory.topics.give_ids()
         self._fabric, self._parts = open_fabric(
             self._info.fabric, self._info.mirror, self._info.generation, hugepages=self._config.cluster.hugepages
         )
@@ -200,8 +200,8 @@ class Node:
     def _make_broker(self, number: int) -> _Made:
         sock = self._open.enter_context(self._listener(number))
         host, port = advertised_address(self._config.broker, number, *sock.getsockname()[:2])
-        member = self._directory.register_broker(number, host, port, os.getpid())
-        self._open.callback(self._directory.mark_dead, number, member.incarnation)
+        member = self._directory.members.register(number, host, port, os.getpid())
+        self._open.callback(self._directory.members.mark_dead, number, member.incarnation)
         name = member.region_prefix
         bell = PipeBell(Path(self._info.fabric), name)
         self._open.callback(bell.close)
@@ -222,7 +222,7 @@ class Node:
         if first:
             return listen(host, first + number)
         try:
-            return listen(host, self._directory.last_port(number))
+            return listen(host, self._directory.members.last_port(number))
         except PortInUse:
             return listen(host, 0)
 
@@ -254,8 +254,8 @@ class Node:
         disk = self._open.enter_context(closing(self._surroundings.disk(path, self._config.replica.cached)))
         generation = self._info.generation & 0xFFFF_FFFF
         identity = open_folder(disk, self._directory.cluster_id, number, generation)
-        member = self._directory.register_replica(number, identity.disk, str(path), socket.gethostname(), os.getpid())
-        self._open.callback(self._directory.mark_replica_dead, number, member.incarnation)
+        member = self._directory.replicas.register(number, identity.disk, str(path), socket.gethostname(), os.getpid())
+        self._open.callback(self._directory.replicas.mark_dead, number, member.incarnation)
         name = member.ref.region_prefix
         bell = PipeBell(Path(self._info.fabric), name)
         self._open.callback(bell.close)

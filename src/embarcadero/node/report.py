@@ -24,7 +24,7 @@ from embarcadero.node.cluster_view import (
 from embarcadero.node.folder import ClusterFolder, ClusterInfo
 from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.types import MemberState, Range, ReplicaRef, ReplicaState
 from embarcadero.watch.endpoints import EndpointFiles
 from embarcadero.watch.logs import last_words
@@ -111,7 +111,10 @@ def sequencer_report(
     directory: Directory, epoch: int, nodes: Mapping[str, int], metrics: Mapping[str, str]
 ) -> SequencerReport:
     """Who reigns, and who stands by."""
-    reign, standing = directory.reign(), {found.candidate: found.pid for found in directory.candidates()}
+    reign, standing = (
+        directory.elections.leadership(),
+        {found.candidate: found.pid for found in directory.elections.candidates()},
+    )
     reigning = 0 if reign is None else reign.candidate
     numbers = {int(role.partition(":")[2] or 0) for role in nodes if role.partition(":")[0] == _SEQUENCER}
     pids = {number: standing.get(number) or nodes.get(candidate_role(number), 0) for number in numbers | {*standing}}
@@ -141,8 +144,8 @@ def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
     info: ClusterInfo = folder.require_running()
     with closing(SqliteStore(folder.store_path)) as store:
         directory = Directory(store)
-        newest = directory.newest_members()
-        epoch = directory.started_epoch()
+        newest = directory.members.newest()
+        epoch = directory.elections.started_epoch()
         metrics = {
             role: p.address for p in EndpointFiles(folder.path).read() if p.running for role in p.roles.split(",")
         }
@@ -166,7 +169,7 @@ def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
                 batches=one.batches,
                 records=one.records,
             )
-            for one in directory.saved()
+            for one in directory.mirrored_ends()
         ]
         wrong = degraded(scene, replicas, lanes, words)
         sequencer = sequencer_report(directory, epoch, nodes, metrics)
@@ -253,7 +256,7 @@ def _recovering(scene: ClusterView, lane: LaneReport, range_: Range, who: str) -
     if have >= needed:
         yield f"{who}: it is being recovered from disks ({have} copies answered); publishing waits, reading works: wait"
         return
-    if scene.directory.loss_accepted(lane.lane):
+    if scene.directory.ranges.loss_accepted(lane.lane):
         yield f"{who}: it is being recovered from fewer copies than needed, as you accepted; wait"
         return
     yield (
@@ -289,7 +292,7 @@ def _replica(scene: ClusterView, replica: ReplicaReport, down: Mapping[str, str]
             f"{_copied(scene, replica.id)}"
         )
     if replica.state == ReplicaState.DRAINING and left:
-        why = scene.directory.drain_blocked(replica.id)
+        why = scene.directory.replicas.drain_blocked(replica.id)
         do = f"{why}: `embarcadero replica add`, or `embarcadero replica drain --undo {replica.id}`" if why else "wait"
         if not why and (stuck := scene.unreadable_on(replica.id)):
             do = f"no copy of {stuck} of them is complete, so these stay until you do what is said below"
@@ -307,7 +310,7 @@ def _replica(scene: ClusterView, replica: ReplicaReport, down: Mapping[str, str]
 
 def _copied(scene: ClusterView, replica: int) -> str:
     """What becomes of the sealed ranges of a dead replica."""
-    if why := scene.directory.drain_blocked(replica):
+    if why := scene.directory.replicas.drain_blocked(replica):
         return f"They are not copied: {why}; `embarcadero replica add`"
     stuck = scene.unreadable_on(replica)
     but = f", except {stuck} of which no copy is complete" if stuck else ""

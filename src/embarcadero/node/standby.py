@@ -28,8 +28,8 @@ from embarcadero.node.env import PipeBell, ProcessWatch, ring_once
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.liveness import process_mark
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch
 from embarcadero.sequencer.leader.standby import Candidate
 from embarcadero.sequencer.leader.takeover import rehearse
@@ -80,7 +80,7 @@ class Standby:
         self._name = candidate_role(number)
         self._journal = LogJournal(self._name)
         mark = process_mark(os.getpid())
-        shared.directory.register_candidate(number, mark, os.getpid())
+        shared.directory.elections.register(number, mark, os.getpid())
         self.candidate = Candidate(
             shared.fabric,
             shared.directory,
@@ -123,7 +123,7 @@ class Standby:
 
     def _rehearse(self) -> None:
         with contextlib.suppress(EmbarcaderoError):  # it is about what is warm, not about what was read
-            members, topics = self._directory.members(), self._directory.topics()
+            members, topics = self._directory.members.all(), self._directory.topics.all()
             rehearse(
                 self._shared.fabric, self.candidate.reigning, members, topics, self._shared.sizes, self._clock.now_us()
             )
@@ -182,10 +182,10 @@ class Standby:
         """Ask another candidate to take over, unless all of the cluster stops."""
         ours = self.candidate.number
         with contextlib.suppress(EmbarcaderoError):
-            others = [] if self._directory.stopping else self._directory.candidates()
+            others = [] if self._directory.elections.stopping else self._directory.elections.candidates()
             for other in others:
                 if other.candidate != ours:
-                    self._directory.ask_hand_over(other.candidate, self._directory.started_epoch())
+                    self._directory.elections.ask_hand_over(other.candidate, self._directory.elections.started_epoch())
                     self._bell.ring(candidate_bell(other.candidate))
                     return True
         return False
@@ -199,7 +199,7 @@ class Standby:
         for part in self._shared.parts:
             part.give_up_spares()
         with contextlib.suppress(EmbarcaderoError):
-            self._directory.withdraw_candidate()
+            self._directory.elections.withdraw()
 
 
 # --- hand over --------------------------------------------------------------------------------------------------------
@@ -221,14 +221,14 @@ def hand_over(folder: ClusterFolder, to: int | None = None) -> HandedOver:
     info = folder.require_running()
     with closing(SqliteStore(folder.store_path)) as store:
         directory = Directory(store)
-        epoch, before = directory.started_epoch(), _reigning(directory)
+        epoch, before = directory.elections.started_epoch(), _reigning(directory)
         chosen = _choose(directory, before, to)
         began = time.monotonic()
-        directory.ask_hand_over(chosen, epoch)
+        directory.elections.ask_hand_over(chosen, epoch)
         ring_once(Path(info.fabric), candidate_bell(chosen))
-        while (now := directory.started_epoch()) == epoch:
+        while (now := directory.elections.started_epoch()) == epoch:
             if time.monotonic() - began > HAND_OVER_S_MAX:
-                directory.call_off_hand_over()
+                directory.elections.call_off_hand_over()
                 raise ClusterError(
                     f"sequencer {chosen} did not take over within {HAND_OVER_S_MAX:.0f} s", f"see {folder.logs}"
                 )
@@ -238,14 +238,14 @@ def hand_over(folder: ClusterFolder, to: int | None = None) -> HandedOver:
 
 
 def _reigning(directory: Directory) -> int:
-    reign = directory.reign()
-    if reign is None or reign.epoch != directory.newest_epochs().handed_out:
+    reign = directory.elections.leadership()
+    if reign is None or reign.epoch != directory.elections.newest_epochs().handed_out:
         raise ClusterError("no sequencer has started yet", "wait a moment, and see `embarcadero status`")
     return reign.candidate
 
 
 def _choose(directory: Directory, reigning: int, to: int | None) -> int:
-    standing = [found.candidate for found in directory.candidates() if found.candidate != reigning]
+    standing = [found.candidate for found in directory.elections.candidates() if found.candidate != reigning]
     if to is not None and to == reigning:
         raise BadValue(f"sequencer {to} reigns already", f"choose one that stands by: {_listed(standing)}")
     if not standing:

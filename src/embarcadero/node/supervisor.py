@@ -62,9 +62,9 @@ from embarcadero.node.ports import answers, check_ports, own_address
 from embarcadero.node.process import parse_cores
 from embarcadero.node.roles import SEQUENCER, Role, metrics_offset
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.liveness import ticks_if_stopped
-from embarcadero.placement.records import Past
+from embarcadero.placement.records import EarlierGeneration
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import adopt_folder
 from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState
@@ -166,7 +166,7 @@ class Supervisor:
         self._pulses: Pulses[int] = Pulses()  # of processes that are stopped
         self._untold = False  # cluster.json could not be written
         self._mirror: Path | None = None  # folder of the fabric's mirror
-        self._past: tuple[Past, ...] = ()  # earlier generations whose mirrors are still needed
+        self._past: tuple[EarlierGeneration, ...] = ()  # earlier generations whose mirrors are still needed
         self._journal = LogJournal(f"supervisor-{os.getpid()}")
         self._version = version("embarcadero")
 
@@ -238,7 +238,7 @@ class Supervisor:
         self._remove_leftovers()
         folder = self._config.cluster.fabric_dir
         wanted = Path(folder).expanduser().absolute() if folder else None
-        need = self._options.fabric_bytes(len(self._directory.topics()))
+        need = self._options.fabric_bytes(len(self._directory.topics.all()))
         choice = choose_fabric(self._folder.path, self._directory.cluster_id, wanted, need)
         stack.enter_context(owned(choice.folder, self._home))
         if home:
@@ -246,7 +246,7 @@ class Supervisor:
         return choice
 
     def _make_fabric(self, home: str) -> None:
-        self._past = self._directory.past()
+        self._past = self._directory.earlier_generations()
         if home:
             remove_strays(home, self._past)
             self._mirror = make_mirror(home, self._directory.generation)
@@ -261,7 +261,7 @@ class Supervisor:
     def _forget_past(self) -> None:
         """Mirrors of earlier generations go once the sequencer has recovered all lanes."""
         with contextlib.suppress(EmbarcaderoError):  # the store can't be read: next time
-            if self._past and not self._directory.past():
+            if self._past and not self._directory.earlier_generations():
                 remove_mirrors(self._past)
                 self._past = ()
 
@@ -305,7 +305,7 @@ class Supervisor:
     def _end_replaced(self) -> None:
         """Kill brokers that the sequencer has closed because they were silent: whoever is stopped can't end itself."""
         with contextlib.suppress(EmbarcaderoError):  # the store is busy: next time
-            closed = {member.pid for member in self._directory.newest_members() if member.state is not MemberState.LIVE}
+            closed = {member.pid for member in self._directory.members.newest() if member.state is not MemberState.LIVE}
             for child in self._children:
                 if child.pid in closed and any(role.broker is not None for role in child.roles):
                     self._journal.warn("broker was silent", node=child.name, pid=child.pid, then="starting it again")
@@ -336,7 +336,7 @@ class Supervisor:
             return
         self._staging_seen_s = time.monotonic()
         with contextlib.suppress(EmbarcaderoError):  # the store is busy: next time
-            if any(topic.hidden for topic in self._directory.topics()):
+            if any(topic.hidden for topic in self._directory.topics.all()):
                 self._start_client("sweep")
 
     def _start_client(self, name: str) -> None:
@@ -368,9 +368,9 @@ class Supervisor:
         self._journal.warn("node ended", node=child.name, pid=pid, reason=reason, then="starting it again")
         try:
             for member in self._live(pid):
-                self._directory.mark_dead(member.broker, member.incarnation)
+                self._directory.members.mark_dead(member.broker, member.incarnation)
             for replica in self._live_replicas(pid):
-                self._directory.mark_replica_dead(replica.replica, replica.incarnation)
+                self._directory.replicas.mark_dead(replica.replica, replica.incarnation)
         except EmbarcaderoError as error:
             self._journal.warn("can't mark members dead", node=child.name, reason=error.message)  # they register anew
         self._tell()
@@ -391,16 +391,16 @@ class Supervisor:
         self._stop.set()
 
     def _live(self, pid: int) -> list[Member]:
-        return [m for m in self._directory.members() if m.pid == pid and m.state is MemberState.LIVE]
+        return [m for m in self._directory.members.all() if m.pid == pid and m.state is MemberState.LIVE]
 
     def _live_replicas(self, pid: int) -> list[ReplicaMember]:
-        return [m for m in self._directory.replicas() if m.pid == pid and m.state is not ReplicaState.DEAD]
+        return [m for m in self._directory.replicas.all() if m.pid == pid and m.state is not ReplicaState.DEAD]
 
     async def _until_ready(self) -> None:
         """Wait until every broker says hello, replicas and sequencers are there, and one of these started its epoch."""
         give_up = time.monotonic() + READY_S_MAX
         waiting = list(self._children)
-        while (waiting or not self._directory.started_epoch()) and not self._stop.is_set():
+        while (waiting or not self._directory.elections.started_epoch()) and not self._stop.is_set():
             if time.monotonic() > give_up:
                 names = ", ".join(child.name for child in waiting) or "the sequencer"
                 self._fail(ClusterError(f"{names} took more than {READY_S_MAX:.0f} s", f"see {self._folder.logs}"))
@@ -415,7 +415,7 @@ class Supervisor:
             return False
         if len(replicas) < sum(role.replica is not None for role in child.roles):
             return False
-        standing = [candidate for candidate in self._directory.candidates() if candidate.pid == child.pid]
+        standing = [candidate for candidate in self._directory.elections.candidates() if candidate.pid == child.pid]
         if len(standing) < sum(role.candidate is not None for role in child.roles):
             return False
         return all([await answers(*own_address(self._config.broker, member), _HELLO_S) for member in members])
@@ -460,7 +460,7 @@ class Supervisor:
         replicas = [child for child in self._children if self._is_replica(child)]
         others = [child for child in self._children if child not in brokers and child not in replicas]
         with contextlib.suppress(EmbarcaderoError):  # without: one that stands by takes over, and drains in its turn
-            self._directory.end_elections()
+            self._directory.elections.end()
         await self._end_clients()
         await self._end(brokers, signal.SIGTERM, _LEAVE_S)
         await self._end(others, signal.SIGTERM, DRAIN_S_MAX + (_STOP_S if brokers else _LEAVE_S))

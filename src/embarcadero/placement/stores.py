@@ -161,6 +161,6 @@ def read_stored(path: Path) -> Stored:
 
 def stored(directory: Directory) -> Stored:
     """The same of a directory that is open."""
-    topics = {topic.lane: topic.name for topic in directory.topics()}
-    topics |= {lane.lane: topics[lane.topic] for lane in directory.lanes() if lane.topic in topics}
-    return Stored(directory.cluster_id, directory.ranges(), directory.trims(), topics)
+    topics = {topic.lane: topic.name for topic in directory.topics.all()}
+    topics |= {lane.lane: topics[lane.topic] for lane in directory.lanes.all() if lane.topic in topics}
+    return Stored(directory.cluster_id, directory.ranges.all(), directory.topics.trims(), topics)

@@ -396,7 +396,7 @@ class Moving:
             self._members = members
         newest = {member.replica: member for member in members}
         self._dead = {n for n, member in newest.items() if member.state is ReplicaState.DEAD}
-        self._drained = self._directory.draining_replicas()
+        self._drained = self._directory.replicas.draining()
         self._sealed = [range_ for range_ in ranges if not range_.open]
         self._bereft = [range_ for range_ in ranges if range_.open and self._had_it(range_)]
         self._ranges.refilled.intersection_update(map(tags_of, self._bereft))
@@ -454,7 +454,7 @@ class Moving:
         for range_, old in self._candidates(now_us):
             if len(self._ranges.adopted) - len(self._stalled) >= _AT_ONCE:
                 break
-            chosen = self._directory.choose_replicas(1, avoid={ref.replica for ref in range_.replicas})
+            chosen = self._directory.replicas.choose(1, avoid={ref.replica for ref in range_.replicas})
             if chosen and chosen[0].replica == self._me.replica:
                 self._ranges.adopted[tags_of(range_)] = old
         return len(self._ranges.adopted) > before
@@ -484,7 +484,7 @@ class Moving:
         if old is None and (mine is None or mine.disk == self._me.disk):
             return
         try:
-            self._directory.replace_in_sealed(*copy.tags, self._me.replica if old is None else old, self._me.ref)
+            self._directory.ranges.replace_in_sealed(*copy.tags, self._me.replica if old is None else old, self._me.ref)
         except EmbarcaderoError as error:
             self._untold[copy.tags] = copy
             self._journal.warn("can't record a copy", lane=copy.tags[0], range=copy.tags[1], reason=str(error))

@@ -125,14 +125,14 @@ class Replica:
         if revision == self._revision:
             return
         if (outline := self._directory.outline()) == self._outline:
-            self.leader.advance(self._directory.started_epoch())
+            self.leader.advance(self._directory.elections.started_epoch())
         else:
             self._outline = NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
             self._read_all()
         self._revision, self._outline = revision, outline
 
     def _read_all(self) -> None:
-        members = self._directory.replicas()
+        members = self._directory.replicas.all()
         me = next((m for m in members if m.ref == self.member.ref), None)
         self.deposed |= me is None or me.state is ReplicaState.DEAD
         self.deposed |= any(
@@ -141,7 +141,7 @@ class Replica:
         if self.deposed:
             return
         self._context.all_lines.forget_removed()
-        lanes, topics = self._directory.lanes(), self._directory.topics()
+        lanes, topics = self._directory.lanes.all(), self._directory.topics.all()
         self.topics = {topic.lane: topic for topic in topics}
         self.topics |= {lane.lane: self.topics[lane.topic] for lane in lanes if lane.topic in self.topics}
         self.sessions.update(self.topics)
@@ -149,14 +149,14 @@ class Replica:
         self.lines.keep(known)
         self._context.all_lines.keep(known)
         self.leader.keep_words(known)
-        self.brokers.update(self._directory.members(), lanes)
-        ranges = self._ranges = self._directory.ranges()
+        self.brokers.update(self._directory.members.all(), lanes)
+        ranges = self._ranges = self._directory.ranges.all()
         self.moving.update(members, ranges)
-        trims = self._directory.trims()
-        self.retention.update(self.topics, ranges, trims, self._directory.tiers())
+        trims = self._directory.topics.trims()
+        self.retention.update(self.topics, ranges, trims, self._directory.tiers.all())
         self.ranges.update(ranges, trims)
         self.repair.update(members)
-        self.leader.advance(self._directory.started_epoch())
+        self.leader.advance(self._directory.elections.started_epoch())
         self._take_stock()
 
     def _take_stock(self) -> None:
@@ -181,7 +181,7 @@ class Replica:
         """If there is one, an operator said so, and the disk takes it."""
         if not copy.log.damage or copy.busy or self.ranges.follows(copy):
             return False
-        return self._directory.loss_accepted(copy.range_.lane) and self.ranges.accept_loss(copy)
+        return self._directory.ranges.loss_accepted(copy.range_.lane) and self.ranges.accept_loss(copy)
 
     def _begin_counting(self, copy: Copy) -> None:
         """The first line of a copy. What recovery found may not have been synced by whoever wrote it."""
@@ -274,7 +274,7 @@ class Replica:
                 self._take_stock()
             self._look_for_folder()
             if self.moving.look(now_us):
-                self.ranges.update(self._ranges, self._directory.trims())
+                self.ranges.update(self._ranges, self._directory.topics.trims())
                 self._take_stock()
         self._tell()
         return moved

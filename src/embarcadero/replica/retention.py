@@ -208,7 +208,7 @@ class LaneRetention:
         if wanted <= trim:
             return trim
         try:
-            trim = self._directory.trim(topic.name, lane, wanted, cold=tier is None, topic_id=topic.id)
+            trim = self._directory.topics.trim(topic.name, lane, wanted, cold=tier is None, topic_id=topic.id)
         except EmbarcaderoError as error:
             self._journal.warn("can't trim", topic=topic.name, lane=lane, reason=str(error))
         else:
@@ -221,7 +221,7 @@ class LaneRetention:
         if open_ is None or not below_start(self._chains[lane], below):
             return
         try:
-            self._directory.forget_trimmed(lane, open_.number, covered)
+            self._directory.ranges.forget_trimmed(lane, open_.number, covered)
         except EmbarcaderoError as error:
             self._journal.warn("can't trim", lane=lane, reason=str(error))
 

@@ -199,7 +199,7 @@ def _takeover(data: bytes) -> str:
     """A new sequencer learns from what is there: entries that are whole and continue, or a typed error."""
     world, _ = worked()
     with edited(data) as (fabric, _):
-        legacy = Legacy(fabric, world.directory.started_epoch(), _members())
+        legacy = Legacy(fabric, world.directory.elections.started_epoch(), _members())
         held, orders = HeldSlots(SIZES.held_slots), {}
         story: list[str] = []
         for topic in _topics():
@@ -214,12 +214,12 @@ def _takeover(data: bytes) -> str:
 
 @cache
 def _members() -> list[Member]:
-    return worked()[0].directory.members()
+    return worked()[0].directory.members.all()
 
 
 @cache
 def _topics() -> list[Topic]:
-    return [topic for topic in worked()[0].directory.topics() if topic.order >= Order.TOTAL]
+    return [topic for topic in worked()[0].directory.topics.all() if topic.order >= Order.TOTAL]
 
 
 def _check_again(order: LaneOrder, again: Entries) -> None:

@@ -10,11 +10,10 @@ from typing import Final
 import msgspec
 
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.embedded import SqliteStore
-from embarcadero.placement.memory import MemoryStore
-from embarcadero.placement.offline import read_stored, stored
-from embarcadero.placement.progress import ReaderNote
+from embarcadero.placement.records import ReaderNote
+from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.placement.store import Put, Store
+from embarcadero.placement.stores import MemoryStore, read_stored, stored
 from embarcadero.wire.schemas import encode_schema
 from embarcadero_proof.fuzz.archive import Files, pack, unpack
 from embarcadero_proof.fuzz.mutate import mutated
@@ -27,20 +26,20 @@ from embarcadero_proof.fuzz.tree import tree_mutation
 def _fill(store: Store) -> Directory:
     """A directory with some of everything in it."""
     directory = Directory(store, "0badcafe")
-    member = directory.register_broker(0, "127.0.0.1", 9092, 1)
+    member = directory.members.register(0, "127.0.0.1", 9092, 1)
     for replica in (0, 1):
-        directory.register_replica(replica, f"{replica}" * 32, f"/data/replica-{replica}", "here", 1)
+        directory.replicas.register(replica, f"{replica}" * 32, f"/data/replica-{replica}", "here", 1)
     for name, order, columns in (("total", 2, b""), ("strong", 5, encode_schema(TYPED_SCHEMA)), ("loose", 0, b"")):
-        directory.create_topic(
+        directory.topics.create(
             name, order=order, partitions=2, replicas=1, durable_on=1, on_gap="fence", gap_timeout_ms=None,
             columns=columns,
         )  # fmt: skip
-    directory.make_lane(directory.topic("loose"), member)
-    epoch = directory.next_epoch()
-    directory.start_epoch(epoch, {0: 0, 1: 5})
-    directory.raise_ceiling(0, 1_000, 9_000, epoch)
-    directory.trim("total", 0, 0)
-    directory.note_progress({("total", "r"): ReaderNote(reader="r", places={0: (1, 2)}, at_us=US)}, US)
+    directory.lanes.make(directory.topics.get("loose"), member)
+    epoch = directory.elections.next_epoch()
+    directory.elections.start_epoch(epoch, {0: 0, 1: 5})
+    directory.ranges.raise_ceiling(0, 1_000, 9_000, epoch)
+    directory.topics.trim("total", 0, 0)
+    directory.readers.note({("total", "r"): ReaderNote(reader="r", places={0: (1, 2)}, at_us=US)}, US)
     return directory
 
 
@@ -76,23 +75,23 @@ def _mutate(data: bytes, rng: Random, _pool: Inputs) -> bytes:
 def _ask(directory: Directory) -> str:
     """What roles and tools ask for."""
     stored(directory)
-    topics = directory.topics()
+    topics = directory.topics.all()
     for topic in topics:
-        directory.topic(topic.name)
-        directory.described(topic.name)
-        directory.tier(topic.name)
-        directory.readers(topic.name, US)
+        directory.topics.get(topic.name)
+        directory.topics.described(topic.name)
+        directory.tiers.get(topic.name)
+        directory.readers.of(topic.name, US)
     lanes = [topic.lane for topic in topics]
     for lane in lanes[:4]:
-        directory.ceiling(lane)
-        directory.open_range(lane)
-        directory.loss_accepted(lane)
-    directory.members(), directory.newest_members(), directory.replicas(), directory.last_port(0)
-    epoch = directory.started_epoch()
-    directory.epoch_ends(epoch)
-    directory.register_broker(1, "127.0.0.1", 1, 1)
-    directory.next_epoch()
-    return f"{min(len(topics), 4)} topics, {min(len(directory.ranges()), 4)} ranges"
+        directory.ranges.ceiling(lane)
+        directory.ranges.open_range(lane)
+        directory.ranges.loss_accepted(lane)
+    directory.members.all(), directory.members.newest(), directory.replicas.all(), directory.members.last_port(0)
+    epoch = directory.elections.started_epoch()
+    directory.elections.epoch_ends(epoch)
+    directory.members.register(1, "127.0.0.1", 1, 1)
+    directory.elections.next_epoch()
+    return f"{min(len(topics), 4)} topics, {min(len(directory.ranges.all()), 4)} ranges"
 
 
 def _store(data: bytes) -> str:

@@ -76,7 +76,7 @@ def _conversations() -> Inputs:
 
 def _topic_id(name: str) -> int:
     """The id that a topic has in each world."""
-    return next(topic.id for topic in World().directory.topics() if topic.name == name)
+    return next(topic.id for topic in World().directory.topics.all() if topic.name == name)
 
 
 def _talk(data: bytes, rng: Random, pool: Inputs) -> bytes:

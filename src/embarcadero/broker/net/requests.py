@@ -43,7 +43,7 @@ from embarcadero.limits import (
 from embarcadero.orders import session_order
 from embarcadero.placement.decisions import check_id
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.progress import ReaderNote
+from embarcadero.placement.records import ReaderNote
 from embarcadero.placement.store import rested_us
 from embarcadero.types import CRC32C, NO_SESSION, EntryKind, OnGap, Order, ReaderProgress, Topic
 from embarcadero.wire import messages as m
@@ -97,14 +97,14 @@ def answer_tier(directory: Directory, ask: TierQuestion, wall_us: int) -> m.Mess
     """The answer; raises TierBusy or Deposed."""
     match ask:
         case m.OpenTier():
-            return m.TierIs(tier=directory.open_tier(ask))
+            return m.TierIs(tier=directory.tiers.open(ask))
         case m.AdvanceTier():
-            return m.TierIs(tier=directory.advance_tier(ask, wall_us))
+            return m.TierIs(tier=directory.tiers.advance(ask, wall_us))
         case m.KeepTier():
-            if not directory.keep_tier(ask.topic, ask.epoch, ask.topic_id):
+            if not directory.tiers.keep_alive(ask.topic, ask.epoch, ask.topic_id):
                 raise Deposed(f"epoch {ask.epoch} of the table of {ask.topic!r} is over", "open the tier again")
         case m.CloseTier():
-            directory.close_tier(ask.topic, ask.epoch, ask.topic_id)
+            directory.tiers.close(ask.topic, ask.epoch, ask.topic_id)
     return m.Done()
 
 
@@ -134,7 +134,7 @@ class ReaderNotes:
             raise BadValue(f"places in {len(ask.places)} lanes", f"tell those of at most {READER_LANES_MAX}")
         if len(self._notes) >= READERS_PER_TOPIC_MAX and (ask.topic, ask.reader) not in self._notes:
             raise Backpressure(f"{len(self._notes)} readers wait for the store to take their notes", "tell it later")
-        topic = self._directory.topic(ask.topic)
+        topic = self._directory.topics.get(ask.topic)
         check_id(topic, ask.topic_id)
         note = ReaderNote(reader=ask.reader, places=dict(ask.places), at_us=self._clock.wall_us(), topic_id=topic.id)
         self._notes[ask.topic, ask.reader] = note
@@ -148,10 +148,10 @@ class ReaderNotes:
 
     def readers(self, topic: str) -> m.ReadersAre:
         """What readers of a topic told, whichever broker they told it."""
-        self._directory.topic(topic)
+        self._directory.topics.get(topic)
         self._write(self._clock.now_us())
         now_us, room, found = self._clock.wall_us(), READERS_ANSWER_BYTES_MAX, []
-        for note in self._directory.readers(topic, now_us):
+        for note in self._directory.readers.of(topic, now_us):
             room -= len(note.reader.encode()) + _PLACE_BYTES * (1 + len(note.places))
             if room < 0:
                 break
@@ -164,10 +164,10 @@ class ReaderNotes:
 
         What another broker was told within the last second may still be written; so may what the reader tells next.
         """
-        topic = self._directory.topic(ask.topic)
+        topic = self._directory.topics.get(ask.topic)
         check_id(topic, ask.topic_id)
         told = self._notes.pop((ask.topic, ask.reader), None)
-        if not self._directory.remove_reader(ask.topic, ask.reader) and told is None:
+        if not self._directory.readers.remove(ask.topic, ask.reader) and told is None:
             raise BadValue(
                 f"topic {ask.topic!r} has no reader {ask.reader[:60]!r}",
                 f"`embarcadero topic readers {ask.topic}` lists them",
@@ -178,7 +178,7 @@ class ReaderNotes:
             return
         notes, self._notes = self._notes, {}
         try:
-            self._directory.note_progress(notes, self._clock.wall_us())
+            self._directory.readers.note(notes, self._clock.wall_us())
         except EmbarcaderoError:
             self._notes = notes | self._notes  # the store is busy, or its disk is full: with the next write
             self._write_from_us = max(self._write_from_us, rested_us(began_us, self._clock.now_us()))
@@ -257,14 +257,14 @@ class Requests:
 
     # --- topics -------------------------------------------------------------------------------------------------------
     def _create_topic(self, peer: Peer, request: int, ask: m.CreateTopic) -> None:
-        settings = with_defaults(ask, self._context.config, self._directory.live_replicas())
-        self._directory.create_topic(ask.name, columns=ask.columns, created_us=self._clock.wall_us(), **settings)
+        settings = with_defaults(ask, self._context.config, self._directory.replicas.live_count())
+        self._directory.topics.create(ask.name, columns=ask.columns, created_us=self._clock.wall_us(), **settings)
         self._context.env.bell.ring("sequencer")
         peer.answer(request, self._described(ask.name))
 
     def _alter_topic(self, peer: Peer, request: int, ask: m.AlterTopic) -> None:
         check_partitions(ask.partitions, self._context.config)
-        self._directory.alter_topic(ask)
+        self._directory.topics.alter(ask)
         self._context.env.bell.ring("sequencer")
         peer.answer(request, self._described(ask.name))
 
@@ -275,7 +275,7 @@ class Requests:
         peer.answer(request, m.TopicsAre(topics=self._listed()))
 
     def _delete_topic(self, peer: Peer, request: int, ask: m.DeleteTopic) -> None:
-        self._directory.delete_topic(ask.name, ask.topic_id)
+        self._directory.topics.delete(ask.name, ask.topic_id)
         self._context.env.bell.ring("sequencer")
         peer.answer(request, m.Done())
 
@@ -287,24 +287,24 @@ class Requests:
 
     def _described(self, name: str) -> m.TopicIs:
         """A topic with its schema, all its lanes and its ranges, as the store has them now."""
-        topic, schema = self._directory.described(name)
+        topic, schema = self._directory.topics.described(name)
         if topic.order <= Order.BROKER:
-            topic = msgspec.structs.replace(topic, lanes=self._directory.lanes(topic.lane))
+            topic = msgspec.structs.replace(topic, lanes=self._directory.lanes.all(topic.lane))
         age_us = self._clock.wall_us() - topic.created_us
         lanes = [topic.lane, *(lane.lane for lane in topic.lanes)] if topic.replicas else []
-        ranges = [range_ for lane in lanes for range_ in self._directory.ranges(lane)]
+        ranges = [range_ for lane in lanes for range_ in self._directory.ranges.all(lane)]
         return m.TopicIs(
             topic=topic,
             columns=schema.columns,
             widths=schema.widths,
             ranges=ranges[-limits.RANGES_LISTED_MAX :],
-            tier=self._directory.tier(name),
+            tier=self._directory.tiers.get(name),
             age_us=age_us if topic.created_us and age_us >= 0 else None,
         )
 
     def _listed(self) -> list[Topic]:
         """All topics, with their lanes unless these would not fit the answer."""
-        topics, lanes = self._directory.topics(), self._directory.lanes()
+        topics, lanes = self._directory.topics.all(), self._directory.lanes.all()
         if len(lanes) > limits.LANES_LISTED_MAX:
             return topics
         return [

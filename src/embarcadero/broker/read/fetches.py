@@ -276,7 +276,7 @@ class Fetches:
         stop = min(gap.stop, frontier, gap.stop if ask.stop is None else ask.stop)
         if gap.start >= stop:
             return False
-        _, schema = self._directory.described(self._store.topic_name(ask.lane) or "")
+        _, schema = self._directory.topics.described(self._store.topic_name(ask.lane) or "")
         schemas = decode_versions(schema.columns, schema.widths)
         tables, parked.on_disk = self._readers.tables.reader, True
         read = _Read(self._unread, parked.peer, at_index(ask, gap.start))

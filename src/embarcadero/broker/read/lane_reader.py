@@ -635,7 +635,7 @@ class LaneReaders:
         for lane, reader in list(self._readers.items()):
             if not reader.follow(self._store):
                 del self._readers[lane]
-        members = {member.replica: member for member in self._context.directory.replicas()}
+        members = {member.replica: member for member in self._context.directory.replicas.all()}
         self.disks.copies.keep(self._store.lanes.keys() | self._store.broker_lanes.keys(), members)
 
     def disconnected(self, peer: Peer) -> None:
@@ -703,7 +703,7 @@ class LaneReaders:
 
     def tier(self, lane: int) -> Tier | None:
         """The table of a lane's topic, as the store has it now."""
-        return self._context.directory.tier(self._store.topic_name(lane) or "")
+        return self._context.directory.tiers.get(self._store.topic_name(lane) or "")
 
     def tiered(self, lane: int) -> int | None:
         """Batches of a lane below this index are in its topic's table; None if it has none, or nobody can tell now."""

@@ -181,7 +181,7 @@ class Positions:
             if index < start.index:
                 seq = ask.seq if ask.by == "index" and index == ask.before else None
             name = self._store.topic_name(ask.lane) or ""
-            self._directory.trim(name, ask.lane, index, seq=seq, cold=ask.cold, topic_id=ask.topic_id)
+            self._directory.topics.trim(name, ask.lane, index, seq=seq, cold=ask.cold, topic_id=ask.topic_id)
             self._with_start(peer, request, ask.lane, self._place_now)
 
         self._locate(peer, request, ask.lane, ask.by, ask.before, trim_it, trims=True)

@@ -165,7 +165,7 @@ class OwnLanes:
         if lane is None and began_us < self._store_us:
             return False
         try:
-            if lane is None and (lane := self._directory.make_lane(topic, self._context.member)) is None:
+            if lane is None and (lane := self._directory.lanes.make(topic, self._context.member)) is None:
                 return False
             self._roomless[topic.lane] = lane
             self._steps.at(Step.LANE_MADE)
@@ -283,12 +283,12 @@ class OwnLanes:
 
         Ranges are read before the lanes: where one is sealed, what was lost with it is in the store as well.
         """
-        sealed = {lane.lane for lane in self._stored(ask) if self._directory.open_range(lane.lane) is None}
+        sealed = {lane.lane for lane in self._stored(ask) if self._directory.ranges.open_range(lane.lane) is None}
         lanes = self._stored(ask)
         return m.LanesAre(lane=ask.lane, lanes=lanes, unsure=[one.lane for one in lanes if one.lane not in sealed])
 
     def _stored(self, ask: m.GetLanes) -> list[TopicLane]:
-        return [lane for lane in self._directory.lanes(ask.lane) if lane.lane > ask.above]
+        return [lane for lane in self._directory.lanes.all(ask.lane) if lane.lane > ask.above]
 
     def _above(self, ask: m.GetLanes) -> list[TopicLane]:
         return [lane for lane in self._store.broker_lanes.values() if lane.topic == ask.lane and lane.lane > ask.above]

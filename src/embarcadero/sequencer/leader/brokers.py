@@ -166,7 +166,7 @@ class Brokers:
         self._pulses.keep(live.keys() - set(late))  # asked for once, and again if that was in vain
         silent = [live[handle].member for handle in late]
         for member in silent:
-            self._directory.mark_dead(member.broker, member.incarnation)
+            self._directory.members.mark_dead(member.broker, member.incarnation)
         return silent
 
     def in_turn(self, turn: int) -> list[Source]:
@@ -220,7 +220,7 @@ class Brokers:
         if not self._rings_unchecked:
             return
         if self._dead:
-            lanes = {lane.region for lane in self._directory.lanes()}
+            lanes = {lane.region for lane in self._directory.lanes.all()}
             dead = [member for member in self.members if member.handle in self._dead]
             for name in self._fabric.names():
                 if name not in lanes and any(is_broker_lane(name, member.region_prefix) for member in dead):
@@ -259,7 +259,7 @@ class Brokers:
 
     def _remove(self, member: Member) -> None:
         """Unlink a dead incarnation's regions, unless a successor of ours may be reading them."""
-        if not self._directory.mark_removed(member.broker, member.incarnation, self._epoch):
+        if not self._directory.members.mark_removed(member.broker, member.incarnation, self._epoch):
             return
         self._steps.at(Step.BURIAL_TOLD)
         self._fabric.remove(pending_region(member.region_prefix))  # made last, gone first: with it all others are there
@@ -481,12 +481,12 @@ def close_lanes(
     False: a later sequencer has to do it.
     """
     whose, problems = (member.broker, member.incarnation), list[str]()
-    open_ = [lane for lane in directory.lanes() if lane.open and (lane.broker, lane.incarnation) == whose]
+    open_ = [lane for lane in directory.lanes.all() if lane.open and (lane.broker, lane.incarnation) == whose]
     ends = [_closed(fabric, lane, problems) for lane in open_]
     if not ends:
         return True, problems
     steps.at(Step.CLOSING_LANES_READ)
-    told = directory.close_lanes(ends, epoch)
+    told = directory.lanes.close(ends, epoch)
     steps.at(Step.CLOSING_LANES_TOLD)
     return told, problems
 

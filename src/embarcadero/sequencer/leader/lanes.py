@@ -55,7 +55,7 @@ class LeaderLanes:
 
     def ranges_of(self, topic: Topic) -> list[Range]:
         """The ranges of a topic that has replicas."""
-        return self._leader.directory.ranges(topic.lane) if topic.replicas else []
+        return self._leader.directory.ranges.all(topic.lane) if topic.replicas else []
 
     def add(self, topic: Topic) -> None:
         """A new topic. While the fabric has no room for it, its publishers wait, and nobody else."""

@@ -44,11 +44,11 @@ class Leadership:
         self.counters = SequencerCounters()
         self.epochs = EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True))
         if epoch is None:
-            last = directory.started_epoch()
-            epoch = directory.next_epoch(last if self.epochs.superseded(last) else None)
+            last = directory.elections.started_epoch()
+            epoch = directory.elections.next_epoch(last if self.epochs.superseded(last) else None)
         self.epoch = epoch
         env.steps.at(Step.TAKEOVER_EPOCH_GIVEN)
-        if epoch > directory.started_epoch() + 1:
+        if epoch > directory.elections.started_epoch() + 1:
             self.epochs.open(epoch)  # others came before us and never started: if we end like them, more may follow
         self.frontiers = fabric.create(
             frontiers_region(epoch), Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)

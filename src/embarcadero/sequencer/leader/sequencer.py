@@ -175,7 +175,7 @@ def give_up_epoch(fabric: Fabric, directory: Directory, epoch: int) -> None:
     Nobody reads regions of an epoch that has not started, and of those before ours none will: only the newest handed
     out starts.
     """
-    started = directory.started_epoch()
+    started = directory.elections.started_epoch()
     if started >= epoch:
         return
     vain = {epoch_folder(number) for number in range(started + 1, epoch + 1)}

@@ -19,7 +19,7 @@ from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import EPOCHS_AHEAD_MAX, STANDBY_LOOKS
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.records import Epochs, HandOver, Reign
+from embarcadero.placement.records import Epochs, HandOver, Leadership
 
 _NOBODY: Final = ""
 _ASKED: Final = "asked to"
@@ -45,7 +45,7 @@ class Candidate:
         self._leader = LeaderView(fabric)
         self._revision = -1
         self._epochs = Epochs()
-        self._reign: Reign | None = None
+        self._reign: Leadership | None = None
         self._asked: HandOver | None = None
         self._stopping = False
         self._ended = _NOBODY  # mark of the process that was seen to end
@@ -94,7 +94,7 @@ class Candidate:
             return None
         last = self._epochs.started
         superseded = last if self._leader.table.superseded(last) else None
-        epoch = self._directory.elect(self.number, self.mark, self._epochs.handed_out, superseded)
+        epoch = self._directory.elections.elect(self.number, self.mark, self._epochs.handed_out, superseded)
         self._revision = -1  # whoever won, the store has changed
         self._ended = _NOBODY  # acted upon
         self._sign_us = now_us
@@ -105,8 +105,8 @@ class Candidate:
 
     def _learn(self, revision: int) -> None:
         self._revision = revision
-        self._epochs, self._reign = self._directory.newest_epochs(), self._directory.reign()
-        self._asked, self._stopping = self._directory.asked_hand_over(), self._directory.stopping
+        self._epochs, self._reign = self._directory.elections.newest_epochs(), self._directory.elections.leadership()
+        self._asked, self._stopping = self._directory.elections.asked_hand_over(), self._directory.elections.stopping
         if self._ended != self.watched:
             self._ended = _NOBODY  # of no use any more; if it was a mistake, that process may reign again one day
 

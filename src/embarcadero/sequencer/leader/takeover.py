@@ -253,13 +253,13 @@ class Takeover:
 
     def prefetch(self) -> None:
         """Before our epoch line is open: read, make and write what will not change, while nobody waits for us."""
-        if not (earlier := self._directory.started_epoch()):
+        if not (earlier := self._directory.elections.started_epoch()):
             return
         leader, lanes = self._leader, self._lanes
-        members = self._directory.members()
+        members = self._directory.members.all()
         self._foreseen = Foreseen(self._fabric, earlier, members)
         self._brokers.prefetch(members)
-        for topic in self._directory.topics():
+        for topic in self._directory.topics.all():
             if lanes.is_ordered_here(topic) and self._fabric.exists(order_region(earlier, topic.lane)):
                 found = read_lane(self._fabric, earlier, topic, leader.sizes, lanes.held, leader.now_us)
                 try:
@@ -273,14 +273,14 @@ class Takeover:
     def begin(self) -> None:
         """With our epoch line open: read on from there, write all of it, and start."""
         leader, lanes = self._leader, self._lanes
-        earlier = self._directory.started_epoch()
+        earlier = self._directory.elections.started_epoch()
         self._upkeep.look_at_store()  # then the values
-        members = self._directory.members()
+        members = self._directory.members.all()
         legacy = Legacy(self._fabric, earlier, members, self._steps, self._foreseen) if earlier else None
         if legacy and len(legacy.waiting) > lanes.held.slots:
             lanes.enlarge_buffer(len(legacy.waiting))
         lanes.recovery.learn_generations()
-        topics = {topic.lane: topic for topic in self._directory.topics()}
+        topics = {topic.lane: topic for topic in self._directory.topics.all()}
         lanes.ranges.wake_replicas(not earlier)  # nobody follows us before we have started
         for topic in topics.values():
             self._take_lane(topic, legacy)
@@ -302,7 +302,7 @@ class Takeover:
         """Let the store have our start, with where the predecessor's order ended."""
         leader, lanes = self._leader, self._lanes
         ends = {number: lane.order.next_index for number, lane in lanes.by_number.items()}
-        if not self._directory.start_epoch(leader.epoch, ends):
+        if not self._directory.elections.start_epoch(leader.epoch, ends):
             leader.depose()
             return
         self._steps.at(Step.TAKEOVER_DECIDED)

@@ -75,14 +75,14 @@ class Sweeper:
 
     def _left(self, names: list[str]) -> list[str]:
         """Of these names those that are of no use. Who makes a region is in the store before it, so we ask after it."""
-        members, replicas = self._directory.members(), self._directory.replicas()
+        members, replicas = self._directory.members.all(), self._directory.replicas.all()
         prefixes = {member.region_prefix for member in members} | {member.ref.region_prefix for member in replicas}
         left = [name for name in names if self._is_left(writer_of(name), prefixes)]
         if any(is_replica(name) for name in left):  # lines that an open range names count, whoever is known
-            open_ = [range_ for range_ in self._directory.ranges() if range_.open]
+            open_ = [range_ for range_ in self._directory.ranges.all() if range_.open]
             named = {ref.region_prefix for range_ in open_ for ref in range_.replicas}
             left = [name for name in left if writer_of(name) not in named]
-        return left if self._directory.generation_holds() else []
+        return left if self._directory.elections.generation_holds() else []
 
     def _is_left(self, owner: str, prefixes: set[str]) -> bool:
         if (epoch := epoch_of(owner)) is not None:
@@ -200,7 +200,7 @@ class Upkeep:
             self._leader.ask_store(self._wake_replicas)
 
     def _wake_replicas(self) -> None:
-        members = self._leader.directory.replicas()
+        members = self._leader.directory.replicas.all()
         self._unseen = False
         self._lanes.ranges.wake_replicas(True)
         for member in members:
@@ -247,7 +247,7 @@ class Upkeep:
         before, self._revision, self._outline = self._outline, -1, NOT_SEEN  # all of it again, if the store fails
         outline = directory.outline()
         if outline != before:
-            self._follow_topics({topic.lane: topic for topic in directory.topics()})
+            self._follow_topics({topic.lane: topic for topic in directory.topics.all()})
         brokers.update(brokers.members, {})
         if not self._lanes.roomless:  # else look again soon
             self._revision, self._outline = revision, outline
@@ -268,7 +268,7 @@ class Upkeep:
                 lanes.by_number[number].order.alter(topic)
                 if number in lanes.ranges.kept:
                     lanes.ranges.follow(number, topic)
-        self._brokers.learn(self._leader.directory.members())
+        self._brokers.learn(self._leader.directory.members.all())
         self.learn_topics(topics, self._brokers.members)
 
     def meet_new_topic(self) -> None:

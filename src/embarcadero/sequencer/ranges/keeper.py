@@ -237,7 +237,7 @@ class RangeKeeper:
         """Who is there, and who can be relied on."""
         if now_us >= self._members_us:
             self._members_us = now_us + _MEMBERS_US
-            self._gone |= self.replicas.update(self._directory.replicas())
+            self._gone |= self.replicas.update(self._directory.replicas.all())
             if self._gone:
                 self._remove_lines()
         self.replicas.look(now_us)
@@ -247,7 +247,7 @@ class RangeKeeper:
 
     def _remove_lines(self) -> None:
         """Remove the durable lines of incarnations that no open range names: nobody will ever count by them."""
-        open_ = [range_ for range_ in self._directory.ranges() if range_.open]
+        open_ = [range_ for range_ in self._directory.ranges.all() if range_.open]
         named = {durable_region(ref) for range_ in open_ for ref in range_.replicas}  # of some we do not know the disk
         for ref in [ref for ref in self._gone if durable_region(ref) not in named]:
             self._fabric.remove(durable_region(ref))
@@ -296,7 +296,7 @@ class RangeKeeper:
         late |= {ref.replica for ref in bad if ref in self.replicas.good and self._is_late(kept, ref)}
         keep = [ref for ref in kept.range_.replicas if ref not in bad] + bad  # of the bad, perhaps a new incarnation
         for avoided in (self.replicas.avoided() | late, self.replicas.avoided()):  # a late one is better than none
-            found = self._directory.choose_replicas(kept.topic.replicas, keep, avoided)
+            found = self._directory.replicas.choose(kept.topic.replicas, keep, avoided)
             good = [ref for ref in found if ref in self.replicas.good]
             if len(good) >= max(1, kept.topic.durable_on):
                 break
@@ -352,7 +352,7 @@ class RangeKeeper:
             self._journal.warn("range not sealed", lane=kept.number, range=kept.range_.number, end=end, why="no entry")
             self._announce(kept)
             return True
-        opened = self._directory.seal_and_open(
+        opened = self._directory.ranges.seal_and_open(
             kept.number, kept.range_.number, end, end_seq, refs, self._epoch
         )  # fmt: skip
         if opened is None:
@@ -392,7 +392,7 @@ class RangeKeeper:
 
     def _adopt_again(self, kept: Kept) -> None:
         """The store refused: it knows better. What it holds is never computed again."""
-        found = self._directory.open_range(kept.number)
+        found = self._directory.ranges.open_range(kept.number)
         if found is None:
             return  # the topic is gone, and we shall hear of it
         kept.range_ = found
@@ -400,7 +400,9 @@ class RangeKeeper:
 
     def _reopen(self, kept: Kept, refs: list[ReplicaRef]) -> bool:
         """Go on after a clean stop, where the last range ends."""
-        opened = self._directory.reopen(kept.number, refs, self._epoch) or self._directory.open_range(kept.number)
+        opened = self._directory.ranges.reopen(kept.number, refs, self._epoch) or self._directory.ranges.open_range(
+            kept.number
+        )
         if opened is not None:
             self._go_on(kept, opened)
         return True
@@ -417,7 +419,7 @@ class RangeKeeper:
         self.say(kept.number, kept.range_.number, closing=True)
         kept.closing = True
         self._steps.at(Step.SEAL_LAST_CLOSING)
-        if not self._directory.seal_clean(kept.number, kept.range_.number, end, end_seq, self._epoch):
+        if not self._directory.ranges.seal_clean(kept.number, kept.range_.number, end, end_seq, self._epoch):
             return False
         self._steps.at(Step.SEAL_LAST_DECIDED)
         self._counters.seals += 1
@@ -482,7 +484,7 @@ class RangeKeeper:
         number = order.topic.lane
         wanted = order.next_index + CEILING_AHEAD, order.next_seq + CEILING_AHEAD_SEQ
         self._steps.at(Step.CEILING_WANTED)
-        if self._directory.raise_ceiling(number, *wanted, self._epoch, handle=table.next_handle + handles):
+        if self._directory.ranges.raise_ceiling(number, *wanted, self._epoch, handle=table.next_handle + handles):
             self._steps.at(Step.CEILING_RAISED)
             self.learn_ceiling(lane)
 
@@ -490,8 +492,8 @@ class RangeKeeper:
         """What the store has reserved for a lane."""
         number = lane.order.topic.lane
         if lane.room is not None:
-            lane.room.raise_to(*self._directory.ceiling(number))
-            lane.order.table.handles_reserved = min(TAKEN, self._directory.handle_ceiling(number))
+            lane.room.raise_to(*self._directory.ranges.ceiling(number))
+            lane.order.table.handles_reserved = min(TAKEN, self._directory.ranges.handle_ceiling(number))
 
 
 _SILENT_US: Final = int(REPLICA_SILENT_S * 1_000_000)

@@ -34,7 +34,7 @@ from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import RECOVERY_REPLIES_S, RECOVERY_RETRY_S, RECOVERY_STUCK_S
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.records import Past, Saved
+from embarcadero.placement.records import EarlierGeneration, MirroredEnd
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.reorder import HeldSlots
 from embarcadero.sequencer.ranges.keeper import RangeKeeper
@@ -99,7 +99,7 @@ class LaneRecovery:
         self._restored: LaneOrder | None = None
         self._fenced: list[int] | None = None
         self._end_seq = self._needed = 0
-        self._saved: Saved | None = None  # where the order ended, if a mirror told
+        self._saved: MirroredEnd | None = None  # where the order ended, if a mirror told
         self.opened: Range | None = None
         if self.range_.end is not None:
             self._end, self._lost, self._seal = self.range_.end, False, self._open_there
@@ -162,7 +162,7 @@ class LaneRecovery:
         desk.steps.at(Step.RECOVERY_CLOSING)
         replies, copies = self._replies(), len(range_.replicas)
         needed = copies - range_.durable_on + 1
-        accepted = len(replies) < needed and desk.directory.loss_accepted(range_.lane)
+        accepted = len(replies) < needed and desk.directory.ranges.loss_accepted(range_.lane)
         if len(replies) < needed and not accepted:
             self._enough_us = None
             if now_us - self._began_us > _REPLIES_US:
@@ -196,7 +196,7 @@ class LaneRecovery:
             self.stage, self._enough_us = Stage.COLLECT, None  # the one that had it all is gone again
         elif now_us - (self._enough_us or 0) > 5 * _REPLIES_US:
             self._tell_once("lane waits for copies", end=self._end, have=len(there), needed=self._needed, do=_DO)
-            if self._desk.directory.loss_accepted(self.range_.lane):
+            if self._desk.directory.ranges.loss_accepted(self.range_.lane):
                 self.stage = Stage.READ
             elif now_us - self._copied_us > _STUCK_US:
                 self._settle_for_less(copies)
@@ -252,7 +252,7 @@ class LaneRecovery:
             self._tell_once("mirror has less than disks", mirror=remains.end, end=self._end)
             return
         batches, records = remains.lost_above(self._end)
-        self._saved = Saved(
+        self._saved = MirroredEnd(
             lane=self.range_.lane, index=remains.end, seq=remains.end_seq, kept=self._end, batches=batches,
             records=records,
         )  # fmt: skip
@@ -265,7 +265,7 @@ class LaneRecovery:
         """Let the store have the end of the last range and the start of the next."""
         self._retry_us = now_us + _SOON_US  # if it refuses, or there are too few replicas
         if self._broker_lane is not None:
-            sealed = self._desk.directory.seal_recovered(
+            sealed = self._desk.directory.ranges.seal_recovered(
                 self.range_.lane, self.range_.number, self._end, self._end_seq, [], self._desk.epoch, self._saved
             )
             if sealed is None:
@@ -292,7 +292,9 @@ class LaneRecovery:
             return
         order = restored if restored is not None else self._desk.maker.new_order(self.topic)
         if self._fenced is None:
-            handles = self._desk.directory.handle_ceiling(opened.lane) if self._lost else 0  # first: the store may fail
+            handles = (
+                self._desk.directory.ranges.handle_ceiling(opened.lane) if self._lost else 0
+            )  # first: the store may fail
             self._fenced = fence_all(order, now_us) if self._lost else []
             if self._lost:
                 order.table.pass_over(handles)
@@ -311,12 +313,12 @@ class LaneRecovery:
         if refs is None:
             return None
         where = range_.lane, range_.number, self._end, self._end_seq, refs, self._desk.epoch
-        return directory.seal_recovered(*where, self._saved)
+        return directory.ranges.seal_recovered(*where, self._saved)
 
     def _open_there(self, now_us: int) -> Range | None:
         """The stop was clean: go on where it was."""
         refs = self._refs(now_us)
-        return None if refs is None else self._desk.directory.reopen(self.range_.lane, refs, self._desk.epoch)
+        return None if refs is None else self._desk.directory.ranges.reopen(self.range_.lane, refs, self._desk.epoch)
 
     def _keep_open(self, now_us: int) -> Range | None:  # noqa: ARG002 - as the other two
         return self.range_
@@ -324,7 +326,7 @@ class LaneRecovery:
     def _refs(self, now_us: int) -> list[ReplicaRef] | None:
         """Replicas for the next range; those that have the last one first. None while more may come, or too few are."""
         replicas = self._desk.keeper.replicas
-        found = self._desk.directory.choose_replicas(self.topic.replicas, self.range_.replicas, replicas.avoided())
+        found = self._desk.directory.replicas.choose(self.topic.replicas, self.range_.replicas, replicas.avoided())
         waited = now_us - self._began_us >= _REPLIES_US
         if len(found) >= (max(1, self.topic.durable_on) if waited else self.topic.replicas):
             return found
@@ -389,13 +391,13 @@ class Recovery:
         self.workers, self.journal, self.steps = env.workers, env.journal, env.steps
         self.directory, self.epoch, self.keeper, self.maker = directory, epoch, keeper, maker
         self.source: RecoverySource = DiskSource(lambda: keeper.replicas.members, env.disks)
-        self._mirrors, self._past = mirrors, tuple[Past, ...]()
+        self._mirrors, self._past = mirrors, tuple[EarlierGeneration, ...]()
         self.remains = Remains((), mirrors)
         self.lanes: dict[int, LaneRecovery] = {}
 
     def learn_generations(self) -> None:
         """Ask the store which generations of the fabric were before this one."""
-        self._past = self.directory.past()
+        self._past = self.directory.earlier_generations()
         self.remains = Remains(self._past, self._mirrors)
 
     def add(self, topic: Topic, ranges: list[Range], broker_lane: TopicLane | None, now_us: int) -> None:
@@ -423,7 +425,7 @@ class Recovery:
 
     def finish(self) -> None:
         """Once all lanes are back, nobody has to know any more what was before."""
-        if not self.lanes and self._past and self.directory.forget_past(self.epoch):
+        if not self.lanes and self._past and self.directory.forget_earlier_generations(self.epoch):
             self._past = ()
 
     def opened_in_this_run(self, range_: Range) -> bool:
@@ -448,7 +450,7 @@ class BrokerRanges:
     def update(self, topics: Mapping[int, Topic], members: Sequence[Member], now_us: int) -> None:
         """Take note of what the store has."""
         mine = {number: topic for number, topic in topics.items() if topic.replicas and topic.order in (0, 1)}
-        lanes = {lane.lane: lane for lane in self._directory.lanes() if lane.topic in mine} if mine else {}
+        lanes = {lane.lane: lane for lane in self._directory.lanes.all() if lane.topic in mine} if mine else {}
         ours = [number for number, kept in self._keeper.kept.items() if kept.broker_lane is not None]
         for number in ours:
             if number not in lanes:
@@ -466,10 +468,10 @@ class BrokerRanges:
                 self._begin(lane, topic, (lane.broker, lane.incarnation) in here, now_us)
 
     def _begin(self, lane: TopicLane, topic: Topic, here: bool, now_us: int) -> None:
-        range_ = self._directory.open_range(lane.lane)
+        range_ = self._directory.ranges.open_range(lane.lane)
         if range_ is None:
             self._over.add(lane.lane)
         elif here or self._fabric.exists(lane.region):
             self._keeper.keep(range_, topic, broker_lane=lane)
         else:
-            self._recovery.add(topic, self._directory.ranges(lane.lane), lane, now_us)
+            self._recovery.add(topic, self._directory.ranges.all(lane.lane), lane, now_us)

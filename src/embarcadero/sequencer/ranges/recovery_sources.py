@@ -46,7 +46,7 @@ from embarcadero.fabric.names import (
 )
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
-from embarcadero.placement.records import Past
+from embarcadero.placement.records import EarlierGeneration
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import (
     Checkpoint,
@@ -246,7 +246,7 @@ class DiskSource:
         raise BadSegment(f"no replica within reach has records {start} to {stop} of lane {range_.lane}", _DO)
 
 
-Mirrors = Callable[[Past], Fabric | None]
+Mirrors = Callable[[EarlierGeneration], Fabric | None]
 """The mirror of an earlier generation; None when there is none (any more)."""
 
 
@@ -269,7 +269,7 @@ class LaneRemains:
 class Remains:
     """The mirrors of generations that have not been recovered yet. Workers ask it: it touches no store."""
 
-    def __init__(self, past: Sequence[Past] = (), mirrors: Mirrors | None = None) -> None:
+    def __init__(self, past: Sequence[EarlierGeneration] = (), mirrors: Mirrors | None = None) -> None:
         self._past, self._mirrors = past, mirrors
 
     def lane(self, ranges: Sequence[Range]) -> LaneRemains | None:
@@ -300,7 +300,7 @@ class Remains:
     def _newest_first(self) -> list[tuple[Fabric | None, int]]:
         return [self._open(past) for past in reversed(self._past)]
 
-    def _open(self, past: Past) -> tuple[Fabric | None, int]:
+    def _open(self, past: EarlierGeneration) -> tuple[Fabric | None, int]:
         """A mirror, and its newest epoch. Without what that one made first it is not whole."""
         found = None if self._mirrors is None or not past.mirror else self._mirrors(past)
         if found is None or not found.exists(EPOCHS_REGION):
