@@ -75,7 +75,9 @@ def an_object_of_a_replica(world: World) -> None:
 def an_object_of_a_broker(world: World) -> None:
     for process in world.brokers.values():
         if process.broker is not None:
-            process.broker.connect().opened.add((999, 1))
+            process.broker.connect()
+            for peer in process.broker.peers.values():
+                peer.sessions[999, 1] = None
 
 
 def an_object_of_a_sequencer(world: World) -> None:
@@ -95,7 +97,7 @@ def an_object_of_a_sequencer(world: World) -> None:
         (many_starts, "starts"),
         (an_open_connection, "connections"),
         (an_object_of_a_replica, "objects of deleted topics (sessions._known)"),
-        (an_object_of_a_broker, "objects of deleted topics (connections.*.opened)"),
+        (an_object_of_a_broker, "objects of deleted topics (peers.*.sessions)"),
         (an_object_of_a_sequencer, "objects of deleted topics (roomless)"),
     ],
 )
