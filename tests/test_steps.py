@@ -15,7 +15,7 @@ FOLDERS = ("sequencer", "broker", "replica", "fabric")
 def _reached() -> Counter[str]:
     """Which steps role code gets to, and in how many places."""
     found: Counter[str] = Counter()
-    for path in (path for folder in FOLDERS for path in (SRC / folder).glob("*.py")):
+    for path in (path for folder in FOLDERS for path in (SRC / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "at"):
                 continue

@@ -315,7 +315,7 @@ STORAGE: Final = (
     Target("segments", "a reader over files that nobody recovered; indexes by seq and time", _folders, _read,
            _folder_mutation, archive=True),
     Target("verify", "offline verification of a replica's folder", _folders, _verify, _folder_mutation, archive=True),
-    Target("session-folder", "session tables on disk, restored", _checkpoint_files, _sessions,
+    Target("session-checkpoints", "session tables on disk, restored", _checkpoint_files, _sessions,
            mend=lambda data, _rng: _mend_checkpoint(data)),
     Target("identities", "whose folder this is", lambda: [_written(0).files[IDENTITY_FILE]], _identity,
            mend=_mend_identity_target),
