@@ -12,7 +12,7 @@ import pytest
 import embarcadero as emb
 from embarcadero.errors import BadTable, Corrupt, RecordsLost, Trimmed
 from embarcadero.spark.read import tasks as reads
-from embarcadero.spark.read.offsets import LanePosition, TaskSpan
+from embarcadero.spark.read.offsets import RecordPosition, TaskSpan
 from tests.spark.sources import ALL, batch, column, micro_batches, source, stream
 from tests.spark.test_source import fill, pushing
 from tests.system.tiering import Tierer
@@ -206,7 +206,7 @@ def test_holes_and_damage_in_a_table_are_told() -> None:
 def test_rows_are_handed_on_as_they_lie_or_copied_together() -> None:
     """Few runs are slices, many are one copy; the rows are the same."""
     group = pa.record_batch({"_kind": [1] * 200, "_seq": list(range(200)), "_partition": [0, 1] * 100})
-    span = TaskSpan(0, LanePosition(0, 10), LanePosition(9, 190), "t")
+    span = TaskSpan(0, RecordPosition(0, 10), RecordPosition(9, 190), "t")
     few = list(reads._runs(group, reads._wanted(group, span, None)))
     many = list(reads._runs(group, reads._wanted(group, span, [1])))
 

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from embarcadero.spark.lag import Lag, LagListener, lags_of
-from embarcadero.spark.read.offsets import LaneOffset, LanePosition, Offset, StreamOffset
+from embarcadero.spark.read.offsets import LaneOffset, Offset, RecordPosition, StreamOffset
 
-READ = Offset("orders", "spark-1", {0: LaneOffset(LanePosition(3, 30)), 1: LaneOffset(LanePosition(9, 90))})
+READ = Offset("orders", "spark-1", {0: LaneOffset(RecordPosition(3, 30)), 1: LaneOffset(RecordPosition(9, 90))})
 THERE = Offset(
     "orders",
     "",
-    {0: LaneOffset(LanePosition(5, 55)), 1: LaneOffset(LanePosition(9, 90)), 2: LaneOffset(LanePosition(1, 7))},
+    {0: LaneOffset(RecordPosition(5, 55)), 1: LaneOffset(RecordPosition(9, 90)), 2: LaneOffset(RecordPosition(1, 7))},
 )
 
 
@@ -36,14 +36,14 @@ def test_the_lag_is_what_is_between_two_offsets() -> None:
 def test_seqs_that_a_restart_passed_over_are_no_lag() -> None:
     """The end of a topic tells its holes; a query that read up to one is behind by what is above it."""
     holes = ((40, 4_294_967_296),)
-    there = Offset("orders", "", {0: LaneOffset(LanePosition(4_194_306, 4_294_967_299), holes=holes)})
+    there = Offset("orders", "", {0: LaneOffset(RecordPosition(4_194_306, 4_294_967_299), holes=holes)})
 
     assert lags_of("sums", json.dumps(READ.told()), json.dumps(there.told())) == [Lag("sums", "orders", 13, "spark-1")]
 
 
 def test_each_of_several_topics_has_its_lag() -> None:
     """One that is new counts from its beginning; one that is gone has none."""
-    clicks = Offset("clicks", "", {3: LaneOffset(LanePosition(2, 20))}, 5)
+    clicks = Offset("clicks", "", {3: LaneOffset(RecordPosition(2, 20))}, 5)
     read = StreamOffset("spark-1", {"orders": replace(READ, topic_id=4)}, several=True)
     there = StreamOffset("", {"orders": replace(THERE, topic_id=4), "clicks": clicks}, several=True)
 

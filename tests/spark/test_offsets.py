@@ -13,8 +13,8 @@ from embarcadero.errors import BadValue
 from embarcadero.limits import MIB, SPARK_TASKS_MAX
 from embarcadero.spark.read.offsets import (
     LaneOffset,
-    LanePosition,
     Offset,
+    RecordPosition,
     StreamOffset,
     TaskSpan,
     parse_offset,
@@ -75,7 +75,7 @@ def test_a_table_starts_at_its_beginning_and_a_stream_at_the_end() -> None:
 
 def test_what_a_progress_report_shows_can_be_given_back() -> None:
     """An offset of a query is a start for another one, exactly."""
-    told = Offset("orders", "spark-1", {0: LaneOffset(LanePosition(7, 75, 5), (LanePosition(3, 30),))}).told()
+    told = Offset("orders", "spark-1", {0: LaneOffset(RecordPosition(7, 75, 5), (RecordPosition(3, 30),))}).told()
     options = read_options(GIVEN | {"startingOffsets": json.dumps(told)}, streaming=True)
 
     assert options.starting.lanes == ((0, Where("seq", 75)),)
@@ -101,7 +101,7 @@ def test_several_topics_are_named_or_matched() -> None:
     one = read_options(GIVEN | {"startingOffsets": '{"orders": {"0": 5}}'}, streaming=True)
     assert one.starting.lanes == ((0, Where("seq", 5)),)
     assert read_options(GIVEN | {"startingOffsets": '{"orders": "latest"}'}, streaming=True).starting == LATEST
-    offset = Offset("orders", "r", {0: LaneOffset(LanePosition(7, 75))}, 3)
+    offset = Offset("orders", "r", {0: LaneOffset(RecordPosition(7, 75))}, 3)
     report = json.dumps(StreamOffset("r", {"orders": offset}, several=True).told())
     options = read_options(given | {"topicPattern": ".*", "startingOffsets": report}, streaming=True)
     assert options.starting.topics == (("orders", Where("lanes", lanes=((0, Where("seq", 75)),))),)
@@ -199,11 +199,11 @@ def test_options_of_streams_do_not_go_with_batch_reads() -> None:
 
 
 # --- offsets ----------------------------------------------------------------------------------------------------------
-def _places(numbers: list[tuple[int, int, int]]) -> list[LanePosition]:
+def _places(numbers: list[tuple[int, int, int]]) -> list[RecordPosition]:
     """Growing places: each step is some batches, some records, some of them within a batch."""
-    found, at = [], LanePosition(0, 0)
+    found, at = [], RecordPosition(0, 0)
     for batches, records, within in numbers:
-        at = LanePosition(at.index + batches, at.seq + records, min(within, records))
+        at = RecordPosition(at.index + batches, at.seq + records, min(within, records))
         found.append(at)
     return found
 
@@ -213,7 +213,7 @@ PLACES = st.lists(STEPS, min_size=2, max_size=6).map(_places)
 
 
 @given(st.dictionaries(st.integers(0, 5_000), PLACES, max_size=4))
-def test_offsets_survive_the_checkpoint_and_tell_the_same_tasks(lanes: dict[int, list[LanePosition]]) -> None:
+def test_offsets_survive_the_checkpoint_and_tell_the_same_tasks(lanes: dict[int, list[RecordPosition]]) -> None:
     """Tasks are the pieces between cuts: all of it, nothing twice, in order."""
     start = Offset("t", "r", {lane: LaneOffset(places[0]) for lane, places in lanes.items()})
     end = Offset("t", "r", {lane: LaneOffset(places[-1], tuple(places[1:-1])) for lane, places in lanes.items()})
@@ -227,16 +227,16 @@ def test_offsets_survive_the_checkpoint_and_tell_the_same_tasks(lanes: dict[int,
 
 def test_a_lane_that_came_since_is_read_from_its_beginning() -> None:
     """And one that is gone from the end has no tasks."""
-    start = Offset("t", "r", {4_096: LaneOffset(LanePosition(3, 30), ended=True)})
-    end = Offset("t", "r", {4_097: LaneOffset(LanePosition(2, 20))})
+    start = Offset("t", "r", {4_096: LaneOffset(RecordPosition(3, 30), ended=True)})
+    end = Offset("t", "r", {4_097: LaneOffset(RecordPosition(2, 20))})
 
-    assert spans(start, end) == [TaskSpan(4_097, LanePosition(0, 0), LanePosition(2, 20), "t")]
+    assert spans(start, end) == [TaskSpan(4_097, RecordPosition(0, 0), RecordPosition(2, 20), "t")]
     assert parse_offset(start.told()).lanes[4_096].ended
 
 
 def test_an_offset_says_of_which_topic_it_is() -> None:
     """As 16 hexadecimal digits: JSON readers round large numbers. Offsets of earlier versions do not say it."""
-    offset = Offset("t", "r", {0: LaneOffset(LanePosition(3, 30))}, topic_id=(1 << 63) - 1)
+    offset = Offset("t", "r", {0: LaneOffset(RecordPosition(3, 30))}, topic_id=(1 << 63) - 1)
     told = json.loads(json.dumps(offset.told()))
     assert told["id"] == "7fffffffffffffff"
     assert parse_offset(told, "t") == offset
@@ -246,15 +246,15 @@ def test_an_offset_says_of_which_topic_it_is() -> None:
 
 def test_offsets_of_several_topics_name_them_by_id() -> None:
     """And an offset of one topic stays as it was."""
-    orders = Offset("orders", "r", {0: LaneOffset(LanePosition(3, 30))}, 0xABC)
-    clicks = Offset("clicks", "r", {9: LaneOffset(LanePosition(5, 52, 2), first=LanePosition(2, 20))}, 0xDEF)
+    orders = Offset("orders", "r", {0: LaneOffset(RecordPosition(3, 30))}, 0xABC)
+    clicks = Offset("clicks", "r", {9: LaneOffset(RecordPosition(5, 52, 2), first=RecordPosition(2, 20))}, 0xDEF)
     offset = StreamOffset("r", {"orders": orders, "clicks": clicks}, several=True)
     told = json.loads(json.dumps(offset.told()))
 
     assert list(told["topics"]) == ["0000000000000def", "0000000000000abc"]  # by name: equal offsets are equal texts
     assert told["topics"]["0000000000000def"]["9"] == {"index": 5, "seq": 52, "within": 2, "first": [2, 20]}
     assert parse_stream_offset(told) == offset
-    assert clicks.firsts() == {9: LaneOffset(LanePosition(2, 20))}
+    assert clicks.firsts() == {9: LaneOffset(RecordPosition(2, 20))}
     assert clicks.without_cuts().firsts() == {}
     assert parse_stream_offset(orders.told()) == StreamOffset("r", {"orders": orders})
     assert StreamOffset("r", {"orders": orders}).told() == orders.told()
@@ -364,18 +364,18 @@ def test_cuts_are_between_start_and_stop() -> None:
     """Also when both are inside of batches, and never too many."""
     pieces = [Cut(index, index * 10, 1) for index in range(1, 8)]
 
-    assert cut_places(LanePosition(2, 25, 5), LanePosition(5, 52, 2), pieces) == (
-        LanePosition(3, 30),
-        LanePosition(4, 40),
-        LanePosition(5, 50),
+    assert cut_places(RecordPosition(2, 25, 5), RecordPosition(5, 52, 2), pieces) == (
+        RecordPosition(3, 30),
+        RecordPosition(4, 40),
+        RecordPosition(5, 50),
     )
-    assert cut_places(LanePosition(2, 20), LanePosition(4, 40), pieces) == (LanePosition(3, 30),)
+    assert cut_places(RecordPosition(2, 20), RecordPosition(4, 40), pieces) == (RecordPosition(3, 30),)
     idle = [Cut(3, 30, 1), Cut(4, 40, 1), Cut(5, 40, 0), Cut(6, 50, 1), Cut(7, 50, 0)]
-    assert cut_places(LanePosition(2, 30), LanePosition(7, 50), idle) == (LanePosition(4, 40),)
-    assert tightened(LanePosition(7, 50), idle) == LanePosition(6, 50)
+    assert cut_places(RecordPosition(2, 30), RecordPosition(7, 50), idle) == (RecordPosition(4, 40),)
+    assert tightened(RecordPosition(7, 50), idle) == RecordPosition(6, 50)
     many = [Cut(index, index, 1) for index in range(1, 3 * SPARK_TASKS_MAX)]
     assert (
-        len(cut_places(LanePosition(0, 0), LanePosition(3 * SPARK_TASKS_MAX, 3 * SPARK_TASKS_MAX), many))
+        len(cut_places(RecordPosition(0, 0), RecordPosition(3 * SPARK_TASKS_MAX, 3 * SPARK_TASKS_MAX), many))
         < SPARK_TASKS_MAX
     )
 
@@ -383,7 +383,7 @@ def test_cuts_are_between_start_and_stop() -> None:
 @given(st.integers(0, 9), st.integers(1, 50), st.integers(1, 80))
 def test_one_batch_is_cut_by_seq_when_more_tasks_are_asked_for(within: int, records: int, tasks: int) -> None:
     """As many tasks as asked for, if there are so many records; together they are the whole."""
-    start, stop = LanePosition(3, 30 + within, within), LanePosition(4, 30 + within + records)
+    start, stop = RecordPosition(3, 30 + within, within), RecordPosition(4, 30 + within + records)
     cuts = finer(start, stop, (), tasks)
 
     assert len(cuts) + 1 == min(tasks, records)

@@ -15,7 +15,7 @@ import embarcadero as emb
 from embarcadero.client.results import Batch
 from embarcadero.errors import BadSchema, BadValue, FuturePosition, RecordsLost, Trimmed, UnknownTopic
 from embarcadero.spark.read import reading
-from embarcadero.spark.read.offsets import LanePosition, TaskSpan
+from embarcadero.spark.read.offsets import RecordPosition, TaskSpan
 from embarcadero.spark.read.reading import PushingReader
 from embarcadero.spark.read.streaming import UnlimitedReader
 from embarcadero.types import Gap, GapKind
@@ -311,7 +311,7 @@ def test_what_a_crash_took_is_data_loss_for_a_stream(
             return [[Batch.of_gap(0, Gap(GapKind.LOST, 7, 4_000), 60), Batch.of_gap(0, Gap(GapKind.SKIPPED, 1, 2), 60)]]
 
     monkeypatch.setattr("embarcadero.spark.read.tasks.shared_log", lambda *_: Lossy())
-    span = TaskSpan(0, LanePosition(0, 0), LanePosition(50, 500), filled)
+    span = TaskSpan(0, RecordPosition(0, 0), RecordPosition(50, 500), filled)
     with pytest.raises(RecordsLost, match=r"batches \[7, 4000\) of lane 0 .*were lost with the memory"):
         list(stream(log, filled, read="ordered")._reader.read(span))
     assert list(stream(log, filled)._reader.read(span)) == []

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pyarrow as pa
 import pytest
 
 from embarcadero.spark.read import tasks
 from embarcadero.spark.read.frame import Shaper, arrow_schema, spark_schema
-from embarcadero.spark.read.offsets import LanePosition, TaskSpan
+from embarcadero.spark.read.offsets import RecordPosition, TaskSpan
 from embarcadero.spark.read.options import read_options
 from embarcadero.spark.read.tasks import SpanReader
 from embarcadero.wire.schemas import RAW
@@ -25,15 +27,27 @@ class FromMemory(SpanReader):
             yield pa.RecordBatch.from_pylist([row], arrow_schema(RAW))
 
 
-def test_imports_are_left_out_of_garbage_collection_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark collects garbage after each task of a worker. Only the first task freezes: later garbage is to go."""
-    frozen: list[int] = []
-    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(len(frozen)))
+def frozen(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often a process freezes in three tasks."""
+    times: list[str] = []
+    monkeypatch.setattr(gc, "freeze", lambda: times.append("frozen"))
     tasks._freeze.cache_clear()
     options = read_options({"brokers": "127.0.0.1:1", "topic": "t"}, streaming=False)
     reader = FromMemory(options, RAW, spark_schema(RAW, None), fail_on_lost=False)
-
     for _ in range(3):
-        assert len(list(reader.read(TaskSpan(0, LanePosition(0, 0), LanePosition(2, 2), "t")))) == 2
+        assert len(list(reader.read(TaskSpan(0, RecordPosition(0, 0), RecordPosition(2, 2), "t")))) == 2
+    return len(times)
 
-    assert frozen == [0]
+
+def test_a_worker_leaves_imports_out_of_garbage_collection_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark collects garbage after each task of a worker. Only the first task freezes: later garbage is to go."""
+    monkeypatch.setitem(sys.modules, "pyspark.worker", ModuleType("pyspark.worker"))
+
+    assert frozen(monkeypatch) == 1
+
+
+def test_other_processes_do_not_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may read in the process itself, and would be told of leaks when they end."""
+    monkeypatch.delitem(sys.modules, "pyspark.worker", raising=False)
+
+    assert frozen(monkeypatch) == 0

@@ -39,7 +39,7 @@ from embarcadero.spark.jobs import (
     task_writer,
     work_of,
 )
-from embarcadero.spark.read.offsets import BEGINNING, LanePosition, TaskSpan
+from embarcadero.spark.read.offsets import BEGINNING, RecordPosition, TaskSpan
 from embarcadero.spark.write.tasks import TaskWriter, WriteWork
 from embarcadero.staging.job_ledger import JobFact
 from embarcadero.types import Order
@@ -147,15 +147,15 @@ class _CompactionStep(msgspec.Struct, frozen=True):
     """Compact [start, stop) of the source; a full step also folds [base_start, base_stop) of the target."""
 
     lane: int
-    start: LanePosition
-    stop: LanePosition
-    base: tuple[int, LanePosition, LanePosition] | None  # lane, start, stop
+    start: RecordPosition
+    stop: RecordPosition
+    base: tuple[int, RecordPosition, RecordPosition] | None  # lane, start, stop
 
 
 class _Done(msgspec.Struct, frozen=True):
     """The source is compacted below `stop`. The newest full step has `live` records from seq `base` on."""
 
-    stop: LanePosition
+    stop: RecordPosition
     base: int
     live: int
     full_us: int
@@ -381,7 +381,7 @@ class _Compaction:
         is_full = newest is None or self._full or grown > _GROWTH * base.live + _SMALL
         self._full = False  # once is enough
         span = self._source.step(lane.lane, start, lane.end, self._step_bytes)
-        low, high = LanePosition(held.start_index, held.start_seq), LanePosition(held.durable_index, held.durable_seq)
+        low, high = RecordPosition(held.start_index, held.start_seq), RecordPosition(held.durable_index, held.durable_seq)
         step = _CompactionStep(lane.lane, span.start, span.stop, (held.lane, low, high) if is_full else None)
         return msgspec.json.encode(step)
 

@@ -38,7 +38,7 @@ from embarcadero.errors import (
 )
 from embarcadero.limits import GIB, SPARK_TASK_BYTES
 from embarcadero.spark.connections import shared_log
-from embarcadero.spark.read.offsets import LanePosition, TaskSpan
+from embarcadero.spark.read.offsets import RecordPosition, TaskSpan
 from embarcadero.spark.read.options import read_options
 from embarcadero.spark.read.view import ReadView, TopicNow
 from embarcadero.spark.write.options import WriteOptions
@@ -133,7 +133,7 @@ class TopicSource:
             raise TopicReplaced(f"topic {self.about.name!r} was deleted, and another one has its name", "start again")
         return now
 
-    def span(self, lane: int, start: LanePosition, stop: LanePosition) -> TaskSpan:
+    def span(self, lane: int, start: RecordPosition, stop: RecordPosition) -> TaskSpan:
         """A span of the topic."""
         return TaskSpan(lane, start, stop, self.about.name)
 
@@ -141,7 +141,7 @@ class TopicSource:
         """Cut a span into pieces of about so many bytes."""
         return [piece for piece, _ in self._pieces(span, piece_bytes)]
 
-    def step(self, lane: int, start: LanePosition, stop: LanePosition, step_bytes: int) -> TaskSpan:
+    def step(self, lane: int, start: RecordPosition, stop: RecordPosition, step_bytes: int) -> TaskSpan:
         """The first pieces of a span, about so many bytes together, and not too many batches; at least one piece."""
         end, size = start, 0
         for piece, piece_bytes in self._pieces(self.span(lane, start, stop), min(SPARK_TASK_BYTES, step_bytes)):
@@ -156,7 +156,7 @@ class TopicSource:
             return []
         cuts = self.view.pieces(self.now(), span.lane, span.start, span.stop, piece_bytes)
         sizes = {cut.seq: cut.bytes for cut in cuts}
-        inner = {cut.seq: LanePosition(cut.index, cut.seq) for cut in cuts if span.start.seq < cut.seq < span.stop.seq}
+        inner = {cut.seq: RecordPosition(cut.index, cut.seq) for cut in cuts if span.start.seq < cut.seq < span.stop.seq}
         places = [span.start, *(place for _, place in sorted(inner.items())), span.stop]
         return [(self.span(span.lane, low, high), sizes.get(high.seq, 0)) for low, high in pairwise(places)]
 

@@ -30,7 +30,7 @@ from embarcadero.spark.jobs import (
     task_writer,
     write_name,
 )
-from embarcadero.spark.read.offsets import LanePosition, TaskSpan
+from embarcadero.spark.read.offsets import RecordPosition, TaskSpan
 from embarcadero.spark.read.options import EARLIEST, LATEST, Where
 from embarcadero.spark.write.tasks import Encoded, TaskWriter
 from embarcadero.staging.job_ledger import JobFact
@@ -52,7 +52,7 @@ class _ReplayBegun(msgspec.Struct, frozen=True):
     source: str
     source_id: int
     asked: str
-    ends: dict[int, tuple[LanePosition, LanePosition]]
+    ends: dict[int, tuple[RecordPosition, RecordPosition]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _open_target(log: Log, about: TopicInfo, name: str) -> TopicInfo:
 
 
 # --- the range --------------------------------------------------------------------------------------------------------
-def _ends(source: TopicSource, start: Bound, end: Bound) -> dict[int, tuple[LanePosition, LanePosition]]:
+def _ends(source: TopicSource, start: Bound, end: Bound) -> dict[int, tuple[RecordPosition, RecordPosition]]:
     """Where the range begins and ends in each lane, now. FuturePosition, Trimmed or BadValue say what is wrong."""
     now = source.now()
     starts = source.view.resolve(_where("start", start), now, "start", rest=EARLIEST)
@@ -237,7 +237,7 @@ class _Replay:
             time.sleep(self._next_s - now_s)
         self._next_s = max(now_s, self._next_s) + 1.0
 
-    def _span(self, lane: int, low: LanePosition, high: LanePosition) -> TaskSpan:
+    def _span(self, lane: int, low: RecordPosition, high: RecordPosition) -> TaskSpan:
         if self._rate is not None and high.seq - low.seq > self._rate:
             high = self._source.view.place_of(lane, low.seq + self._rate)
         return self._source.step(lane, low, high, self._step_bytes)

@@ -32,7 +32,7 @@ _TOPICS: Final = "topics"
 _HINT: Final = "this checkpoint was not made by this source; start with a new checkpointLocation"
 
 
-class LanePosition(NamedTuple):
+class RecordPosition(NamedTuple):
     """Between two records of a lane: `seq` is the next one, `index` its batch, `within` how many of it are below."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
@@ -45,15 +45,15 @@ class LanePosition(NamedTuple):
         return self.index + (self.within > 0)
 
 
-BEGINNING: Final = LanePosition(0, 0)
+BEGINNING: Final = RecordPosition(0, 0)
 
 
 class TaskSpan(NamedTuple):
     """What one task reads: the records from `start` up to `stop` of a lane."""
 
     lane: int
-    start: LanePosition
-    stop: LanePosition
+    start: RecordPosition
+    stop: RecordPosition
     topic: str
 
 
@@ -65,11 +65,11 @@ class LaneOffset:
     `holes`, only in the offset that reports where a topic ends: seqs that restarts passed over, for counting records.
     """
 
-    place: LanePosition
-    cuts: tuple[LanePosition, ...] = ()
+    place: RecordPosition
+    cuts: tuple[RecordPosition, ...] = ()
     ended: bool = False
     holes: tuple[tuple[int, int], ...] = ()
-    first: LanePosition | None = None
+    first: RecordPosition | None = None
 
     def told(self) -> dict[str, Any]:
         """As Spark keeps it."""
@@ -103,7 +103,7 @@ class Offset:
         """The lanes as Spark keeps them."""
         return {str(lane): offset.told() for lane, offset in sorted(self.lanes.items())}
 
-    def of(self, lane: int) -> LanePosition:
+    def of(self, lane: int) -> RecordPosition:
         """How far a lane is read; one that came since then is not."""
         known = self.lanes.get(lane)
         return BEGINNING if known is None else known.place
@@ -180,10 +180,10 @@ def parse_offset(told: Any, topic: str | None = None) -> Offset:
 
 
 def _parse_lane(told: Mapping[str, Any]) -> LaneOffset:
-    place = LanePosition(int(told["index"]), int(told["seq"]), int(told.get("within", 0)))
-    cuts = tuple(LanePosition(*(int(number) for number in cut)) for cut in told.get("cuts", ()))
+    place = RecordPosition(int(told["index"]), int(told["seq"]), int(told.get("within", 0)))
+    cuts = tuple(RecordPosition(*(int(number) for number in cut)) for cut in told.get("cuts", ()))
     holes = tuple((int(start), int(stop)) for start, stop in told.get("holes", ()))
-    first = None if "first" not in told else LanePosition(*(int(number) for number in told["first"]))
+    first = None if "first" not in told else RecordPosition(*(int(number) for number in told["first"]))
     return LaneOffset(place, cuts, told.get("ended") is True, holes, first)
 
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from embarcadero.errors import BadValue, UnknownTopic
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.read.frame import Bounds, bounds, check_schema, column_names, spark_schema, understood
-from embarcadero.spark.read.offsets import LaneOffset, LanePosition, Offset, TaskSpan, spans
+from embarcadero.spark.read.offsets import LaneOffset, Offset, RecordPosition, TaskSpan, spans
 from embarcadero.spark.read.options import EARLIEST, LATEST, ReadOptions, read_options
 from embarcadero.spark.read.tasks import SpanReader
 from embarcadero.spark.read.view import LaneEnds, LaneKey, LaneNow, ReadView, TopicView
@@ -95,8 +95,8 @@ class BatchReader(DataSourceReader):
         return [InputPartition(span) for name in now for span in _planned(name, ends, cuts)]
 
     def _narrowed(
-        self, view: TopicView, now: LaneNow, start: LanePosition, stop: LanePosition
-    ) -> tuple[LanePosition, LanePosition]:
+        self, view: TopicView, now: LaneNow, start: RecordPosition, stop: RecordPosition
+    ) -> tuple[RecordPosition, RecordPosition]:
         """The part of a lane that filters leave."""
         conditions = self._reader.conditions
         if not _allows(bounds(conditions, "_lane"), now.lane):
@@ -136,8 +136,8 @@ def _allows(found: Bounds, number: int) -> bool:
 
 
 def _clipped(
-    start: LanePosition, stop: LanePosition, found: Bounds, number: int, place_of: Callable[[int], LanePosition]
-) -> tuple[LanePosition, LanePosition]:
+    start: RecordPosition, stop: RecordPosition, found: Bounds, number: int, place_of: Callable[[int], RecordPosition]
+) -> tuple[RecordPosition, RecordPosition]:
     """A span clipped to bounds of its seq (number 1) or index (number 0)."""
     low, high = start[number], stop[number]
     if found.low > low:
@@ -147,7 +147,7 @@ def _clipped(
     return start, stop
 
 
-def _planned(topic: str, ends: LaneEnds, cuts: Mapping[LaneKey, tuple[LanePosition, ...]]) -> list[TaskSpan]:
+def _planned(topic: str, ends: LaneEnds, cuts: Mapping[LaneKey, tuple[RecordPosition, ...]]) -> list[TaskSpan]:
     """The tasks of one topic."""
     mine = {lane: span for (name, lane), span in ends.items() if name == topic}
     first = Offset(topic, "", {lane: LaneOffset(start) for lane, (start, _) in mine.items()})
@@ -155,7 +155,7 @@ def _planned(topic: str, ends: LaneEnds, cuts: Mapping[LaneKey, tuple[LanePositi
     return spans(first, last)
 
 
-def _check_ends(starts: Mapping[LaneKey, LanePosition], stops: Mapping[LaneKey, LanePosition], option: str) -> None:
+def _check_ends(starts: Mapping[LaneKey, RecordPosition], stops: Mapping[LaneKey, RecordPosition], option: str) -> None:
     for (topic, lane), start in starts.items():
         if stops[topic, lane].seq < start.seq:
             raise BadValue(

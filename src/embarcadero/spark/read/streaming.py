@@ -25,8 +25,8 @@ from pyspark.sql.types import StructType
 from embarcadero.errors import BadValue, EmbarcaderoError, RecordsLost, Trimmed, UnknownTopic
 from embarcadero.spark.read.offsets import (
     LaneOffset,
-    LanePosition,
     Offset,
+    RecordPosition,
     StreamOffset,
     TaskSpan,
     parse_stream_offset,
@@ -133,7 +133,7 @@ class StreamReader(DataSourceStreamReader):
             for name, last in sorted(until.topics.items())
             if name in now
         }
-        cuts: dict[LaneKey, tuple[LanePosition, ...]] = {}
+        cuts: dict[LaneKey, tuple[RecordPosition, ...]] = {}
         if not any(lane.cuts for _, last in read.values() for lane in last.lanes.values()):
             ends = {
                 (name, lane): (first.of(lane), offset.place)
@@ -221,9 +221,9 @@ class StreamReader(DataSourceStreamReader):
                 )
         return replace(until, lanes={lane: end for lane, end in until.lanes.items() if lane not in gone})
 
-    def _ends(self, begun: Offset, lanes: Mapping[int, LaneNow]) -> dict[int, tuple[LanePosition, LanePosition]]:
+    def _ends(self, begun: Offset, lanes: Mapping[int, LaneNow]) -> dict[int, tuple[RecordPosition, RecordPosition]]:
         """What there is to read of a topic, by lane."""
-        ends: dict[int, tuple[LanePosition, LanePosition]] = {}
+        ends: dict[int, tuple[RecordPosition, RecordPosition]] = {}
         for lane, each in lanes.items():
             low = begun.of(lane)
             if low.seq < each.start.seq:
@@ -283,7 +283,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, reader: SpanReader) -> None:
         super().__init__(reader)
-        self._until: dict[LaneKey, LanePosition] | None = None  # AvailableNow: nothing above is read
+        self._until: dict[LaneKey, RecordPosition] | None = None  # AvailableNow: nothing above is read
         self._seen: TopicsNow | None = None  # as the last question found the topics
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -382,7 +382,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
                 fine = max(1, share // _FINE)
                 pieces = self._view.topic(name).first_pieces(now, lane, low, high, fine, 2 * _FINE)
                 end = within_bytes(pieces, share)
-                limited[name, lane] = low, min(high, LanePosition(end.index, end.seq))
+                limited[name, lane] = low, min(high, RecordPosition(end.index, end.seq))
                 used += end.bytes
         return used
 
@@ -397,7 +397,7 @@ class UnlimitedReader(StreamReader):
     def __init__(self, reader: SpanReader) -> None:
         super().__init__(reader)
         self._last: StreamOffset | None = None  # the end of the micro-batch that was planned last
-        self._tight: dict[LaneKey, LanePosition] = {}  # places as they were told, by lane
+        self._tight: dict[LaneKey, RecordPosition] = {}  # places as they were told, by lane
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts."""
@@ -425,7 +425,7 @@ class UnlimitedReader(StreamReader):
     def _tight_end(self, topic: str, lane: int, end: LaneOffset) -> LaneOffset:
         return replace(end, place=self._tightened(topic, lane, end.place))
 
-    def _tightened(self, topic: str, lane: int, place: LanePosition) -> LanePosition:
+    def _tightened(self, topic: str, lane: int, place: RecordPosition) -> RecordPosition:
         """The place right behind the record before it; the very place if that record is gone."""
         known = self._tight.get((topic, lane))
         if known is not None and known.seq == place.seq:
@@ -437,7 +437,7 @@ class UnlimitedReader(StreamReader):
             except EmbarcaderoError:
                 last = place
             if last.seq == place.seq - 1:
-                tight = LanePosition(last.index + 1, place.seq)
+                tight = RecordPosition(last.index + 1, place.seq)
         self._tight[topic, lane] = tight
         return tight
 
@@ -452,6 +452,6 @@ def lanes_of(now: TopicsNow) -> Iterator[tuple[LaneKey, LaneNow]]:
     return (((name, lane), each) for name, topic in now.items() for lane, each in topic.lanes.items())
 
 
-def lane_end(now: LaneNow, place: LanePosition) -> LaneOffset:
+def lane_end(now: LaneNow, place: RecordPosition) -> LaneOffset:
     """The offset of a lane that is read up to a place: of a closed lane that may be the last one."""
     return LaneOffset(place, ended=now.closed and place == now.end)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -43,10 +44,18 @@ _RUNS_MAX: Final = 16
 Mask = npt.NDArray[np.bool_]
 
 
+_WORKER: Final = "pyspark.worker"
+"""The module that the daemon imports in each worker, and that no other process imports."""
+
+
 @cache
 def _freeze() -> None:
-    """Take what was imported out of garbage collection: Spark collects after each task, which takes up to 30 ms."""
-    gc.freeze()
+    """Take what was imported out of garbage collection: Spark's workers collect after each task, for up to 30 ms.
+
+    Other processes collect when they end: libraries report then what they believe to be leaks.
+    """
+    if _WORKER in sys.modules:
+        gc.freeze()
 
 
 @dataclass(frozen=True, slots=True)

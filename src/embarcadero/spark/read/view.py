@@ -25,7 +25,7 @@ from embarcadero.limits import (
 )
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.machine import known_cores
-from embarcadero.spark.read.offsets import LanePosition
+from embarcadero.spark.read.offsets import RecordPosition
 from embarcadero.spark.read.options import GO_ON, ReadOptions, Where
 from embarcadero.spark.read.tasks import TablePart, table_part
 from embarcadero.types import Cut, Order, Position, Tail
@@ -44,10 +44,10 @@ _TRIES: Final = 4
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-LaneEnds = dict[LaneKey, tuple[LanePosition, LanePosition]]
+LaneEnds = dict[LaneKey, tuple[RecordPosition, RecordPosition]]
 """By topic and lane: where a read, or a micro-batch, starts and ends."""
 _Measured = dict[LaneKey, list[Cut]]
-_Cuts = dict[LaneKey, tuple[LanePosition, ...]]
+_Cuts = dict[LaneKey, tuple[RecordPosition, ...]]
 
 
 def fair_shares(limit: int, waiting: Mapping[str, int]) -> dict[str, int]:
@@ -115,22 +115,22 @@ def within_bytes(pieces: Sequence[Cut], limit: int) -> Cut:
     return Cut(end.index, end.seq, total)
 
 
-def cut_places(start: LanePosition, stop: LanePosition, pieces: Sequence[Cut]) -> tuple[LanePosition, ...]:
+def cut_places(start: RecordPosition, stop: RecordPosition, pieces: Sequence[Cut]) -> tuple[RecordPosition, ...]:
     """Places strictly between start and stop at which to cut, from measured pieces; thinned out if too many."""
     by_seq = {cut.seq: cut for cut in reversed(pieces) if start.seq < cut.seq < stop.seq}  # not where no record is
-    inner = [LanePosition(cut.index, cut.seq) for _, cut in sorted(by_seq.items())]
+    inner = [RecordPosition(cut.index, cut.seq) for _, cut in sorted(by_seq.items())]
     every = -(-(len(inner) + 1) // SPARK_TASKS_MAX)
     return tuple(inner[every - 1 :: every])
 
 
-def tightened(stop: LanePosition, pieces: Sequence[Cut]) -> LanePosition:
+def tightened(stop: RecordPosition, pieces: Sequence[Cut]) -> RecordPosition:
     """The same place without entries before it that have no records."""
-    return next((LanePosition(cut.index, cut.seq) for cut in pieces if cut.seq == stop.seq), stop)
+    return next((RecordPosition(cut.index, cut.seq) for cut in pieces if cut.seq == stop.seq), stop)
 
 
 def finer(
-    start: LanePosition, stop: LanePosition, cuts: Sequence[LanePosition], tasks_min: int
-) -> tuple[LanePosition, ...]:
+    start: RecordPosition, stop: RecordPosition, cuts: Sequence[RecordPosition], tasks_min: int
+) -> tuple[RecordPosition, ...]:
     """More cuts, inside of batches, if there are fewer tasks than asked for: pieces of one batch are cut by seq."""
     places = [start, *cuts, stop]
     single = [number for number in range(len(places) - 1) if places[number].index == places[number + 1].stop - 1]
@@ -138,12 +138,12 @@ def finer(
     if missing <= 0 or not single:
         return tuple(cuts)
     extra = shares(missing, {number: places[number + 1].seq - places[number].seq - 1 for number in single})
-    found: list[LanePosition] = []
+    found: list[RecordPosition] = []
     for number, (low, high) in enumerate(pairwise(places)):
         parts = extra.get(number, 0) + 1
         base = low.seq - low.within
         steps = {low.seq + (high.seq - low.seq) * part // parts for part in range(1, parts)}
-        found += [LanePosition(low.index, seq, seq - base) for seq in sorted(steps)]
+        found += [RecordPosition(low.index, seq, seq - base) for seq in sorted(steps)]
         found += [high]
     return tuple(found[:-1])
 
@@ -210,9 +210,9 @@ class LaneNow:
     """A lane as it is now: where its readable part starts, where it ends for this reader, whether that is for good."""
 
     lane: int
-    start: LanePosition
-    end: LanePosition
-    ordered: LanePosition  # where it ends for those who read what is not durable yet
+    start: RecordPosition
+    end: RecordPosition
+    ordered: RecordPosition  # where it ends for those who read what is not durable yet
     closed: bool
     holes: tuple[tuple[int, int], ...] = ()  # seqs that restarts passed over
 
@@ -281,7 +281,7 @@ class ReadView:
             self._check_raw(name, about.versions.typed)
         return {name: self.topic(name).seen(about, tails) for name, (about, tails) in found.items()}
 
-    def resolve(self, where: Where, now: TopicsNow, option: str, *, rest: Where) -> dict[LaneKey, LanePosition]:
+    def resolve(self, where: Where, now: TopicsNow, option: str, *, rest: Where) -> dict[LaneKey, RecordPosition]:
         """The places that an option names, by topic and lane; those that it does not name are at `rest`."""
         named = dict(where.topics)
         if unknown := sorted(named.keys() - now.keys()):
@@ -289,7 +289,7 @@ class ReadView:
                 f"option {option!r} names topic {unknown[0]!r}, and there are {', '.join(now) or 'none yet'}",
                 "leave it out, or create the topic first",
             )
-        found: dict[LaneKey, LanePosition] = {}
+        found: dict[LaneKey, RecordPosition] = {}
         for name, topic in now.items():
             one = named.get(name, rest) if where.by == "topics" else where
             places = self.topic(name).resolve(one, topic, option, rest=rest)
@@ -356,22 +356,22 @@ class TopicView:
 
     def _lane(self, tail: Tail, last: int | None) -> LaneNow:
         durable = self.options.read == "durable"
-        ordered = LanePosition(tail.index, tail.seq)
-        end = LanePosition(tail.durable_index, tail.durable_seq) if durable else ordered
-        start = LanePosition(tail.start_index, tail.start_seq)
+        ordered = RecordPosition(tail.index, tail.seq)
+        end = RecordPosition(tail.durable_index, tail.durable_seq) if durable else ordered
+        start = RecordPosition(tail.start_index, tail.start_seq)
         closed = last is not None and end.index >= last
         return LaneNow(tail.lane, min(start, end), end, ordered, closed, tail.holes)
 
     # --- places -------------------------------------------------------------------------------------------------------
-    def place_of(self, lane: int, seq: int) -> LanePosition:
+    def place_of(self, lane: int, seq: int) -> RecordPosition:
         """The place of a record: in its batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
         return _found_place(self.log.position_of(self._topic, seq=seq, lane=lane), seq)
 
-    def place_at_index(self, lane: int, index: int) -> LanePosition:
+    def place_at_index(self, lane: int, index: int) -> RecordPosition:
         """The place of a batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
         return _found_place(self.log.position_of(self._topic, index=index, lane=lane))
 
-    def place_at(self, now: LaneNow, us: int) -> LanePosition:
+    def place_at(self, now: LaneNow, us: int) -> RecordPosition:
         """The first batch appended at or after a time; where the lane starts if that was trimmed."""
         try:
             found = self.log.position_at(self._topic, _EPOCH + timedelta(microseconds=us), lane=now.lane)
@@ -379,7 +379,7 @@ class TopicView:
             return now.start
         return min(max(_found_place(found), now.start), now.end)
 
-    def resolve(self, where: Where, now: TopicNow, option: str, *, rest: Where) -> dict[int, LanePosition]:
+    def resolve(self, where: Where, now: TopicNow, option: str, *, rest: Where) -> dict[int, RecordPosition]:
         """The places that an option names, by lane; lanes that it does not name are at `rest`."""
         if where.by == "lanes":
             named = dict(where.lanes)
@@ -397,7 +397,7 @@ class TopicView:
             )
         return {lane: self._resolved(where, each, option) for lane, each in now.lanes.items()}
 
-    def _resolved(self, where: Where, now: LaneNow, option: str) -> LanePosition:
+    def _resolved(self, where: Where, now: LaneNow, option: str) -> RecordPosition:
         if where.by in ("earliest", "latest"):
             return now.start if where.by == "earliest" else now.end
         if where.by == "time":
@@ -423,7 +423,7 @@ class TopicView:
         return self.place_at_index(now.lane, where.value)
 
     # --- sizes --------------------------------------------------------------------------------------------------------
-    def pieces(self, now: TopicNow, lane: int, start: LanePosition, stop: LanePosition, piece: int) -> list[Cut]:
+    def pieces(self, now: TopicNow, lane: int, start: RecordPosition, stop: RecordPosition, piece: int) -> list[Cut]:
         """Pieces of a span: of its table below the frontier, of brokers from there on."""
         table, frontier = self._table_part(now, lane, start, stop)
         found: list[Cut] = []
@@ -433,11 +433,11 @@ class TopicView:
             found = self.log.measure(self._topic, start.index, frontier, piece, lane=lane)
         return found + self._measured(now, lane, max(start.index, frontier), stop, piece)
 
-    def _table_part(self, now: TopicNow, lane: int, start: LanePosition, stop: LanePosition) -> TablePart:
+    def _table_part(self, now: TopicNow, lane: int, start: RecordPosition, stop: RecordPosition) -> TablePart:
         return table_part(now.about.tier, self._topic, lane, start.index, stop.stop, self.table_properties)
 
     def first_pieces(
-        self, now: TopicNow, lane: int, start: LanePosition, stop: LanePosition, piece: int, most: int
+        self, now: TopicNow, lane: int, start: RecordPosition, stop: RecordPosition, piece: int, most: int
     ) -> list[Cut]:
         """The first pieces of a span, by payload bytes as they were published."""
         table, frontier = self._table_part(now, lane, start, stop)
@@ -448,7 +448,7 @@ class TopicView:
         return payload_pieces(table, lane, start.index, frontier, piece, most)
 
     def _measured(
-        self, now: TopicNow, lane: int, start: int, stop: LanePosition, piece: int, most: int | None = None
+        self, now: TopicNow, lane: int, start: int, stop: RecordPosition, piece: int, most: int | None = None
     ) -> list[Cut]:
         if start >= stop.stop:
             return []
@@ -466,8 +466,8 @@ def _tasks(cuts: _Cuts) -> int:
     return sum(len(each) + 1 for each in cuts.values())
 
 
-def _found_place(found: Position, seq: int | None = None) -> LanePosition:
+def _found_place(found: Position, seq: int | None = None) -> RecordPosition:
     """A batch's place, or that of a record in it; what is lost is passed over."""
     if seq is None or seq <= found.seq:
-        return LanePosition(found.index, found.seq)
-    return LanePosition(found.index, seq, seq - found.seq)
+        return RecordPosition(found.index, found.seq)
+    return RecordPosition(found.index, seq, seq - found.seq)
