@@ -381,7 +381,8 @@ class _Compaction:
         is_full = newest is None or self._full or grown > _GROWTH * base.live + _SMALL
         self._full = False  # once is enough
         span = self._source.step(lane.lane, start, lane.end, self._step_bytes)
-        low, high = RecordPosition(held.start_index, held.start_seq), RecordPosition(held.durable_index, held.durable_seq)
+        low = RecordPosition(held.start_index, held.start_seq)
+        high = RecordPosition(held.durable_index, held.durable_seq)
         step = _CompactionStep(lane.lane, span.start, span.stop, (held.lane, low, high) if is_full else None)
         return msgspec.json.encode(step)
 

@@ -156,7 +156,8 @@ class TopicSource:
             return []
         cuts = self.view.pieces(self.now(), span.lane, span.start, span.stop, piece_bytes)
         sizes = {cut.seq: cut.bytes for cut in cuts}
-        inner = {cut.seq: RecordPosition(cut.index, cut.seq) for cut in cuts if span.start.seq < cut.seq < span.stop.seq}
+        within = [cut for cut in cuts if span.start.seq < cut.seq < span.stop.seq]
+        inner = {cut.seq: RecordPosition(cut.index, cut.seq) for cut in within}
         places = [span.start, *(place for _, place in sorted(inner.items())), span.stop]
         return [(self.span(span.lane, low, high), sizes.get(high.seq, 0)) for low, high in pairwise(places)]
 
