@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embarcadero.demo.durable import Takeover, longest_pause
+from embarcadero.demo.durable import ObservedTakeover, longest_pause
 
 
 def test_the_pause_begins_with_the_last_ack_before_the_kill() -> None:
@@ -17,4 +17,5 @@ def test_the_pause_begins_with_the_last_ack_before_the_kill() -> None:
 
 def test_a_takeover_in_words() -> None:
     """What the screen says."""
-    assert str(Takeover(7, "sequencer:1", 3, 0.0421)) == "sequencer:1 took over in epoch 3; acks paused for 42 ms"
+    found = ObservedTakeover(7, "sequencer:1", 3, 0.0421)
+    assert str(found) == "sequencer:1 took over in epoch 3; acks paused for 42 ms"

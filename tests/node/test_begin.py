@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.config.table import Log
+from embarcadero.config.table import LogKeys
 from embarcadero.errors import ClusterError
 from embarcadero.node.process import start_logging
 
@@ -31,7 +31,7 @@ def own_logging() -> Iterator[None]:
 def test_lines_have_the_level_format_and_file_that_were_set(tmp_path: Path) -> None:
     """log.level, log.format and log.file, in one go."""
     path = tmp_path / "x.log"
-    start_logging("node", Log(level="warning", format="json", file=str(path)))
+    start_logging("node", LogKeys(level="warning", format="json", file=str(path)))
     logging.getLogger("embarcadero.test").info("quiet")
     logging.getLogger("embarcadero.test").warning("loud")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -42,7 +42,7 @@ def test_lines_have_the_level_format_and_file_that_were_set(tmp_path: Path) -> N
 def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     """With the file's name and the key to change."""
     with pytest.raises(ClusterError, match=r"can't write the log .*: Is a directory .*log\.file"):
-        start_logging("node", Log(file=str(tmp_path)))
+        start_logging("node", LogKeys(file=str(tmp_path)))
 
 
 def test_freed_memory_is_used_again_without_asking_the_kernel() -> None:

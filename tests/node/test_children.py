@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from embarcadero.config.table import Log
+from embarcadero.config.table import LogKeys
 from embarcadero.errors import BadValue, ClusterError
 from embarcadero.node import children as module
 from embarcadero.node.children import Child, exit_reason, roll_over
@@ -31,7 +31,7 @@ class Program(Child):
 
 
 def child(tmp_path: Path, program: str = Program.program) -> Program:
-    made = Program(ClusterFolder(tmp_path), [Role(0)], ForkServer(Log(), NODE_MODULE))
+    made = Program(ClusterFolder(tmp_path), [Role(0)], ForkServer(LogKeys(), NODE_MODULE))
     made.program = program
     return made
 
@@ -110,7 +110,7 @@ def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypat
         raise TimeoutError
 
     async def run() -> list[str]:
-        kept, stop = Hindered(ClusterFolder(tmp_path), [Role(0)], ForkServer(Log(), NODE_MODULE)), asyncio.Event()
+        kept, stop = Hindered(ClusterFolder(tmp_path), [Role(0)], ForkServer(LogKeys(), NODE_MODULE)), asyncio.Event()
         reasons: list[str] = []
 
         def started() -> None:
@@ -145,7 +145,7 @@ def test_last_words_are_the_last_line(tmp_path: Path) -> None:
     """The reason for an end is the last line of the log, if there is one."""
     folder = ClusterFolder(tmp_path)
     folder.create()
-    quiet = Child(folder, [SEQUENCER], ForkServer(Log(), NODE_MODULE))
+    quiet = Child(folder, [SEQUENCER], ForkServer(LogKeys(), NODE_MODULE))
     assert quiet.last_words() == ""
     quiet.log_path.write_text("x" * 10_000 + "\nfirst\nthe reason\n")
     assert quiet.last_words() == "the reason"

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import embarcadero as emb
-from embarcadero.config.table import Log
+from embarcadero.config.table import LogKeys
 from embarcadero.errors import ClusterError
 from embarcadero.node import fork_server as module
 from embarcadero.node.fork_server import NODE_MODULE, Ended, ForkRequest, ForkServer, NodeForked, NotForked, serve
@@ -24,7 +24,7 @@ def test_a_node_is_forked_and_its_end_is_told(tmp_path: Path) -> None:
     """A node without a cluster ends with exit code 1 and says why in its log; the fork server goes on."""
 
     async def main() -> list[int]:
-        fork_server = ForkServer(Log(), NODE_MODULE)
+        fork_server = ForkServer(LogKeys(), NODE_MODULE)
         await fork_server.start()
         nodes = [await fork_server.fork("sequencer", tmp_path, tmp_path / f"{number}.log") for number in range(2)]
         codes = [await node.wait() for node in nodes]
@@ -42,7 +42,7 @@ def test_a_node_that_ends_at_once_is_still_told(tmp_path: Path) -> None:
     async def main() -> tuple[int, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        fork_server = ForkServer(Log(), NODE_MODULE)
+        fork_server = ForkServer(LogKeys(), NODE_MODULE)
         with ours, theirs:
             fork_server._socket = ours
             asking = asyncio.ensure_future(fork_server.fork("sequencer", tmp_path, tmp_path / "log"))
@@ -93,7 +93,7 @@ def test_who_asked_hears_of_a_fork_that_failed(tmp_path: Path) -> None:
     async def main() -> tuple[str, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        fork_server = ForkServer(Log(), NODE_MODULE)
+        fork_server = ForkServer(LogKeys(), NODE_MODULE)
         with ours, theirs:
             fork_server._socket = ours
             both = [fork_server.fork("sequencer", tmp_path, tmp_path / "log") for _ in range(2)]
@@ -116,7 +116,7 @@ def test_a_question_that_nobody_heard_awaits_no_answer(tmp_path: Path) -> None:
     async def main() -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        fork_server = ForkServer(Log(), NODE_MODULE)
+        fork_server = ForkServer(LogKeys(), NODE_MODULE)
         with ours:
             fork_server._socket = ours
             theirs.close()
@@ -136,7 +136,7 @@ def test_a_signal_is_told_as_such(tmp_path: Path) -> None:
     """A killed node's code is the signal, below zero; when the fork server is killed, so are its nodes."""
 
     async def main() -> tuple[int, int, int]:
-        fork_server = ForkServer(Log(), NODE_MODULE)
+        fork_server = ForkServer(LogKeys(), NODE_MODULE)
         await fork_server.start()
         os.mkfifo(tmp_path / "waits.log")  # opening it for writing waits for a reader: nodes that do nothing
         first, second = [await fork_server.fork("sequencer", tmp_path, tmp_path / "waits.log") for _ in range(2)]

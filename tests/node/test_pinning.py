@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from embarcadero.config.table import Cluster, Config
+from embarcadero.config.table import ClusterKeys, Config
 from embarcadero.errors import BadValue
 from embarcadero.node.process import cores_for, parse_cores
 from embarcadero.node.roles import parse_roles
@@ -28,7 +28,7 @@ def test_the_sequencer_gets_the_first_core_and_brokers_the_following() -> None:
 def test_cores_that_are_not_there_are_refused(text: str) -> None:
     """The error names them and says what there is, before anything is started."""
     with pytest.raises(BadValue, match=r"no such core.*usable here"):
-        UpOptions(config=Config(cluster=Cluster(pin=text))).check()
+        UpOptions(config=Config(cluster=ClusterKeys(pin=text))).check()
 
 
 def test_pinning_is_optional() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.records import Cluster, MirroredEnd, ReaderNote, Retired, retired_key
+from embarcadero.placement.records import ClusterRecord, MirroredEnd, ReaderNote, Retired, retired_key
 from embarcadero.placement.store import Check, Put
 from embarcadero.placement.stores import MemoryStore
 from embarcadero.types import Member
@@ -73,7 +73,7 @@ def test_a_lane_whose_turn_is_still_to_come_is_remembered_until_the_next_generat
     """A topic of an earlier generation keeps its lane, which lies ahead of all that are handed out now."""
     directory, _ = begun()
     kept = [directory.topics.create(f"kept-{number}", replicas=1) for number in range(3)]
-    cluster = directory._decider.one("cluster", Cluster)
+    cluster = directory._decider.one("cluster", ClusterRecord)
     assert cluster is not None
     item = directory._decider.store.get("cluster")
     assert item is not None

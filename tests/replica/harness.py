@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from embarcadero.config import Config, FabricSizes
-from embarcadero.config.table import Replica as Settings
+from embarcadero.config.table import ReplicaKeys as Settings
 from embarcadero.env import Disk, Env
 from embarcadero.fabric.durability import DurableLines, create_ranges, durable_through
 from embarcadero.fabric.frontier import FrontierWriter

@@ -24,7 +24,7 @@ from embarcadero.broker.read.positions import Positions
 from embarcadero.broker.write.admission import Admission, AttachedSessions, OutcomeCounts, WritePath
 from embarcadero.broker.write.lanes import OwnLanes
 from embarcadero.broker.write.pending import Ingest, Relay, Waiting
-from embarcadero.config.table import Broker as BrokerSettings
+from embarcadero.config.table import BrokerKeys as BrokerSettings
 from embarcadero.env import Inline, Journal
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import BrokerLine, frontier_offset

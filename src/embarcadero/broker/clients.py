@@ -29,7 +29,7 @@ import numpy as np
 
 from embarcadero.broker.counters import BrokerCounters
 from embarcadero.broker.read.results import FetchResult
-from embarcadero.config.table import Broker as BrokerSettings
+from embarcadero.config.table import BrokerKeys as BrokerSettings
 from embarcadero.env import Clock
 from embarcadero.errors import DiskFailed, DiskFull, EmbarcaderoError, Retriable, TooMany
 from embarcadero.fabric.layout import Entries

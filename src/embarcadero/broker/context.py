@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from embarcadero.broker.counters import BrokerCounters
 from embarcadero.config import DEFAULTS, Config, FabricSizes
-from embarcadero.config.table import Broker as BrokerSettings
+from embarcadero.config.table import BrokerKeys as BrokerSettings
 from embarcadero.env import Env
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.directory import Directory

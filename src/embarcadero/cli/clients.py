@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from embarcadero.config import Config
 from embarcadero.config.secrets import secret_values
-from embarcadero.config.table import Tier as TierConfig
+from embarcadero.config.table import TierKeys as TierConfig
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.process import be_private, die_with, name_process, start_logging

@@ -15,7 +15,7 @@ from typing import Any, Final, TypedDict
 import pyarrow as pa
 
 from embarcadero.config import Config
-from embarcadero.config.table import Client
+from embarcadero.config.table import ClientKeys
 from embarcadero.errors import BadName, BadSchema, BadValue, NotAvailable
 from embarcadero.limits import (
     BATCH_BYTES_DEFAULT,
@@ -214,7 +214,7 @@ class PublisherOptions:
             raise BadValue(f"delivery_timeout {self.delivery_timeout}", "use seconds above 0")
 
 
-def publisher_options(usual: Client, asked: PublisherArguments) -> PublisherOptions:
+def publisher_options(usual: ClientKeys, asked: PublisherArguments) -> PublisherOptions:
     """What a caller asked for, and the configuration's word for the rest."""
     defaults: PublisherArguments = {
         "ack": usual.ack,

@@ -28,7 +28,7 @@ class Given(NamedTuple):
     origin: str
 
 
-Source = tuple[dict[str, Given], list[Problem]]
+ConfigSource = tuple[dict[str, Given], list[Problem]]
 
 
 def find_file(environ: Mapping[str, str]) -> Path | None:
@@ -39,7 +39,7 @@ def find_file(environ: Mapping[str, str]) -> Path | None:
     return next((path for path in (Path(FILE_NAME), home / "embarcadero" / FILE_NAME) if path.is_file()), None)
 
 
-def read_environment(environ: Mapping[str, str]) -> Source:
+def read_environment(environ: Mapping[str, str]) -> ConfigSource:
     """Values of all variables of ours. Unknown ones are problems if they look like ours."""
     known = {variable: key for key in KEYS.values() for variable in reversed(key.variables)}
     given: dict[str, Given] = {}

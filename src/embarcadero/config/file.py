@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 import yaml
 
-from embarcadero.config.environment import Given, Source
+from embarcadero.config.environment import ConfigSource, Given
 from embarcadero.config.key import Key, Kind
 from embarcadero.config.problems import Problem, nearest
 from embarcadero.config.seeds import SEEDS
@@ -16,7 +16,7 @@ from embarcadero.config.table import KEYS, SECTIONS
 from embarcadero.limits import CONFIG_BRACKETS_MAX, CONFIG_BYTES_MAX
 
 
-def read_file(path: Path) -> Source:
+def read_file(path: Path) -> ConfigSource:
     """Values of a YAML file with a mapping of sections, each a mapping of keys."""
     try:
         with path.open("rb") as file:
@@ -46,7 +46,7 @@ class _File:
         self._given: dict[str, Given] = {}
         self._problems: list[Problem] = []
 
-    def read(self, root: yaml.Node | None) -> Source:
+    def read(self, root: yaml.Node | None) -> ConfigSource:
         if root is not None and not _is_null(root):
             self._sections(root)
         return self._given, self._problems

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from embarcadero.config.environment import Given, Source, find_file, read_environment
+from embarcadero.config.environment import ConfigSource, Given, find_file, read_environment
 from embarcadero.config.problems import Problem, as_error
 from embarcadero.config.relations import RELATIONS
 from embarcadero.config.sizes import usual_chunk_bytes
@@ -74,7 +74,7 @@ def resolve(
     return Resolved(values, origins, problems + broken_relations(values, origins), file)
 
 
-def _read(file: Path) -> Source:
+def _read(file: Path) -> ConfigSource:
     from embarcadero.config.file import read_file
 
     return read_file(file)

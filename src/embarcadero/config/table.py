@@ -34,7 +34,7 @@ from embarcadero.orders import ORDER_NAMES
 _DAY_S: Final = 86_400
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterKeys(msgspec.Struct, frozen=True, kw_only=True):
     """The processes that `up` runs on this machine."""
 
     data_dir: Annotated[str, path(
@@ -66,7 +66,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     )] = ""
 
 
-class Broker(msgspec.Struct, frozen=True, kw_only=True):
+class BrokerKeys(msgspec.Struct, frozen=True, kw_only=True):
     """What each broker does."""
 
     host: Annotated[str, text(
@@ -171,7 +171,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     )] = limits.TOPIC_NAME_CHARS_MAX
 
 
-class Client(msgspec.Struct, frozen=True, kw_only=True):
+class ClientKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Publishers and subscribers: what they do unless the program says otherwise."""
 
     brokers: Annotated[list[str], several(
@@ -215,7 +215,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     )] = limits.PREFETCH_FETCHES
 
 
-class Topic(msgspec.Struct, frozen=True, kw_only=True):
+class TopicKeys(msgspec.Struct, frozen=True, kw_only=True):
     """New topics, where `create_topic` does not say otherwise."""
 
     order: Annotated[int, choice(
@@ -255,7 +255,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     )] = 0
 
 
-class Sequencer(msgspec.Struct, frozen=True, kw_only=True):
+class SequencerKeys(msgspec.Struct, frozen=True, kw_only=True):
     """How the sequencer works. The size of a round is fabric.round_entries."""
 
     gather_ms: Annotated[float, milliseconds(
@@ -285,7 +285,7 @@ class Sequencer(msgspec.Struct, frozen=True, kw_only=True):
     )] = limits.SEQUENCER_NICE
 
 
-class Replica(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaKeys(msgspec.Struct, frozen=True, kw_only=True):
     """How replicas keep records on disk."""
 
     segment_bytes: Annotated[int, size(
@@ -321,7 +321,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     )] = limits.REPLACE_AFTER_S
 
 
-class Tier(msgspec.Struct, frozen=True, kw_only=True):
+class TierKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Tables that keep what is durable: written by `pipeline tier`, or by `up` itself."""
 
     enabled: Annotated[bool, flag("`up` runs a job that tiers topics, and starts it again when it dies.")] = False
@@ -358,7 +358,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     )] = limits.TIER_INTERVAL_S
 
 
-class Log(msgspec.Struct, frozen=True, kw_only=True):
+class LogKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Log lines of all processes."""
 
     level: Annotated[str, choice(
@@ -387,17 +387,17 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """A whole configuration: one attribute per section."""
 
-    cluster: Cluster = Cluster()
-    broker: Broker = Broker()
+    cluster: ClusterKeys = ClusterKeys()
+    broker: BrokerKeys = BrokerKeys()
     fabric: FabricSizes = FabricSizes()
     limits: Limits = Limits()
-    client: Client = Client()
-    topic: Topic = Topic()
-    sequencer: Sequencer = Sequencer()
-    replica: Replica = Replica()
+    client: ClientKeys = ClientKeys()
+    topic: TopicKeys = TopicKeys()
+    sequencer: SequencerKeys = SequencerKeys()
+    replica: ReplicaKeys = ReplicaKeys()
     placement: Placement = Placement()
-    tier: Tier = Tier()
-    log: Log = Log()
+    tier: TierKeys = TierKeys()
+    log: LogKeys = LogKeys()
     metrics: Metrics = Metrics()
 
 

@@ -76,7 +76,7 @@ class Demo:
         self.stop_sending = threading.Event()
         self.all_sent = threading.Event()
         self.story: list[str] = []
-        self.takeover: Takeover | None = None
+        self.takeover: ObservedTakeover | None = None
         self.started = time.monotonic()
 
     @property
@@ -295,7 +295,7 @@ _ACKS_AFTER: Final = 8
 Moments = Callable[[], Sequence[float]]
 
 
-class Takeover(NamedTuple):
+class ObservedTakeover(NamedTuple):
     """A kill of the sequencer: its process, who took over in which epoch, the longest time without an ack."""
 
     killed: int
@@ -317,7 +317,9 @@ def kill_sequencer(cluster: RestartableCluster) -> tuple[int, int]:
     return reigning.pid, reigning.epoch
 
 
-def watch_takeover(cluster: RestartableCluster, killed: int, ended: int, since: float, acks: Moments) -> Takeover:
+def watch_takeover(
+    cluster: RestartableCluster, killed: int, ended: int, since: float, acks: Moments
+) -> ObservedTakeover:
     """Wait until another one reigns and acks flow; `acks` tells the moments of all acks so far, on the same clock."""
     role, epoch, seen = "", ended, since
     while time.monotonic() < since + _PATIENCE_S:
@@ -330,7 +332,7 @@ def watch_takeover(cluster: RestartableCluster, killed: int, ended: int, since: 
             if now.epoch > ended:
                 role, epoch, seen = candidate_role(now.candidate), now.epoch, time.monotonic()
         elif sum(moment > seen for moment in acks()) >= _ACKS_AFTER:
-            return Takeover(killed, role, epoch, longest_pause(since, acks()))
+            return ObservedTakeover(killed, role, epoch, longest_pause(since, acks()))
     raise ClusterError(f"no other sequencer reigns {_PATIENCE_S:.0f} s after the kill", "see the logs of sequencers")
 
 

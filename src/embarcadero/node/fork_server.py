@@ -27,7 +27,7 @@ from typing import Final
 
 import msgspec
 
-from embarcadero.config.table import Log
+from embarcadero.config.table import LogKeys
 from embarcadero.errors import ClusterError
 from embarcadero.node.process import die_with, name_process, start_logging
 
@@ -87,7 +87,7 @@ class ForkedNode:
 class ForkServer:
     """The supervisor's side. Use it from one event loop."""
 
-    def __init__(self, log: Log, node_module: str) -> None:
+    def __init__(self, log: LogKeys, node_module: str) -> None:
         self._log, self._node_module = log, node_module
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
@@ -250,7 +250,7 @@ def serve(link: socket.socket, main: NodeMain) -> None:
             link.send(msgspec.json.encode(_try_fork(main, msgspec.json.decode(data, type=ForkRequest), link)))
 
 
-def main(descriptor: int, parent: int, log: Log, node_module: str) -> None:
+def main(descriptor: int, parent: int, log: LogKeys, node_module: str) -> None:
     """Load everything once, then serve. Nodes log as this process does until they know their configuration."""
     start_logging("fork-server", log)
     node: NodeMain = importlib.import_module(node_module).main
@@ -264,4 +264,4 @@ def main(descriptor: int, parent: int, log: Log, node_module: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Log), sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=LogKeys), sys.argv[4])

@@ -10,7 +10,7 @@ import socket
 import weakref
 from typing import Final
 
-from embarcadero.config.table import Broker
+from embarcadero.config.table import BrokerKeys
 from embarcadero.errors import ClusterError, EmbarcaderoError, PortInUse, ProtocolError, Unreachable
 from embarcadero.limits import CONTROL_BYTES_MAX
 from embarcadero.types import Member
@@ -47,12 +47,12 @@ def check_ports(host: str, ports: list[int]) -> None:
         listen(host, port).close()
 
 
-def advertised_address(settings: Broker, number: int, host: str, port: int) -> tuple[str, int]:
+def advertised_address(settings: BrokerKeys, number: int, host: str, port: int) -> tuple[str, int]:
     """What clients are told about a broker that listens on this address."""
     return settings.advertised_host or host, settings.advertised_port + number if settings.advertised_port else port
 
 
-def own_address(settings: Broker, member: Member) -> tuple[str, int]:
+def own_address(settings: BrokerKeys, member: Member) -> tuple[str, int]:
     """Where this machine reaches a broker of its own, whatever clients are told."""
     loopback = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
     host = loopback.get(settings.host, settings.host)

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from embarcadero.config import Config
-from embarcadero.config.table import Log
+from embarcadero.config.table import LogKeys
 from embarcadero.errors import BadValue, ClusterError
 from embarcadero.limits import FETCH_BYTES_MAX, FILES_PER_REPLICA, FILES_SPARE, FREED_BYTES_KEPT
 from embarcadero.node.roles import Role
@@ -30,7 +30,7 @@ def be_private() -> None:
     os.umask(_OTHERS)
 
 
-def start_logging(what: str, settings: Log, secrets: Sequence[str] = ()) -> None:
+def start_logging(what: str, settings: LogKeys, secrets: Sequence[str] = ()) -> None:
     """Log as the configuration says, without its secrets; `what` stands in lines that name no role."""
     set_up_logging(f"{what}-{os.getpid()}", settings.level, settings.format, settings.file, secrets)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from embarcadero.config import FabricSizes
-from embarcadero.config.table import Sequencer as Settings
+from embarcadero.config.table import SequencerKeys as Settings
 from embarcadero.env import Env, Steps, SystemClock, Workers
 from embarcadero.errors import LATER, BadValue, ClusterError, EmbarcaderoError
 from embarcadero.fabric.names import epoch_folder

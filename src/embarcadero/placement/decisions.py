@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from embarcadero.errors import Backpressure, Corrupt, TopicReplaced
-from embarcadero.placement.records import Cluster, Epochs
+from embarcadero.placement.records import ClusterRecord, Epochs
 from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Delete, Put, Store, Write
 from embarcadero.types import Topic, id_text
 
@@ -85,9 +85,9 @@ class DecisionPlan:
         """Remove a value."""
         self.writes.append(Delete(key, volatile))
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterRecord:
         """Read the cluster's record, with the counters that all of it shares."""
-        cluster = self.read("cluster", Cluster)
+        cluster = self.read("cluster", ClusterRecord)
         if cluster is None:
             raise Corrupt("the store has lost its cluster record", "stop the cluster and remove its folder")
         return cluster
@@ -121,7 +121,7 @@ class Decider:
                 return result
         raise Backpressure(f"the store changed under {TRIES_MAX} attempts in a row", "try again")
 
-    def decide_cluster(self, decide_on: Callable[[DecisionPlan], Cluster]) -> Cluster:
+    def decide_cluster(self, decide_on: Callable[[DecisionPlan], ClusterRecord]) -> ClusterRecord:
         """Decide about the cluster itself, and go on in the generation that it has then."""
         self.cluster = self.decide(decide_on)
         self._generation = self.cluster.generation
@@ -137,11 +137,11 @@ class Decider:
         return [decode(item.key, item.value, kind) for item in self.store.list(prefix)]
 
 
-def _found(plan: DecisionPlan, cluster_id: str) -> Cluster:
+def _found(plan: DecisionPlan, cluster_id: str) -> ClusterRecord:
     """Read the cluster's record, or begin one."""
-    cluster = plan.read("cluster", Cluster)
+    cluster = plan.read("cluster", ClusterRecord)
     if cluster is None:
-        cluster = Cluster(id=cluster_id, generation=0)
+        cluster = ClusterRecord(id=cluster_id, generation=0)
         plan.put("cluster", cluster)
     try:
         int(cluster.id, 16)

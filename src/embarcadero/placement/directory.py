@@ -24,7 +24,7 @@ from embarcadero.placement.members import Members, ReplicaMembers
 from embarcadero.placement.ranges import BrokerLanes, RangeChains
 from embarcadero.placement.records import (
     NOT_WORKED_BY,
-    Cluster,
+    ClusterRecord,
     EarlierGeneration,
     Epochs,
     EpochStart,
@@ -37,7 +37,7 @@ from embarcadero.placement.records import (
 )
 from embarcadero.placement.store import Store
 from embarcadero.placement.tiers import Tiers
-from embarcadero.placement.topics import ReaderProgress, Topics, forget_readers, next_lane
+from embarcadero.placement.topics import ReaderNotes, Topics, forget_readers, next_lane
 from embarcadero.types import Member, ReplicaMember, ReplicaState, Tier, TopicLane
 
 
@@ -58,7 +58,7 @@ class Directory:
         self.lanes = BrokerLanes(decider, self.replicas)
         self.ranges = RangeChains(decider)
         self.tiers = Tiers(decider)
-        self.readers = ReaderProgress(decider)
+        self.readers = ReaderNotes(decider)
 
     @property
     def cluster_id(self) -> str:
@@ -103,7 +103,7 @@ class Directory:
         """
         after = secrets.token_hex(4)
 
-        def plan_it(plan: DecisionPlan) -> Cluster:
+        def plan_it(plan: DecisionPlan) -> ClusterRecord:
             before = plan.cluster()
             restored = msgspec.structs.replace(
                 before, id=after, log=before.log or before.id, copied_from=(*before.copied_from, before.id),
@@ -121,7 +121,7 @@ class Directory:
     def finish_restore(self) -> None:
         """All folders of replicas have the new id."""
 
-        def plan_it(plan: DecisionPlan) -> Cluster:
+        def plan_it(plan: DecisionPlan) -> ClusterRecord:
             finished = msgspec.structs.replace(plan.cluster(), copied_from=())
             plan.put("cluster", finished)
             return finished
@@ -139,7 +139,7 @@ class Directory:
         writing another topic. Topics that an earlier version made get their ids.
         """
 
-        def plan_it(plan: DecisionPlan) -> Cluster:
+        def plan_it(plan: DecisionPlan) -> ClusterRecord:
             cluster = plan.cluster()
             topics = self.topics.all_with_ids(plan)
             kept = {topic.lane for topic in topics if topic.replicas}
@@ -172,7 +172,7 @@ class Directory:
     # --- generations before this one ----------------------------------------------------------------------------------
     def earlier_generations(self) -> tuple[EarlierGeneration, ...]:
         """Generations whose lanes have not all been recovered yet, oldest first."""
-        return (self._decider.one("cluster", Cluster) or self._decider.cluster).past
+        return (self._decider.one("cluster", ClusterRecord) or self._decider.cluster).past
 
     def forget_earlier_generations(self, epoch: int) -> bool:
         """All lanes are recovered: mirrors of earlier generations may go. Only the one who reigns knows."""
@@ -222,7 +222,7 @@ def _end_members(plan: DecisionPlan, data_dir: str) -> None:
     plan.read("epochs", Epochs)
 
 
-def _earlier_generations(plan: DecisionPlan, cluster: Cluster, mirror: str) -> tuple[EarlierGeneration, ...]:
+def _earlier_generations(plan: DecisionPlan, cluster: ClusterRecord, mirror: str) -> tuple[EarlierGeneration, ...]:
     """Where mirrors come into it, the generation that ends now too. Without an epoch it has ordered nothing.
 
     Of too many the oldest lose their mirrors, not their place: lanes that no later one began were ordered there.

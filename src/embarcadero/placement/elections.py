@@ -23,7 +23,7 @@ from embarcadero.placement.records import (
     Epochs,
     EpochStart,
     HandOver,
-    Leadership,
+    LeadershipRecord,
     Stopping,
     candidate_key,
 )
@@ -110,15 +110,15 @@ class Elections:
             if epochs.handed_out != over or self._stops(plan.read("stopping", Stopping)):
                 return None
             epoch = _hand_out(plan, superseded)
-            plan.put("reign", Leadership(epoch, candidate, mark), volatile=True)
+            plan.put("reign", LeadershipRecord(epoch, candidate, mark), volatile=True)
             plan.delete("hand-over", volatile=True)
             return epoch
 
         return self._decider.decide(plan_it)
 
-    def leadership(self) -> Leadership | None:
+    def leadership(self) -> LeadershipRecord | None:
         """Who won the last election; None before the first."""
-        return self._decider.one("reign", Leadership)
+        return self._decider.one("reign", LeadershipRecord)
 
     def ask_hand_over(self, to: int, epoch: int) -> None:
         """Have a candidate take over from the sequencer of this epoch. It does so when it looks."""

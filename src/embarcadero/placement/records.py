@@ -47,7 +47,7 @@ class EarlierGeneration(msgspec.Struct, frozen=True, kw_only=True):
     mirror: str  # where its fabric was mirrored; empty: nowhere, or too long ago
 
 
-class Cluster(msgspec.Struct, frozen=True):
+class ClusterRecord(msgspec.Struct, frozen=True):
     """The cluster itself, and the counters that all of it shares."""
 
     id: str
@@ -72,7 +72,7 @@ class Epochs(msgspec.Struct, frozen=True):
     generation: int = 0
 
 
-class Leadership(msgspec.Struct, frozen=True):
+class LeadershipRecord(msgspec.Struct, frozen=True):
     """Who has which epoch. `mark` names one process for ever: run of its machine, process id, when it started."""
 
     epoch: int

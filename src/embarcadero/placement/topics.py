@@ -18,7 +18,7 @@ from embarcadero.placement.decisions import TRIES_MAX, Decider, DecisionPlan, ch
 from embarcadero.placement.members import ReplicaMembers
 from embarcadero.placement.ranges import begin_chain, drop_trimmed_of_broker, forget_lane
 from embarcadero.placement.records import (
-    Cluster,
+    ClusterRecord,
     LaneStart,
     ReaderNote,
     Retired,
@@ -234,7 +234,7 @@ class Topics:
         return {int(key.removeprefix("trims/")): trim.index for key, trim in found}
 
     # --- inside -------------------------------------------------------------------------------------------------------
-    def _free_lane(self, cluster: Cluster) -> int:
+    def _free_lane(self, cluster: ClusterRecord) -> int:
         """The next lane that no topic has, and that none had in this generation."""
         taken = {topic.lane for topic in self.all()}
         for item in self._decider.store.list("retired/"):  # after the topics: one that has just gone is found here
@@ -242,11 +242,11 @@ class Topics:
                 taken.add(int(item.key.removeprefix("retired/")))
         return next_lane(cluster.next_lane, taken)
 
-    def _count_lane(self, plan: DecisionPlan, cluster: Cluster, lane: int) -> None:
+    def _count_lane(self, plan: DecisionPlan, cluster: ClusterRecord, lane: int) -> None:
         after = (lane + 1) % LANES_MAX
         plan.put("cluster", msgspec.structs.replace(cluster, next_lane=after, lanes_left=cluster.lanes_left - 1))
 
-    def _check_room(self, cluster: Cluster) -> None:
+    def _check_room(self, cluster: ClusterRecord) -> None:
         if len(self._decider.store.list("topics/")) >= self._topics_max:
             raise TooMany(f"there are {self._topics_max} topics already", "delete topics that nobody needs")
         if cluster.lanes_left <= 0:
@@ -271,7 +271,7 @@ class Topics:
 
 
 # --- readers ----------------------------------------------------------------------------------------------------------
-class ReaderProgress:
+class ReaderNotes:
     """How far readers are, for people to see. Notes are few, bounded, and forgotten after a day."""
 
     def __init__(self, decider: Decider) -> None:

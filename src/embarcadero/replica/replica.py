@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from embarcadero.config import DEFAULTS, Config
-from embarcadero.config.table import Replica as Settings
+from embarcadero.config.table import ReplicaKeys as Settings
 from embarcadero.env import Disk, Env, Journal
 from embarcadero.errors import EmbarcaderoError, TooMany
 from embarcadero.fabric.frontier import TaggedWriter

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from embarcadero.client.api.sync_log import Log
-from embarcadero.config.table import Tier as TierConfig
+from embarcadero.config.table import TierKeys as TierConfig
 from embarcadero.errors import EmbarcaderoError, NotAvailable, OutcomeUnknown
 from embarcadero.limits import TIER_SPARK_IDLE_S
 from embarcadero.spark.machine import check_installed

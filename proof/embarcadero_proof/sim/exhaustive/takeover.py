@@ -39,7 +39,7 @@ from embarcadero.fabric.names import EPOCHS_REGION, order_region, results_region
 from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.fabric.ring import RingReader, RingWriter, create_ring
 from embarcadero.invariants import invariant
-from embarcadero.sequencer.leader.brokers import Brokers, Source
+from embarcadero.sequencer.leader.brokers import BrokerIncarnations, PendingSource
 from embarcadero.sequencer.leader.takeover import Foreseen, Legacy, read_lane
 from embarcadero.sequencer.order.batches import LaneOrder, OpenedFacts, open_entry, order_line, result_line
 from embarcadero.sequencer.order.lane import Lane
@@ -176,9 +176,9 @@ def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) ->
             lane = Lane(ENV, stage, epoch, order, SIZES, frontiers)
             if entries is not None:
                 lane.inherit(entries, 0)
-        brokers = Brokers(ENV, stage, None, epoch, SIZES, frontiers)  # type: ignore[arg-type]
+        brokers = BrokerIncarnations(ENV, stage, None, epoch, SIZES, frontiers)  # type: ignore[arg-type]
         for member in MEMBERS:
-            source = brokers.sources[member.handle] = Source(ENV, stage, epoch, member, SIZES, frontiers)
+            source = brokers.sources[member.handle] = PendingSource(ENV, stage, epoch, member, SIZES, frontiers)
             source.inherit(legacy.brokers[member.handle])
         if is_injected("epoch-opened-late"):
             table.open(epoch)
@@ -216,7 +216,7 @@ def _found(legacy: Legacy, entries: Any) -> tuple[Any, ...]:
     return tuple(of), legacy.waiting.tobytes(), None if entries is None else entries.tobytes()
 
 
-def _round(stage: Stage, lane: Lane, brokers: Brokers, turn: int) -> None:
+def _round(stage: Stage, lane: Lane, brokers: BrokerIncarnations, turn: int) -> None:
     """state.py `_round` and `_write`."""
     offers = [(source, source.offer(SIZES.order_slots, 0)) for source in brokers.in_turn(turn)]
     parts = [source.take(count, 8)[0] for source, count in offers if count]

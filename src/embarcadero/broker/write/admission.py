@@ -31,7 +31,7 @@ from embarcadero.broker.read.lane_reader import LaneReaders
 from embarcadero.broker.write.lanes import OwnLanes
 from embarcadero.broker.write.pending import Entry, Ingest, Relay, Waiting
 from embarcadero.broker.write.references import References
-from embarcadero.config.table import Broker as BrokerSettings
+from embarcadero.config.table import BrokerKeys as BrokerSettings
 from embarcadero.errors import Backpressure, BadFrame, ChecksumMismatch, FrameTooLarge, OverCredit, TimedOut
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.leader import LeaderView

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from embarcadero.client.arguments import AS_CONFIGURED, PublisherOptions, Timeout
-from embarcadero.client.net.brokers import Brokers
+from embarcadero.client.net.brokers import BrokerPool
 from embarcadero.client.read.cold import find_place
 from embarcadero.client.read.spans import lanes_of, tail_of
 from embarcadero.client.results import TopicInfo
@@ -175,7 +175,7 @@ async def _ask_for_name(
     return HeldName(answer.session, answer.expected)
 
 
-async def trim_ask(brokers: Brokers, about: TopicInfo, ask: m.Trim) -> m.Trim:
+async def trim_ask(brokers: BrokerPool, about: TopicInfo, ask: m.Trim) -> m.Trim:
     """The question to trim before a place that only the topic's table has: brokers can't tell its index and seq."""
     if about.tier is None or not ask.cold or about.tier.start(ask.lane) >= about.tier.frontier(ask.lane):
         return ask
@@ -192,7 +192,7 @@ async def trim_ask(brokers: Brokers, about: TopicInfo, ask: m.Trim) -> m.Trim:
 class SurveyCalls:
     """The part of a Log for planners and tasks."""
 
-    brokers: Brokers
+    brokers: BrokerPool
 
     async def survey(
         self: _Asks,

@@ -34,7 +34,7 @@ from embarcadero.client.arguments import (
     trim_place,
 )
 from embarcadero.client.net import lifetime
-from embarcadero.client.net.brokers import Brokers
+from embarcadero.client.net.brokers import BrokerPool
 from embarcadero.client.read.cold import cold_cuts, find_place
 from embarcadero.client.read.spans import (
     Scan,
@@ -100,7 +100,7 @@ async def open_log(
     patience = patience_s(timeout, chosen.client.connect_timeout_s)
     seeds = parse_addresses(broker_addresses(chosen) if addresses is None else addresses)
     name = ",".join(f"{host}:{port}" for host, port in seeds)
-    brokers = Brokers(seeds, chosen.client, chosen.tier.properties, cluster)
+    brokers = BrokerPool(seeds, chosen.client, chosen.tier.properties, cluster)
     try:
         async with asyncio.timeout(patience):
             await brokers.start(patience)
@@ -118,7 +118,7 @@ async def open_log(
 class Log(TierCalls, SessionCalls, SurveyCalls):
     """A client of one cluster. Its publishers and subscribers share one connection per broker."""
 
-    def __init__(self, brokers: Brokers, address: str) -> None:
+    def __init__(self, brokers: BrokerPool, address: str) -> None:
         self._address = address
         self.cluster = brokers.cluster  # the LocalCluster that `local` started
         self.brokers = brokers

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import pyarrow as pa
 
 from embarcadero.client.arguments import PublisherOptions, check_timeout, close_patience, seek_place
-from embarcadero.client.net.brokers import Brokers
+from embarcadero.client.net.brokers import BrokerPool
 from embarcadero.client.read.driver import ReaderCore, SubscriberDriver, forked_reader
 from embarcadero.client.results import Batch, RecordFuture, TableResult, TopicInfo
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut, fresh, raise_as_one
@@ -84,7 +84,7 @@ class Publisher:
     """Publishes records into one topic. `async with` it, or close it: closing waits for every outcome."""
 
     def __init__(
-        self, brokers: Brokers, forget: Callable[[Publisher], None], topic: TopicInfo, options: PublisherOptions
+        self, brokers: BrokerPool, forget: Callable[[Publisher], None], topic: TopicInfo, options: PublisherOptions
     ) -> None:
         from embarcadero.client.publish.pump import Pump  # not for those who only read
 
@@ -319,7 +319,7 @@ class Subscriber:
     It fetches ahead, within bounds.
     """
 
-    def __init__(self, brokers: Brokers, forget: Callable[[Subscriber], None], core: ReaderCore, topic: str) -> None:
+    def __init__(self, brokers: BrokerPool, forget: Callable[[Subscriber], None], core: ReaderCore, topic: str) -> None:
         self._forget = forget
         self._ready = asyncio.Event()
         self._closed = False

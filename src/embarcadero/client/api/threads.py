@@ -56,7 +56,7 @@ from embarcadero.limits import RECORD_OVERHEAD_BYTES
 from embarcadero.types import Position, StagedBatch
 
 if TYPE_CHECKING:
-    from embarcadero.client.publish.intake import Record, Sealed
+    from embarcadero.client.publish.intake import GivenRecord, Sealed
     from embarcadero.client.publish.pump import Pump
 
 Result = TypeVar("Result")
@@ -421,7 +421,7 @@ class ThreadedPublisher:
         intake = self._intake
         plain = key is None and headers is None and timestamp is None and type(value) is bytes
         if plain:
-            record: Record = (value, now_s(), None, None)
+            record: GivenRecord = (value, now_s(), None, None)
             size = len(value) + RECORD_OVERHEAD_BYTES
         else:
             record, size = intake.checked(value, key, headers, timestamp)
@@ -437,7 +437,7 @@ class ThreadedPublisher:
                 return self._future(builder.result, number)
         return self._send_first(record, size, timeout)
 
-    def _send_first(self, record: Record, size: int, timeout: float | None) -> RecordFuture:
+    def _send_first(self, record: GivenRecord, size: int, timeout: float | None) -> RecordFuture:
         """Send a record for which there is no open batch with room."""
         self.pump.raise_lost()
         intake = self._intake

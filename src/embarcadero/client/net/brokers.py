@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from embarcadero.client.net import lifetime
-from embarcadero.client.net.connection import Connection, Owned, now_us, open_connection
+from embarcadero.client.net.connection import BrokerConnection, Owned, now_us, open_connection
 from embarcadero.client.net.link import ClientCore, FetchCore, PublishCore
 from embarcadero.config import DEFAULTS
-from embarcadero.config.table import Client
+from embarcadero.config.table import ClientKeys
 from embarcadero.errors import (
     BadFrame,
     BadVersion,
@@ -71,13 +71,13 @@ class _Pauses:
         self._next = min(2 * self._next, _PAUSE_LAST_S)
 
 
-class Brokers:
+class BrokerPool:
     """The connections of one client, on one event loop."""
 
     def __init__(
         self,
         seeds: list[Address],
-        settings: Client = DEFAULTS.client,
+        settings: ClientKeys = DEFAULTS.client,
         table_properties: Sequence[str] = (),
         cluster: Any = None,
     ) -> None:
@@ -98,7 +98,7 @@ class Brokers:
         self._starting: asyncio.Task[None] | None = None
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._made = 0
-        self._live: dict[int, Connection] = {}  # by number, ready for use
+        self._live: dict[int, BrokerConnection] = {}  # by number, ready for use
         self._keepers: dict[int, asyncio.Task[None]] = {}  # by broker
         self._addresses: dict[int, Address] = {}  # by broker
         self._drivers: dict[ClientCore, CoreDriver] = {}
@@ -148,10 +148,10 @@ class Brokers:
         self._finder = asyncio.get_running_loop().create_task(self._find_when_alone())
         self._guard = asyncio.get_running_loop().create_task(lifetime.guard(self.pumps))
 
-    async def _find(self, addresses: list[Address], patience_s: float) -> tuple[Connection, Welcome]:
+    async def _find(self, addresses: list[Address], patience_s: float) -> tuple[BrokerConnection, Welcome]:
         tries = [asyncio.ensure_future(self._open(address, patience_s)) for address in addresses]
         problems: list[EmbarcaderoError] = []
-        chosen: Connection | None = None
+        chosen: BrokerConnection | None = None
         try:
             for done in asyncio.as_completed(tries):
                 try:
@@ -171,7 +171,7 @@ class Brokers:
         why = "; ".join(sorted(error.message for error in problems))
         raise Unreachable(f"no broker answers at {tried}: {why}", "is the cluster up?")
 
-    async def _open(self, address: Address, patience_s: float) -> tuple[Connection, Welcome]:
+    async def _open(self, address: Address, patience_s: float) -> tuple[BrokerConnection, Welcome]:
         self._made += 1
         return await open_connection(self._made, *address, self, self._scratch, patience_s)
 
@@ -190,7 +190,7 @@ class Brokers:
                 with contextlib.suppress(EmbarcaderoError):
                     self._adopt(*await self._find(known, self.settings.connect_timeout_s))
 
-    def _adopt(self, connection: Connection, welcome: Welcome) -> None:
+    def _adopt(self, connection: BrokerConnection, welcome: Welcome) -> None:
         """Use a connection that found its broker; keep it up from now on."""
         broker = welcome.broker
         self._addresses.setdefault(broker, connection.address)
@@ -199,7 +199,7 @@ class Brokers:
         self._keepers[broker] = asyncio.get_running_loop().create_task(self._keep(broker, connection))
         self._welcomed(connection, welcome)
 
-    async def _keep(self, broker: int, connection: Connection | None = None) -> None:
+    async def _keep(self, broker: int, connection: BrokerConnection | None = None) -> None:
         """Connect to a broker again and again, until it is no member."""
         pauses = _Pauses()
         while True:
@@ -216,7 +216,7 @@ class Brokers:
             if not pauses.lost():
                 await pauses.wait()  # a broker may hang up after each welcome
 
-    def _welcomed(self, connection: Connection, welcome: Welcome) -> None:
+    def _welcomed(self, connection: BrokerConnection, welcome: Welcome) -> None:
         if not connection.usable:
             return
         self.frame_bytes_max = min(FRAME_BYTES_MAX, welcome.frame_bytes_max)
@@ -247,7 +247,7 @@ class Brokers:
                 self._keepers.pop(broker).cancel()
 
     # --- what connections tell ---
-    def on_events(self, connection: Connection, events: list[Owned], now: int) -> None:
+    def on_events(self, connection: BrokerConnection, events: list[Owned], now: int) -> None:
         """Give each frame to the core it belongs to."""
         number = connection.link.number
         if number not in self._live:
@@ -293,7 +293,7 @@ class Brokers:
                 core.on_full(number, now, event)
         return {self._drivers[core]: None for core in publishers}
 
-    def on_lost(self, connection: Connection) -> None:
+    def on_lost(self, connection: BrokerConnection) -> None:
         """A connection is gone; its keeper makes a new one."""
         number = connection.link.number
         if self._live.pop(number, None) is None:
@@ -335,7 +335,7 @@ class Brokers:
         self._turn += 1
         return self._turn
 
-    def live(self) -> list[Connection]:
+    def live(self) -> list[BrokerConnection]:
         """All connections that may be used."""
         return list(self._live.values())
 
@@ -381,7 +381,7 @@ class Brokers:
                     f"the connection was lost before {name} was answered: {error.message}", "see whether it happened"
                 ) from None
 
-    async def _any(self, deadline: float, what: str) -> Connection:
+    async def _any(self, deadline: float, what: str) -> BrokerConnection:
         """A connection, in turn; waits for one."""
         while not (usable := [connection for connection in self._live.values() if connection.usable]):
             self._changed.clear()
@@ -419,7 +419,7 @@ class CoreDriver:
 
     core: ClientCore
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: BrokerPool) -> None:
         self._brokers = brokers
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None

@@ -33,16 +33,16 @@ class Owned(NamedTuple):
 class Listener(Protocol):
     """Who hears what a connection receives."""
 
-    def on_events(self, connection: Connection, events: list[Owned], now_us: int) -> None:
+    def on_events(self, connection: BrokerConnection, events: list[Owned], now_us: int) -> None:
         """Frames came in; answers to `Connection.ask` are not among them."""
         ...
 
-    def on_lost(self, connection: Connection) -> None:
+    def on_lost(self, connection: BrokerConnection) -> None:
         """The connection is gone."""
         ...
 
 
-class Connection(asyncio.BufferedProtocol):
+class BrokerConnection(asyncio.BufferedProtocol):
     """Moves bytes between a socket and frames. Owner of its Link."""
 
     def __init__(self, number: int, listener: Listener, scratch: memoryview) -> None:
@@ -149,13 +149,15 @@ class Connection(asyncio.BufferedProtocol):
 
 async def open_connection(
     number: int, host: str, port: int, listener: Listener, scratch: memoryview, patience_s: float = CONNECT_TIMEOUT_S
-) -> tuple[Connection, Welcome]:
+) -> tuple[BrokerConnection, Welcome]:
     """Connect and say hello. Raises Unreachable, or what the broker said against us."""
     loop = asyncio.get_running_loop()
     connection = None
     try:
         async with asyncio.timeout(patience_s):
-            _, connection = await loop.create_connection(lambda: Connection(number, listener, scratch), host, port)
+            _, connection = await loop.create_connection(
+                lambda: BrokerConnection(number, listener, scratch), host, port
+            )
             hello = Hello(versions=[PROTOCOL_VERSION], client="embarcadero-python")
             welcome = await connection.ask(hello, patience_s)
     except BaseException as error:

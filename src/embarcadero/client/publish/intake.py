@@ -31,7 +31,7 @@ from embarcadero.wire.payload import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, lone_pa
 from embarcadero.wire.schemas import TopicSchemas
 
 Headers = Mapping[str, bytes]
-Record = tuple[bytes, float | int, bytes | None, Headers | None]
+GivenRecord = tuple[bytes, float | int, bytes | None, Headers | None]
 """Value, time, key, headers. A float is a clock's time in seconds, an int is a given one in microseconds."""
 
 FRAME_OVERHEAD_BYTES = 8 * 1024
@@ -53,7 +53,7 @@ class Builder:
 
     def __init__(self, partition: int, result: BatchResult) -> None:
         self.partition, self.result = partition, result
-        self.records: list[Record] = []
+        self.records: list[GivenRecord] = []
         self.plain = True  # no record has a key, headers or a given time
         self.room = 0
         self.charged = 0  # bytes of the window that it holds: used ones and room
@@ -148,7 +148,7 @@ class Intake:
         """Whether any record waits for its batch to be sealed."""
         return bool(self._open)
 
-    def add(self, record: Record, size: int) -> RecordFuture:
+    def add(self, record: GivenRecord, size: int) -> RecordFuture:
         """Put a record into its batch, as the last one; its batch gets room for more, so that most need not ask."""
         key = record[2]
         builder = self._open.get(0 if self._partitions == 1 else self._partition_for(key))
@@ -285,7 +285,7 @@ class Intake:
         """Records that were taken and have no outcome."""
         return self._sealed_records + sum(len(builder.records) for builder in list(self._open.values()))
 
-    def checked(self, value: Any, key: Any, headers: Any, timestamp: Any) -> tuple[Record, int]:
+    def checked(self, value: Any, key: Any, headers: Any, timestamp: Any) -> tuple[GivenRecord, int]:
         """A record, and how many bytes it counts for. BadValue before anything is sent."""
         if type(value) is not bytes:
             value = _bytes("value", value)
@@ -355,13 +355,13 @@ class Intake:
                 raise BadValue(f"a staged batch with {name} {value}", f"{name} is {least} to {most}")
 
 
-def _payload(records: list[Record], plain: bool, compression: str | None) -> Any:
+def _payload(records: list[GivenRecord], plain: bool, compression: str | None) -> Any:
     if plain and len(records) == 1 and compression is None:
         return lone_payload(records[0][0], records[0][1])
     return encoded(_batch(records, plain), compression)
 
 
-def _batch(records: list[Record], plain: bool) -> pa.RecordBatch:
+def _batch(records: list[GivenRecord], plain: bool) -> pa.RecordBatch:
     """Records as columns. (zip(*records) would walk through all of them at once, ten times slower.)"""
     values, times = [record[0] for record in records], [record[1] for record in records]
     if plain:

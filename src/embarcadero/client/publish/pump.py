@@ -11,7 +11,7 @@ from typing import Any
 
 from embarcadero.client.arguments import PublisherOptions, asked_order, checked_ack, checked_durable
 from embarcadero.client.net import lifetime
-from embarcadero.client.net.brokers import Brokers, CoreDriver
+from embarcadero.client.net.brokers import BrokerPool, CoreDriver
 from embarcadero.client.net.connection import now_us
 from embarcadero.client.publish.batches import OutBatch
 from embarcadero.client.publish.intake import Intake, Sealed
@@ -40,7 +40,7 @@ class PublisherDriver(CoreDriver):
     core: PublisherCore
 
     def __init__(
-        self, brokers: Brokers, core: PublisherCore, ack: Ack, schema: int, on_settled: Callable[[Sealed], None],
+        self, brokers: BrokerPool, core: PublisherCore, ack: Ack, schema: int, on_settled: Callable[[Sealed], None],
         on_lost: Callable[[RecordsLost], None], on_pressure: Callable[[Backpressure | None], None],
     ) -> None:  # fmt: skip
         super().__init__(brokers)
@@ -121,7 +121,11 @@ class Pump:
     """The event loop's half of a publisher. `moved` is set whenever room may have come free or the end has come."""
 
     def __init__(
-        self, brokers: Brokers, topic: TopicInfo, options: PublisherOptions, future: type[RecordFuture] = RecordFuture
+        self,
+        brokers: BrokerPool,
+        topic: TopicInfo,
+        options: PublisherOptions,
+        future: type[RecordFuture] = RecordFuture,
     ) -> None:
         checked_durable(options.ack, topic)
         self.intake = Intake(

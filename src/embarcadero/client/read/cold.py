@@ -26,7 +26,7 @@ from embarcadero.types import Cut, Tier
 from embarcadero.wire import messages as m
 
 if TYPE_CHECKING:
-    from embarcadero.client.net.brokers import Brokers
+    from embarcadero.client.net.brokers import BrokerPool
     from embarcadero.tier.table_reads import TopicTable
 
 Answer = TypeVar("Answer", bound=m.Message)
@@ -36,7 +36,7 @@ Place = tuple[int, int]
 """Index and seq."""
 
 
-def open_table(tier: Tier, brokers: Brokers) -> TopicTable:
+def open_table(tier: Tier, brokers: BrokerPool) -> TopicTable:
     """A topic's table as a metadata file describes it. NotAvailable without the extra.
 
     A store that does not answer is reported as soon as a broker reports it.
@@ -51,7 +51,7 @@ def open_table(tier: Tier, brokers: Brokers) -> TopicTable:
 class ColdReads:
     """What the cores of one driver ask of a topic's table. `run` is called when there may be something new."""
 
-    def __init__(self, brokers: Brokers, topic: str, run: Callable[[], None]) -> None:
+    def __init__(self, brokers: BrokerPool, topic: str, run: Callable[[], None]) -> None:
         self._brokers, self._topic, self._run = brokers, topic, run
         self._tasks: set[asyncio.Task[None]] = set()
         self.moved = asyncio.Event()  # batches were taken: there may be room for more
@@ -147,13 +147,13 @@ def _next(tier: Tier, lists: Iterator[list[Batch]]) -> list[Batch] | None:
         return next(lists, None)
 
 
-async def describe(brokers: Brokers, topic: str) -> TopicInfo:
+async def describe(brokers: BrokerPool, topic: str) -> TopicInfo:
     """The topic as the store has it now."""
     return TopicInfo.told(await brokers.ask(m.DescribeTopic(name=topic), m.TopicIs))
 
 
 async def find_place(
-    brokers: Brokers, about: TopicInfo, lane: int, by: str, value: int, patience: float | None = None
+    brokers: BrokerPool, about: TopicInfo, lane: int, by: str, value: int, patience: float | None = None
 ) -> Place:
     """Where an index, a seq or a time is, whether brokers still have it or only the topic's table has.
 
@@ -179,7 +179,7 @@ async def find_place(
     return hot.index, hot.seq
 
 
-async def cold_cuts(brokers: Brokers, topic: str, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+async def cold_cuts(brokers: BrokerPool, topic: str, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
     """Pieces of that part of a span that only the topic's table has, from `start` on. There, a piece is whole files."""
     tier = (await describe(brokers, topic)).tier
     tail = await brokers.ask(m.GetTail(lane=lane), m.TailIs)
@@ -193,7 +193,7 @@ async def cold_cuts(brokers: Brokers, topic: str, lane: int, start: int, stop: i
     return cuts
 
 
-async def _find_in_table(brokers: Brokers, tier: Tier, lane: int, by: str, value: int) -> Place | None:
+async def _find_in_table(brokers: BrokerPool, tier: Tier, lane: int, by: str, value: int) -> Place | None:
     """Where a place is in a table: as a broker tells, or as this client sees."""
 
     def find() -> Place | None:
@@ -205,7 +205,7 @@ async def _find_in_table(brokers: Brokers, tier: Tier, lane: int, by: str, value
     return answer
 
 
-async def _table_cuts(brokers: Brokers, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+async def _table_cuts(brokers: BrokerPool, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
     """Files of a table as pieces of a span: as a broker tells, or as this client sees."""
 
     def cuts() -> list[Cut]:
@@ -219,7 +219,7 @@ async def _table_cuts(brokers: Brokers, tier: Tier, lane: int, start: int, stop:
 
 
 async def _of_table(
-    brokers: Brokers, tier: Tier, ask: m.Find | m.Measure, kind: type[Told], look: Callable[[], Seen]
+    brokers: BrokerPool, tier: Tier, ask: m.Find | m.Measure, kind: type[Told], look: Callable[[], Seen]
 ) -> Told | Seen:
     """What a broker says about a table; else what this client finds itself, with `look` on a worker thread."""
     refused: EmbarcaderoError | None = None
@@ -247,7 +247,7 @@ async def _of_table(
         raise NotAvailable(f"tables need PyIceberg: {error}", 'pip install "embarcadero[spark]"') from error
 
 
-async def _is_exact(brokers: Brokers, lane: int, by: str, value: int, hot: m.PlaceIs) -> bool:
+async def _is_exact(brokers: BrokerPool, lane: int, by: str, value: int, hot: m.PlaceIs) -> bool:
     """Whether the place that brokers told is the one asked for, and not just the first that they have."""
     if by == "index":
         return hot.index == value

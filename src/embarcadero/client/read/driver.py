@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from embarcadero.client.net.brokers import Brokers, CoreDriver
+from embarcadero.client.net.brokers import BrokerPool, CoreDriver
 from embarcadero.client.net.connection import now_us
 from embarcadero.client.read.cold import ColdReads
 from embarcadero.client.read.lanes import LanesCore
@@ -33,7 +33,7 @@ class SubscriberDriver(CoreDriver):
     core: ReaderCore
 
     def __init__(
-        self, brokers: Brokers, core: ReaderCore, on_ready: Callable[[], None], until: int | None = None,
+        self, brokers: BrokerPool, core: ReaderCore, on_ready: Callable[[], None], until: int | None = None,
         topic: str = "",
     ) -> None:  # fmt: skip
         super().__init__(brokers)

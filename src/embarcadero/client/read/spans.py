@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from embarcadero.client.arguments import check_read
-from embarcadero.client.net.brokers import Brokers
+from embarcadero.client.net.brokers import BrokerPool
 from embarcadero.client.read.driver import SubscriberDriver, forked_reader
 from embarcadero.client.read.lanes import LanesCore
 from embarcadero.client.read.subscriber import SubscriberCore
@@ -26,7 +26,7 @@ _LANE = pa.field("_lane", pa.uint32(), nullable=False)
 
 
 def new_core(
-    brokers: Brokers, lane: int, by: str, value: int, read: str, partitions: list[int] | None = None,
+    brokers: BrokerPool, lane: int, by: str, value: int, read: str, partitions: list[int] | None = None,
     schemas: TopicSchemas = RAW, **more: Any,
 ) -> SubscriberCore:  # fmt: skip
     """A reader of one lane with the settings of this client. It reads batches by `schemas` for as long as it lives."""
@@ -35,7 +35,7 @@ def new_core(
 
 
 def reader_core(
-    brokers: Brokers, topic: TopicInfo, by: str, value: int, read: str, partitions: list[int] | None = None
+    brokers: BrokerPool, topic: TopicInfo, by: str, value: int, read: str, partitions: list[int] | None = None
 ) -> SubscriberCore | LanesCore:
     """A reader of a whole topic: of its one lane, or (orders 0 and 1) of all its lanes."""
     if topic.order > Order.BROKER:
@@ -57,7 +57,7 @@ def table_of(topic: TopicInfo) -> dict[str, Any]:
     return {"table": topic.replicas > 0, "tiered": topic.tier is not None}
 
 
-def _settings(brokers: Brokers) -> dict[str, Any]:
+def _settings(brokers: BrokerPool) -> dict[str, Any]:
     return {
         "silent_after_us": int(brokers.settings.resend_after_s * 1e6),
         "wait_ms": brokers.settings.fetch_wait_ms,
@@ -137,7 +137,7 @@ def span(tail: Tail, start: int | None, end: int | None) -> tuple[int, int]:
 
 
 async def read_span(
-    brokers: Brokers, topic: TopicInfo, tail: Tail, first: int, stop: int, patience: float, read: str = "ordered"
+    brokers: BrokerPool, topic: TopicInfo, tail: Tail, first: int, stop: int, patience: float, read: str = "ordered"
 ) -> pa.Table:
     """Records with first <= seq < stop, waiting until they are durable if `read` says so; lost ones are missing.
 
@@ -229,7 +229,7 @@ class Scan:
     """One scan under way: fetches ahead, within bounds, until it is closed or over."""
 
     def __init__(
-        self, brokers: Brokers, topic: TopicInfo, lane: int, span: Span, ends: tuple[int, int], patience: float
+        self, brokers: BrokerPool, topic: TopicInfo, lane: int, span: Span, ends: tuple[int, int], patience: float
     ) -> None:
         self._topic, self._forked = topic.name, False
         self._ends, self._patience, self._ready, self._closed = ends, patience, asyncio.Event(), False

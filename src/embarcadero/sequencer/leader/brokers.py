@@ -71,7 +71,7 @@ _SILENT_US: Final = int(BROKER_SILENT_S * 1_000_000)
 Answers = list[tuple[npt.NDArray[np.uint16], Entries]]
 
 
-class Brokers:
+class BrokerIncarnations:
     """Sources by region handle."""
 
     def __init__(
@@ -80,8 +80,8 @@ class Brokers:
         self._fabric, self._epoch, self._sizes, self._frontiers = fabric, epoch, sizes, frontiers
         self._env, self._directory, self._steps = env, directory, env.steps
         self.members: list[Member] = []
-        self.sources: dict[int, Source] = {}
-        self._early: dict[int, Source] = {}  # made before it is known where they go on
+        self.sources: dict[int, PendingSource] = {}
+        self._early: dict[int, PendingSource] = {}  # made before it is known where they go on
         self.awaited = False
         self.problems: list[str] = []  # for the log
         self._pulses = Pulses[int]()
@@ -95,13 +95,13 @@ class Brokers:
                 with suppress(FabricFull):  # later there may be room
                     self._early[member.handle] = self._source(member)
 
-    def _source(self, member: Member) -> Source:
+    def _source(self, member: Member) -> PendingSource:
         early = self._early.pop(member.handle, None)
         if early is not None and early.member == member:
             return early
         if early is not None:
             self._fabric.remove(results_region(self._epoch, early.member))  # it has died since
-        return Source(self._env, self._fabric, self._epoch, member, self._sizes, self._frontiers)
+        return PendingSource(self._env, self._fabric, self._epoch, member, self._sizes, self._frontiers)
 
     def update(self, members: list[Member], legacies: dict[int, BrokerLegacy]) -> None:
         """Attach new incarnations, close dead ones."""
@@ -137,7 +137,7 @@ class Brokers:
         if standing.value == Standing.UNHEARD:
             standing.advance(Standing.OPEN)
 
-    def _attach(self, member: Member, legacy: BrokerLegacy) -> Source | None:
+    def _attach(self, member: Member, legacy: BrokerLegacy) -> PendingSource | None:
         if member.state is MemberState.LIVE:
             self._count_as_open(member)
         if not self._fabric.exists(pending_region(member.region_prefix)):
@@ -169,13 +169,13 @@ class Brokers:
             self._directory.members.mark_dead(member.broker, member.incarnation)
         return silent
 
-    def in_turn(self, turn: int) -> list[Source]:
+    def in_turn(self, turn: int) -> list[PendingSource]:
         """All sources that may have entries, beginning with another one each turn."""
         open_ = [source for source in self.sources.values() if not source.closed]
         first = turn % len(open_) if open_ else 0
         return open_[first:] + open_[:first] if first else open_
 
-    def answer(self, answers: Answers) -> list[Source]:
+    def answer(self, answers: Answers) -> list[PendingSource]:
         """Write answers to the brokers they are for; those of closed incarnations are dropped."""
         if not answers:
             return []
@@ -199,14 +199,14 @@ class Brokers:
             source.answer(results[start:stop])
         return [self.sources[handle] for handle in written]
 
-    def wake(self, answered: list[Source], grown: bool) -> None:
+    def wake(self, answered: list[PendingSource], grown: bool) -> None:
         """Ring brokers that have answers to relay, or readers to serve."""
         for source in self.sources.values():
             if source in answered or (grown and source.readers_wait()):
                 self._env.bell.ring(source.member.region_prefix)
 
     # --- the dead -----------------------------------------------------------------------------------------------------
-    def take_drained(self) -> list[Source]:
+    def take_drained(self) -> list[PendingSource]:
         """Closing incarnations of which everything was taken just now."""
         drained = [source for source in self.sources.values() if source.drained and not source.closed]
         for source in drained:
@@ -270,7 +270,7 @@ class Brokers:
         self._steps.at(Step.BURIAL_DONE)
 
 
-def _gone(source: Source, member: Member | None) -> bool:
+def _gone(source: PendingSource, member: Member | None) -> bool:
     """Whether a source's incarnation is not a member any more, or its handle has a new owner."""
     return member is None or member.incarnation != source.member.incarnation or member.broker != source.member.broker
 
@@ -306,7 +306,7 @@ class BrokerLegacy:
     answers: Entries = field(default_factory=lambda: np.empty(0, dtype=RESULT))  # not read by the broker yet
 
 
-class Source:
+class PendingSource:
     """Reads one broker's pending ring and answers it."""
 
     def __init__(
@@ -457,7 +457,7 @@ class Source:
         return self._end is not None and self.next >= self._end
 
 
-def take_plain(offers: list[tuple[Source, int]]) -> Entries | None:
+def take_plain(offers: list[tuple[PendingSource, int]]) -> Entries | None:
     """All that is offered, checked at once, if it is valid batches only; None when each source needs a closer look."""
     entries = join([part for source, count in offers for part in source.slots(count)])
     spans = [np.arange(source.next, source.next + count, dtype=np.uint64) for source, count in offers]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from embarcadero.config import FabricSizes
-from embarcadero.config.table import Sequencer as Settings
+from embarcadero.config.table import SequencerKeys as Settings
 from embarcadero.env import Env
 from embarcadero.errors import LATER, BadRegion
 from embarcadero.fabric.layout import SEQUENCER_FRONTIERS_BYTES, RegionKind

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from embarcadero.fabric.layout import Entries, every, join, pick
-from embarcadero.sequencer.leader.brokers import Brokers, Source, take_plain
+from embarcadero.sequencer.leader.brokers import BrokerIncarnations, PendingSource, take_plain
 from embarcadero.sequencer.leader.lanes import LeaderLanes
 from embarcadero.sequencer.leader.leadership import Leadership
 from embarcadero.sequencer.leader.upkeep import Upkeep
@@ -32,7 +32,7 @@ _LOOK_LONE_US: Final = 10_000
 class Rounds:
     """Does rounds, one after another."""
 
-    def __init__(self, leader: Leadership, lanes: LeaderLanes, brokers: Brokers, upkeep: Upkeep) -> None:
+    def __init__(self, leader: Leadership, lanes: LeaderLanes, brokers: BrokerIncarnations, upkeep: Upkeep) -> None:
         self._leader, self._lanes, self._brokers, self._upkeep = leader, lanes, brokers, upkeep
         self._steps, self._bell = leader.env.steps, leader.env.bell
         self._held, self._refused = lanes.held, lanes.refused
@@ -91,7 +91,7 @@ class Rounds:
         counters.rounds += 1
 
     # --- taking -------------------------------------------------------------------------------------------------------
-    def _offers(self) -> list[tuple[Source, int]]:
+    def _offers(self) -> list[tuple[PendingSource, int]]:
         """How many entries to take of which brokers, each round beginning with another one."""
         room, offers = self._leader.sizes.round_entries, []
         for source in self._brokers.in_turn(self._leader.counters.rounds):
@@ -101,7 +101,7 @@ class Rounds:
         self.more = room <= 0
         return offers
 
-    def _take(self, offers: list[tuple[Source, int]]) -> Entries | None:
+    def _take(self, offers: list[tuple[PendingSource, int]]) -> Entries | None:
         """The entries that were offered."""
         backlog = self._lanes.backlog
         parts = [pick(self._held.entries, backlog)] if len(backlog) else []
@@ -124,7 +124,7 @@ class Rounds:
         return parts[0] if len(parts) == 1 else join(parts)
 
     # --- deciding -----------------------------------------------------------------------------------------------------
-    def _one_batch(self, source: Source) -> bool:
+    def _one_batch(self, source: PendingSource) -> bool:
         """A whole round for one batch, if it is as common as can be. The order of stores is that of every round."""
         line, handle = source.line(), source.member.handle
         lane = self._lanes.by_number.get(line[3] & 0xFFFF_FFFF)

@@ -7,12 +7,12 @@ calls `begin` when nobody has to wait any longer than needed.
 from __future__ import annotations
 
 from embarcadero.config import DEFAULTS, FabricSizes
-from embarcadero.config.table import Sequencer as Settings
+from embarcadero.config.table import SequencerKeys as Settings
 from embarcadero.env import Env, Journal
 from embarcadero.fabric.names import epoch_folder, writer_of
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.directory import Directory
-from embarcadero.sequencer.leader.brokers import Brokers
+from embarcadero.sequencer.leader.brokers import BrokerIncarnations
 from embarcadero.sequencer.leader.lanes import LeaderLanes
 from embarcadero.sequencer.leader.leadership import Leadership
 from embarcadero.sequencer.leader.rounds import Rounds
@@ -45,7 +45,7 @@ class Sequencer:
         """
         self.leadership = leader = Leadership(env, fabric, directory, sizes, settings, epoch)
         self._lanes = LeaderLanes(leader, mirrors)
-        self.brokers = Brokers(env, fabric, directory, leader.epoch, sizes, leader.frontiers)
+        self.brokers = BrokerIncarnations(env, fabric, directory, leader.epoch, sizes, leader.frontiers)
         self._upkeep = Upkeep(leader, self._lanes, self.brokers)
         self._rounds = Rounds(leader, self._lanes, self.brokers, self._upkeep)
         self._takeover = Takeover(leader, self._lanes, self.brokers, self._upkeep)

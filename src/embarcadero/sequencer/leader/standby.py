@@ -19,7 +19,7 @@ from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import EPOCHS_AHEAD_MAX, STANDBY_LOOKS
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.records import Epochs, HandOver, Leadership
+from embarcadero.placement.records import Epochs, HandOver, LeadershipRecord
 
 _NOBODY: Final = ""
 _ASKED: Final = "asked to"
@@ -45,7 +45,7 @@ class Candidate:
         self._leader = LeaderView(fabric)
         self._revision = -1
         self._epochs = Epochs()
-        self._reign: Leadership | None = None
+        self._reign: LeadershipRecord | None = None
         self._asked: HandOver | None = None
         self._stopping = False
         self._ended = _NOBODY  # mark of the process that was seen to end

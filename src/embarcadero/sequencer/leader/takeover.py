@@ -43,7 +43,7 @@ from embarcadero.fabric.names import (
 )
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
-from embarcadero.sequencer.leader.brokers import BrokerLegacy, Brokers, ResultsRead
+from embarcadero.sequencer.leader.brokers import BrokerIncarnations, BrokerLegacy, ResultsRead
 from embarcadero.sequencer.leader.lanes import LeaderLanes
 from embarcadero.sequencer.leader.leadership import Leadership
 from embarcadero.sequencer.leader.upkeep import Upkeep
@@ -245,7 +245,7 @@ def readmit(orders: dict[int, LaneOrder], held: HeldSlots, waiting: Entries, now
 class Takeover:
     """From a predecessor's regions to ours: prefetched while it may still lead, then finished at once."""
 
-    def __init__(self, leader: Leadership, lanes: LeaderLanes, brokers: Brokers, upkeep: Upkeep) -> None:
+    def __init__(self, leader: Leadership, lanes: LeaderLanes, brokers: BrokerIncarnations, upkeep: Upkeep) -> None:
         self._leader, self._lanes, self._brokers, self._upkeep = leader, lanes, brokers, upkeep
         self._fabric, self._directory, self._steps = leader.fabric, leader.directory, leader.env.steps
         self._early: dict[int, Lane] = {}  # lanes that our predecessor may still add to

@@ -22,7 +22,7 @@ from embarcadero.fabric.layout import SequencerLine, frontier_offset
 from embarcadero.fabric.names import epoch_of, is_incarnation, is_replica, writer_of
 from embarcadero.limits import DRAIN_CHECKPOINT_S_MAX, DRAIN_DURABLE_S_MAX, HEARTBEAT_S
 from embarcadero.placement.store import NOT_SEEN
-from embarcadero.sequencer.leader.brokers import Brokers
+from embarcadero.sequencer.leader.brokers import BrokerIncarnations
 from embarcadero.sequencer.leader.lanes import LeaderLanes
 from embarcadero.sequencer.leader.leadership import Leadership
 from embarcadero.sequencer.order.control import detach_broker
@@ -166,7 +166,7 @@ class Drain:
 class Upkeep:
     """Follows the store, shows life, closes brokers, and brings a clean stop about."""
 
-    def __init__(self, leader: Leadership, lanes: LeaderLanes, brokers: Brokers) -> None:
+    def __init__(self, leader: Leadership, lanes: LeaderLanes, brokers: BrokerIncarnations) -> None:
         self._leader, self._lanes, self._brokers = leader, lanes, brokers
         self._heartbeat = FrontierWriter(leader.frontiers, frontier_offset(SequencerLine.HEARTBEAT))
         self._awake = FrontierWriter(leader.frontiers, frontier_offset(SequencerLine.AWAKE))
