@@ -65,7 +65,7 @@ BUGS: Final = (
         "pending slots are freed before what they hold is safe",
         "P9",
         witnesses=(14,),
-        edits=(Edit(f"{_BROKERS}Source.offer", "        return max(0, count)\n", _SLOTS_EARLY),),
+        edits=(Edit(f"{_BROKERS}PendingSource.offer", "        return max(0, count)\n", _SLOTS_EARLY),),
     ),
     Bug(
         "frontier-before-entries",

@@ -272,14 +272,34 @@ class Batch:
     """
 
     __slots__ = (
-        "_arrow", "_schemas", "append_us", "broker", "count", "crc", "flags", "gap", "index", "kind", "lane",
-        "partition", "payload", "schema_version", "seq", "session", "session_seq",
-    )  # fmt: skip
+        "_arrow",
+        "_schemas",
+        "append_us",
+        "broker",
+        "count",
+        "crc",
+        "flags",
+        "gap",
+        "index",
+        "kind",
+        "lane",
+        "partition",
+        "payload",
+        "schema_version",
+        "seq",
+        "session",
+        "session_seq",
+    )
 
     def __init__(
-        self, lane: int, entry: OrderEntry, payload: Any, gap: Gap | None, brokers: Mapping[int, int],
+        self,
+        lane: int,
+        entry: OrderEntry,
+        payload: Any,
+        gap: Gap | None,
+        brokers: Mapping[int, int],
         schemas: TopicSchemas = RAW,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.lane, self.index, self.seq, self.count = lane, entry.index, entry.seq, entry.count
         self.session, self.session_seq, self.partition = entry.session, entry.session_seq, entry.partition
         self.broker = brokers.get(entry.origin, entry.origin)

@@ -106,9 +106,13 @@ class Directory:
         def plan_it(plan: DecisionPlan) -> ClusterRecord:
             before = plan.cluster()
             restored = msgspec.structs.replace(
-                before, id=after, log=before.log or before.id, copied_from=(*before.copied_from, before.id),
-                mirror="", past=tuple(msgspec.structs.replace(past, mirror="") for past in before.past),
-            )  # fmt: skip
+                before,
+                id=after,
+                log=before.log or before.id,
+                copied_from=(*before.copied_from, before.id),
+                mirror="",
+                past=tuple(msgspec.structs.replace(past, mirror="") for past in before.past),
+            )
             for key, last in plan.list("incarnations/", Incarnation):
                 plan.put(key, msgspec.structs.replace(last, port=0))
             for key, tier in plan.list("tiers/", Tier):
@@ -144,16 +148,20 @@ class Directory:
             topics = self.topics.all_with_ids(plan)
             kept = {topic.lane for topic in topics if topic.replicas}
             begun = msgspec.structs.replace(
-                cluster, generation=cluster.generation + 1, lanes_left=LANES_MAX - len(topics), mirror=mirror,
+                cluster,
+                generation=cluster.generation + 1,
+                lanes_left=LANES_MAX - len(topics),
+                mirror=mirror,
                 past=_earlier_generations(plan, cluster, mirror),
-            )  # fmt: skip
+            )
             retired = list(plan.list("retired/", Retired))
             for key, _ in retired:
                 plan.delete(key)
             begun = msgspec.structs.replace(
-                begun, first_lane=begun.next_lane,
+                begun,
+                first_lane=begun.next_lane,
                 last_range=max([begun.last_range, *(each.last for _, each in retired)]),
-            )  # fmt: skip
+            )
             for topic in topics:
                 if not topic.replicas:
                     lane = next_lane(begun.next_lane, kept)

@@ -140,9 +140,14 @@ class ReplicaMembers:
         def plan_it(plan: DecisionPlan) -> ReplicaMember:
             note = plan.read(note_key(replica), ReplicaNote) or ReplicaNote()
             member = ReplicaMember(
-                replica=replica, incarnation=note.newest + 1, disk=disk, folder=folder, host=host, pid=pid,
+                replica=replica,
+                incarnation=note.newest + 1,
+                disk=disk,
+                folder=folder,
+                host=host,
+                pid=pid,
                 state=ReplicaState.DRAINING if note.draining else ReplicaState.LIVE,
-            )  # fmt: skip
+            )
             named = self._named_by_open_ranges()
             for key, old in plan.list(f"replicas/{replica:05}/", ReplicaMember):
                 plan.delete(presence_key(replica, old.incarnation))

@@ -109,9 +109,15 @@ class RangeChains:
         return self._decider.decide(plan_it)
 
     def seal_recovered(
-        self, lane: int, number: int, end: int, end_seq: int, refs: Sequence[ReplicaRef], epoch: int,
+        self,
+        lane: int,
+        number: int,
+        end: int,
+        end_seq: int,
+        refs: Sequence[ReplicaRef],
+        epoch: int,
         saved: MirroredEnd | None = None,
-    ) -> Range | None:  # fmt: skip
+    ) -> Range | None:
         """After a loss of memory: seal at what was recovered, and open the next range at the ceiling, on `refs`.
 
         If a mirror told how far the lane was ordered (`saved`), no position above that was ever handed out, and the
@@ -276,9 +282,12 @@ class BrokerLanes:
                 plan.delete(key)
                 forget_lane(plan, old.lane)
             lane = TopicLane(
-                lane=cluster.next_broker_lane, topic=topic.lane, broker=member.broker,
-                incarnation=member.incarnation, handle=member.handle,
-            )  # fmt: skip
+                lane=cluster.next_broker_lane,
+                topic=topic.lane,
+                broker=member.broker,
+                incarnation=member.incarnation,
+                handle=member.handle,
+            )
             plan.put("cluster", msgspec.structs.replace(cluster, next_broker_lane=lane.lane + 1))
             plan.put(lane_key(lane), lane)
             if found.replicas:
@@ -361,13 +370,18 @@ def _put_range(
     index, seq = start
     made = Range(
         lane=lane, number=chain.last + 1, start=index, start_seq=seq, replicas=list(refs), durable_on=durable_on
-    )  # fmt: skip
+    )
     plan.put(range_key(lane, made.number), made)
-    plan.put(chain_key(lane), Chain(
-        topic=chain.topic, last=made.number,
-        index=max(chain.index, index + CEILING_AHEAD), seq=max(chain.seq, seq + CEILING_AHEAD_SEQ),
-        handle=chain.handle,
-    ))  # fmt: skip
+    plan.put(
+        chain_key(lane),
+        Chain(
+            topic=chain.topic,
+            last=made.number,
+            index=max(chain.index, index + CEILING_AHEAD),
+            seq=max(chain.seq, seq + CEILING_AHEAD_SEQ),
+            handle=chain.handle,
+        ),
+    )
     return made
 
 

@@ -57,10 +57,15 @@ class Tiers:
             before = known or _new(ask)
             kept_s = before.hot_retention_s if ask.hot_retention_s is None else ask.hot_retention_s
             opened = msgspec.structs.replace(
-                before, epoch=before.epoch + 1, holder=ask.holder, lease=lease, topic_id=topic.id,
+                before,
+                epoch=before.epoch + 1,
+                holder=ask.holder,
+                lease=lease,
+                topic_id=topic.id,
                 hot_retention_s=checked_hot_retention(kept_s),
-                properties=public_properties(ask.properties) or before.properties, engine=ask.engine,
-            )  # fmt: skip
+                properties=public_properties(ask.properties) or before.properties,
+                engine=ask.engine,
+            )
             plan.put(tier_key(ask.topic), opened)
             plan.put(tierer_key(ask.topic), Tierer(ask.holder, opened.epoch), lease)
             return opened, before.lease
@@ -92,10 +97,15 @@ class Tiers:
             if len(frontiers) > TIER_LANES_MAX:
                 raise BadValue(f"{len(frontiers)} lanes in the table of {ask.topic!r}", f"at most {TIER_LANES_MAX}")
             told = msgspec.structs.replace(
-                tier, metadata=ask.metadata or tier.metadata, frontiers=frontiers, starts=starts, advanced_us=now_us,
-                lease=lease or tier.lease, engine=ask.engine or tier.engine,
+                tier,
+                metadata=ask.metadata or tier.metadata,
+                frontiers=frontiers,
+                starts=starts,
+                advanced_us=now_us,
+                lease=lease or tier.lease,
+                engine=ask.engine or tier.engine,
                 holes={lane: each for lane, each in holes.items() if each},
-            )  # fmt: skip
+            )
             plan.put(tier_key(ask.topic), told)
             if lease:
                 plan.put(tierer_key(ask.topic), Tierer(tier.holder, tier.epoch), lease)

@@ -107,11 +107,14 @@ def price(replicas: int, durable_on: int) -> str:
         return "records are in memory only: they end with the cluster's memory"
     needed = replicas - durable_on + 1
     which = (
-        "its one replica" if replicas == 1
-        else "both replicas" if needed == replicas == 2
-        else f"all {replicas} replicas" if needed == replicas
+        "its one replica"
+        if replicas == 1
+        else "both replicas"
+        if needed == replicas == 2
+        else f"all {replicas} replicas"
+        if needed == replicas
         else f"any {needed} of {replicas} replicas"
-    )  # fmt: skip
+    )
     recovery = f"after a loss of memory, recovery needs {which}"
     if durable_on < replicas:
         return f"durable records are on {durable_on} of {replicas} disks; {recovery}"
@@ -205,10 +208,17 @@ def altered(topic: Topic, ask: AlterTopic) -> Topic:
         topic.retention_s if ask.retention_s is None else ask.retention_s,
     )
     return msgspec.structs.replace(
-        topic, partitions=partitions, first_partitions=topic.first_partitions or topic.partitions,
-        on_gap=on_gap.value, gap_timeout_ms=gap_timeout_ms, session_ttl_s=ttl_s,
-        replicas=copies.replicas, durable_on=copies.durable_on, retention_bytes=kept.bytes, retention_s=kept.seconds,
-    )  # fmt: skip
+        topic,
+        partitions=partitions,
+        first_partitions=topic.first_partitions or topic.partitions,
+        on_gap=on_gap.value,
+        gap_timeout_ms=gap_timeout_ms,
+        session_ttl_s=ttl_s,
+        replicas=copies.replicas,
+        durable_on=copies.durable_on,
+        retention_bytes=kept.bytes,
+        retention_s=kept.seconds,
+    )
 
 
 def _grown(topic: Topic, partitions: int) -> int:

@@ -95,9 +95,16 @@ class Topics:
             cluster = plan.cluster()
             copies = checked_copies(replicas, durable_on, self._replicas.live_count())
             topic = new_topic(
-                name, self._free_lane(cluster), order, partitions, copies, on_gap, gap_timeout_ms, session_ttl_s,
+                name,
+                self._free_lane(cluster),
+                order,
+                partitions,
+                copies,
+                on_gap,
+                gap_timeout_ms,
+                session_ttl_s,
                 checked_retention(retention_bytes, retention_s),
-            )  # fmt: skip
+            )
             if plan.read(f"topics/{name}", Topic):
                 raise TopicExists(f"topic {name!r} exists", "use it, or choose another name")
             self._check_room(cluster)

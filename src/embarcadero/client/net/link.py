@@ -28,9 +28,17 @@ class Link:
     """Shared state of one connection. `number` is the driver's name for it; a new connection gets a new number."""
 
     __slots__ = (
-        "_next_request", "_owners", "generation", "granted_bytes", "heard_us", "number", "pinged_us",
-        "references", "sent_bytes", "tables",
-    )  # fmt: skip
+        "_next_request",
+        "_owners",
+        "generation",
+        "granted_bytes",
+        "heard_us",
+        "number",
+        "pinged_us",
+        "references",
+        "sent_bytes",
+        "tables",
+    )
 
     def __init__(self, number: int, now_us: int, generation: int = 0) -> None:
         self.number = number

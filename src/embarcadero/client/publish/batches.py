@@ -39,7 +39,8 @@ FINAL_REFUSALS = frozenset({Outcome.CONFLICT, Outcome.LOST})
 
 _FAULTS = {
     ReferenceFault.GONE: (
-        "lane {0.lane} has no batch at index {0.index}: it was trimmed, or lost", "stage its records again",
+        "lane {0.lane} has no batch at index {0.index}: it was trimmed, or lost",
+        "stage its records again",
     ),
     ReferenceFault.ANOTHER_TOPIC: (
         "lane {0.lane} is not one of the topic with id {0.topic_id:016x}: that was deleted, or made again",
@@ -50,7 +51,7 @@ _FAULTS = {
         "{0.crc:08x}",
         "publish what `staged()` of its future returned, unchanged",
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(slots=True, eq=False)

@@ -347,9 +347,14 @@ class Intake:
 
     def _check_staged(self, staged: StagedBatch) -> None:
         ranges = {
-            "size": (1, self._payload_bytes_max), "count": (1, self._records_max), "lane": (0, _U32), "crc": (0, _U32),
-            "index": (0, NO_INDEX - 1), "topic_id": (0, NO_INDEX), "schema": (0, _U16),
-        }  # fmt: skip
+            "size": (1, self._payload_bytes_max),
+            "count": (1, self._records_max),
+            "lane": (0, _U32),
+            "crc": (0, _U32),
+            "index": (0, NO_INDEX - 1),
+            "topic_id": (0, NO_INDEX),
+            "schema": (0, _U16),
+        }
         for name, (least, most) in ranges.items():
             if not least <= (value := getattr(staged, name)) <= most:
                 raise BadValue(f"a staged batch with {name} {value}", f"{name} is {least} to {most}")

@@ -138,9 +138,7 @@ def merged(earlier: RecordsLost | None, later: RecordsLost) -> RecordsLost:
     if earlier is None:
         return later
     message = f"{earlier.message}; {later.message}"
-    return RecordsLost(
-        message, later.hint, [*earlier.positions, *later.positions], [*earlier.counts, *later.counts]
-    )  # fmt: skip
+    return RecordsLost(message, later.hint, [*earlier.positions, *later.positions], [*earlier.counts, *later.counts])
 
 
 _KEPT = 64

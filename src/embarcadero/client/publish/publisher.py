@@ -132,11 +132,22 @@ class PublisherCore(PublishCore):
     """
 
     def __init__(
-        self, *, topic: str, session_name: str = "", window_bytes: int, resend_after_us: int, delivery_timeout_us: int,
-        order: int = int(Order.TOTAL), acks: bool = True, durable: bool = False, replicated: bool = False,
-        session_at: int | None = None, topic_id: int = 0, session_order: int | None = None,
+        self,
+        *,
+        topic: str,
+        session_name: str = "",
+        window_bytes: int,
+        resend_after_us: int,
+        delivery_timeout_us: int,
+        order: int = int(Order.TOTAL),
+        acks: bool = True,
+        durable: bool = False,
+        replicated: bool = False,
+        session_at: int | None = None,
+        topic_id: int = 0,
+        session_order: int | None = None,
         order_required: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self._topic_order, self._asked_order, self._order_required = order, session_order, order_required
         self._brokers_order = order <= Order.BROKER  # orders 0 and 1: acks name the lane, and no copy is ever refused

@@ -40,9 +40,15 @@ class PublisherDriver(CoreDriver):
     core: PublisherCore
 
     def __init__(
-        self, brokers: BrokerPool, core: PublisherCore, ack: Ack, schema: int, on_settled: Callable[[Sealed], None],
-        on_lost: Callable[[RecordsLost], None], on_pressure: Callable[[Backpressure | None], None],
-    ) -> None:  # fmt: skip
+        self,
+        brokers: BrokerPool,
+        core: PublisherCore,
+        ack: Ack,
+        schema: int,
+        on_settled: Callable[[Sealed], None],
+        on_lost: Callable[[RecordsLost], None],
+        on_pressure: Callable[[Backpressure | None], None],
+    ) -> None:
         super().__init__(brokers)
         self.core, self._ack, self._schema, self._on_settled = core, ack, schema, on_settled
         self._on_lost, self._on_pressure = on_lost, on_pressure
@@ -165,9 +171,14 @@ class Pump:
         self._poked = False
         self.moved = asyncio.Event()
         self.driver = PublisherDriver(
-            brokers, core, checked_ack(options.ack), topic.versions.version, self._settled, self._lost,
+            brokers,
+            core,
+            checked_ack(options.ack),
+            topic.versions.version,
+            self._settled,
+            self._lost,
             self._pressed,
-        )  # fmt: skip
+        )
         self.driver.ended.add_done_callback(self._ended)
         self.forked = False
         tell_of_forks(self)

@@ -118,9 +118,15 @@ class ColdReads:
         from embarcadero.tier.table_reads import table_batches
 
         return table_batches(
-            table, ask.lane, start, stop, ask.schemas, partitions=ask.partitions, control=ask.control,
+            table,
+            ask.lane,
+            start,
+            stop,
+            ask.schemas,
+            partitions=ask.partitions,
+            control=ask.control,
             durable=ask.durable,
-        )  # fmt: skip
+        )
 
     async def _place(self, ask: ColdAsk) -> int | None:
         """The index at which a reader starts; None if brokers can tell as well."""

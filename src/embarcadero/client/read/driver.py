@@ -33,9 +33,13 @@ class SubscriberDriver(CoreDriver):
     core: ReaderCore
 
     def __init__(
-        self, brokers: BrokerPool, core: ReaderCore, on_ready: Callable[[], None], until: int | None = None,
+        self,
+        brokers: BrokerPool,
+        core: ReaderCore,
+        on_ready: Callable[[], None],
+        until: int | None = None,
         topic: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(brokers)
         self.core, self._on_ready, self._until = core, on_ready, until
         self._cold = ColdReads(brokers, topic, self.run)

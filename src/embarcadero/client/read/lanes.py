@@ -54,10 +54,18 @@ class LanesCore(FetchCore):
         self._in_table = in_table
         self.topic, self._wait_ms, self._silent_after_us, self._turn = topic, wait_ms, silent_after_us, turn
         self._settings: dict[str, Any] = {
-            "partitions": partitions, "read": read, "silent_after_us": silent_after_us, "wait_ms": wait_ms,
-            "brokers": brokers, "max_bytes": max(1, max_bytes // _LANES_SHARING), "prefetch": prefetch,
-            "schemas": schemas, "owner": self, "table": table, "tiered": tiered,
-        }  # fmt: skip
+            "partitions": partitions,
+            "read": read,
+            "silent_after_us": silent_after_us,
+            "wait_ms": wait_ms,
+            "brokers": brokers,
+            "max_bytes": max(1, max_bytes // _LANES_SHARING),
+            "prefetch": prefetch,
+            "schemas": schemas,
+            "owner": self,
+            "table": table,
+            "tiered": tiered,
+        }
         self._since_us = start if by == "time" else None  # a time that lanes to come are read from, too
         self.paused = False
         self._error: EmbarcaderoError | None = None

@@ -26,9 +26,15 @@ _LANE = pa.field("_lane", pa.uint32(), nullable=False)
 
 
 def new_core(
-    brokers: BrokerPool, lane: int, by: str, value: int, read: str, partitions: list[int] | None = None,
-    schemas: TopicSchemas = RAW, **more: Any,
-) -> SubscriberCore:  # fmt: skip
+    brokers: BrokerPool,
+    lane: int,
+    by: str,
+    value: int,
+    read: str,
+    partitions: list[int] | None = None,
+    schemas: TopicSchemas = RAW,
+    **more: Any,
+) -> SubscriberCore:
     """A reader of one lane with the settings of this client. It reads batches by `schemas` for as long as it lives."""
     settings = _settings(brokers) | more
     return SubscriberCore(lane=lane, by=by, start=value, read=read, partitions=partitions, schemas=schemas, **settings)
@@ -47,9 +53,17 @@ def reader_core(
         )
     in_table = frozenset() if topic.tier is None else frozenset(topic.tier.frontiers)
     return LanesCore(
-        topic=topic.lane, lanes=topic.lanes, by=by, start=value, read=read, partitions=partitions,
-        schemas=topic.versions, in_table=in_table, **_settings(brokers), **table_of(topic),
-    )  # fmt: skip
+        topic=topic.lane,
+        lanes=topic.lanes,
+        by=by,
+        start=value,
+        read=read,
+        partitions=partitions,
+        schemas=topic.versions,
+        in_table=in_table,
+        **_settings(brokers),
+        **table_of(topic),
+    )
 
 
 def table_of(topic: TopicInfo) -> dict[str, Any]:
@@ -234,9 +248,17 @@ class Scan:
         self._topic, self._forked = topic.name, False
         self._ends, self._patience, self._ready, self._closed = ends, patience, asyncio.Event(), False
         self._core = new_core(
-            brokers, lane, "index", ends[0], span.read, span.partitions, topic.versions, control=span.control,
-            stop=ends[1], **table_of(topic),
-        )  # fmt: skip
+            brokers,
+            lane,
+            "index",
+            ends[0],
+            span.read,
+            span.partitions,
+            topic.versions,
+            control=span.control,
+            stop=ends[1],
+            **table_of(topic),
+        )
         self._driver = SubscriberDriver(brokers, self._core, self._ready.set, until=ends[1], topic=topic.name)
         tell_of_forks(self)
 

@@ -316,10 +316,18 @@ class SubscriberCore(FetchCore):
         wait_ms = 0 if self._by == "latest" else self._wait_ms
         self._through_broker = self._table and link.tables and not self._direct
         ask = Fetch(
-            lane=self.lane, by=self._by, start=self._next, max_bytes=self._max_bytes, wait_ms=wait_ms,
-            partitions=self._partitions, read=self._read, control=self._control, stop=self._stop,
-            table=self._through_broker, never_durable=True,
-        )  # fmt: skip
+            lane=self.lane,
+            by=self._by,
+            start=self._next,
+            max_bytes=self._max_bytes,
+            wait_ms=wait_ms,
+            partitions=self._partitions,
+            read=self._read,
+            control=self._control,
+            stop=self._stop,
+            table=self._through_broker,
+            never_durable=True,
+        )
         request = link.ask(self._owner)
         self._asked, self._asked_us = (link.number, request), now_us
         self._write(link.number, control_frame(ask, request))
@@ -444,10 +452,14 @@ class SubscriberCore(FetchCore):
             if batch.index < self._next or (
                 not hole and self._partitions is None and self._next_seq not in (None, batch.seq)
             ):
-                self._cold, self.failed = None, Corrupt(
-                    f"the table of lane {self.lane} has {batch!r} where index {self._next}, seq {self._next_seq} "
-                    "comes next", "look at the table: somebody else has written to it",
-                )  # fmt: skip
+                self._cold, self.failed = (
+                    None,
+                    Corrupt(
+                        f"the table of lane {self.lane} has {batch!r} where index {self._next}, seq {self._next_seq} "
+                        "comes next",
+                        "look at the table: somebody else has written to it",
+                    ),
+                )
                 return
             self._put(batch)
             self._next = batch.gap.stop if hole and batch.gap is not None else batch.index + 1

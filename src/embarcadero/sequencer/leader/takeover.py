@@ -102,9 +102,13 @@ class Legacy:
     """All that the predecessor left. Waiting batches are in `waiting`, by handle the rest."""
 
     def __init__(
-        self, fabric: Fabric, epoch: int, members: list[Member], steps: Steps = NO_STEPS,
+        self,
+        fabric: Fabric,
+        epoch: int,
+        members: list[Member],
+        steps: Steps = NO_STEPS,
         foreseen: Foreseen | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._fabric, self._epoch, self._steps = fabric, epoch, steps
         self._answered = foreseen.answered if foreseen is not None and foreseen.epoch == epoch else {}
         frontiers = fabric.attach(frontiers_region(epoch))

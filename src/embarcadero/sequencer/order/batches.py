@@ -364,13 +364,32 @@ class LaneOrder:
         strong, late = table.strong.take(rows), seqs < expected
         found, old = hit & np.where(strong, late, ~below), np.where(strong, late & ~hit, below)
         outcome = np.select(
-            [~known, found & (index == LOST), found & (index == NO_INDEX), found & same, found, old & below, old,
-             table.state.take(rows) == FENCED, hit & ~same, hit],
-            [Outcome.UNKNOWN_SESSION, Outcome.LOST, Outcome.DUP, Outcome.DUP_OF, Outcome.CONFLICT, Outcome.STALE,
-             Outcome.STALE if self.skips else Outcome.DUP, Outcome.FENCED, Outcome.CONFLICT,
-             Outcome.UNDECIDED],
+            [
+                ~known,
+                found & (index == LOST),
+                found & (index == NO_INDEX),
+                found & same,
+                found,
+                old & below,
+                old,
+                table.state.take(rows) == FENCED,
+                hit & ~same,
+                hit,
+            ],
+            [
+                Outcome.UNKNOWN_SESSION,
+                Outcome.LOST,
+                Outcome.DUP,
+                Outcome.DUP_OF,
+                Outcome.CONFLICT,
+                Outcome.STALE,
+                Outcome.STALE if self.skips else Outcome.DUP,
+                Outcome.FENCED,
+                Outcome.CONFLICT,
+                Outcome.UNDECIDED,
+            ],
             Outcome.BACKPRESSURE,
-        ).astype(np.uint8)  # fmt: skip
+        ).astype(np.uint8)
         step.outcome[rest] = outcome
         there = outcome == Outcome.DUP_OF
         step.index[rest[there]], step.seq[rest[there]] = index[there], table.seq.take(slots[there])
@@ -429,9 +448,15 @@ def order_line(pending: Line, origin: int, index: int, seq: int, append_us: int)
     _, sequence, _, lane, place, extent, tags, _ = pending
     tags = tags & ~0xFFFF | origin
     return [
-        index, seq, sequence, append_us, lane >> 32 | (place & _LOW) << 32, place >> 32 | (extent & _LOW) << 32,
-        extent >> 32 | (tags & _LOW) << 32, tags >> 32,
-    ]  # fmt: skip
+        index,
+        seq,
+        sequence,
+        append_us,
+        lane >> 32 | (place & _LOW) << 32,
+        place >> 32 | (extent & _LOW) << 32,
+        extent >> 32 | (tags & _LOW) << 32,
+        tags >> 32,
+    ]
 
 
 def result_line(pending: Line, index: int, seq: int) -> Line:
@@ -494,9 +519,15 @@ def open_entry(session: int, expected: int, facts: OpenedFacts) -> Entries:
     """Make the order entry of a session's start. It says all that a replay needs: see `opened_facts`."""
     name, earlier = facts.name, NO_SESSION if facts.continued is None else facts.continued
     return control_entry(
-        EntryKind.SESSION_OPEN, session, expected, location=name & 0xFFFF_FFFF, crc=name >> 32,
-        partition=earlier & 0xFFFF, schema=earlier >> 16, flags=facts.taken * OPEN_TAKEN | facts.strong * OPEN_STRONG,
-    )  # fmt: skip
+        EntryKind.SESSION_OPEN,
+        session,
+        expected,
+        location=name & 0xFFFF_FFFF,
+        crc=name >> 32,
+        partition=earlier & 0xFFFF,
+        schema=earlier >> 16,
+        flags=facts.taken * OPEN_TAKEN | facts.strong * OPEN_STRONG,
+    )
 
 
 def opened_facts(entry: np.void) -> OpenedFacts:

@@ -40,15 +40,32 @@ _MAGIC: Final = int.from_bytes(b"EMBCHECK", "little")
 _VERSION: Final = 1
 _HEADER: Final = table(
     128,
-    magic=("<u8", 0), version=("<u4", 8), count=("<u4", 12), number=("<u8", 16), index=("<u8", 24), seq=("<u8", 32),
-    append_us=("<u8", 40), next_handle=("<u8", 48), now_us=("<u8", 56), rows_crc=("<u4", 64),
-    capacity=("<u4", 68), check=("<u4", 124),
-)  # fmt: skip
+    magic=("<u8", 0),
+    version=("<u4", 8),
+    count=("<u4", 12),
+    number=("<u8", 16),
+    index=("<u8", 24),
+    seq=("<u8", 32),
+    append_us=("<u8", 40),
+    next_handle=("<u8", 48),
+    now_us=("<u8", 56),
+    rows_crc=("<u4", 64),
+    capacity=("<u4", 68),
+    check=("<u4", 124),
+)
 _ROW: Final = table(
     128,
-    handle=("<u4", 0), successor=("<u4", 4), state=("u1", 8), strong=("u1", 9), expected=("<u8", 16), low=("<u8", 24),
-    name=("<u8", 32), active_us=("<u8", 40), stored=("V32", 48), lost=("V32", 80),
-)  # fmt: skip
+    handle=("<u4", 0),
+    successor=("<u4", 4),
+    state=("u1", 8),
+    strong=("u1", 9),
+    expected=("<u8", 16),
+    low=("<u8", 24),
+    name=("<u8", 32),
+    active_us=("<u8", 40),
+    stored=("V32", 48),
+    lost=("V32", 80),
+)
 _BYTES: Final = 128
 _ROWS_RESERVED: Final = 511  # with the header, 64 KiB
 _NUMBER_MAX: Final = 1 << 62

@@ -106,9 +106,15 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     lane.idle_due_us = min(lane.idle_due_us, now_us + min(lane.topic.session_ttl_s * 1_000_000, _KEPT_US))
     low = max(0, expected - W) if strong else int(table.low[row])
     lane.out.answer_one(
-        entry, Outcome.OPENED, session=handle, extra=expected, seq=low, index=index, session_seq=reached,
+        entry,
+        Outcome.OPENED,
+        session=handle,
+        extra=expected,
+        seq=low,
+        index=index,
+        session_seq=reached,
         order=Order.STRONG if strong else Order.TOTAL,
-    )  # fmt: skip
+    )
 
 
 def _expected_holder(entry: Entries, holder: int) -> int:
@@ -163,9 +169,13 @@ def fence(lane: LaneOrder, row: int, now_us: int, why: str) -> None:
     lane.counters.fenced[why] += 1
     if why != "moved":  # that is how some sessions live
         lane.journal.note(
-            "session fenced", topic=lane.topic.name, session=int(table.handle[row]), why=why,
-            expected=int(table.expected[row]), waiting=int(table.held[row]),
-        )  # fmt: skip
+            "session fenced",
+            topic=lane.topic.name,
+            session=int(table.handle[row]),
+            why=why,
+            expected=int(table.expected[row]),
+            waiting=int(table.held[row]),
+        )
     lane.reserve(4)
     _refuse_held(lane, row)
     lane.append_control(control_entry(EntryKind.SESSION_FENCE, int(table.handle[row]), int(table.expected[row])))

@@ -159,9 +159,16 @@ class SessionTable:
         return named
 
     def open(
-        self, handle: int, name: int, now_us: int, earlier: int | None, taken: bool, *, strong: bool = False,
+        self,
+        handle: int,
+        name: int,
+        now_us: int,
+        earlier: int | None,
+        taken: bool,
+        *,
+        strong: bool = False,
         peer: int = 0,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Fill the row of a new session; `earlier` is the row that it continues. Returns its row."""
         row = handle & self.mask
         self.strong[row], self.peer[row] = strong, peer

@@ -308,9 +308,15 @@ class RangeKeeper:
         if len(refs) < enough:
             if not kept.told:
                 self._journal.warn(
-                    "range waits", topic=kept.topic.name, lane=kept.number, range=range_.number, live=len(refs),
-                    needed=enough, bad=self._reason(bad), do="start replicas, or add some",
-                )  # fmt: skip
+                    "range waits",
+                    topic=kept.topic.name,
+                    lane=kept.number,
+                    range=range_.number,
+                    live=len(refs),
+                    needed=enough,
+                    bad=self._reason(bad),
+                    do="start replicas, or add some",
+                )
             kept.told = True
             return False
         if not range_.open or kept.closing:
@@ -352,9 +358,7 @@ class RangeKeeper:
             self._journal.warn("range not sealed", lane=kept.number, range=kept.range_.number, end=end, why="no entry")
             self._announce(kept)
             return True
-        opened = self._directory.ranges.seal_and_open(
-            kept.number, kept.range_.number, end, end_seq, refs, self._epoch
-        )  # fmt: skip
+        opened = self._directory.ranges.seal_and_open(kept.number, kept.range_.number, end, end_seq, refs, self._epoch)
         if opened is None:
             self._counters.seals_failed += 1
             self._adopt_again(kept)
@@ -362,9 +366,14 @@ class RangeKeeper:
         self._steps.at(Step.SEAL_DECIDED)
         self._counters.seals += 1
         self._journal.note(
-            "range sealed", topic=kept.topic.name, lane=kept.number, range=kept.range_.number, end=end, why=why,
+            "range sealed",
+            topic=kept.topic.name,
+            lane=kept.number,
+            range=kept.range_.number,
+            end=end,
+            why=why,
             replicas=[ref.replica for ref in refs],
-        )  # fmt: skip
+        )
         for ref in kept.range_.replicas:
             if ref in self.replicas.good and self._is_late(kept, ref):
                 kept.late_us[ref.replica] = self._now_us

@@ -116,9 +116,12 @@ class LaneRecovery:
     def step(self, now_us: int) -> None:
         """Go as far as possible."""
         steps = {
-            Stage.COLLECT: self._collect, Stage.COPY: self._copy, Stage.READ: self._read, Stage.SEAL: self._tell_store,
+            Stage.COLLECT: self._collect,
+            Stage.COPY: self._copy,
+            Stage.READ: self._read,
+            Stage.SEAL: self._tell_store,
             Stage.BEGIN: self._begin,
-        }  # fmt: skip
+        }
         if self._failure is not None:
             raise self._failure  # not in a worker's thread, where nobody would hear it
         before = None
@@ -253,9 +256,13 @@ class LaneRecovery:
             return
         batches, records = remains.lost_above(self._end)
         self._saved = MirroredEnd(
-            lane=self.range_.lane, index=remains.end, seq=remains.end_seq, kept=self._end, batches=batches,
+            lane=self.range_.lane,
+            index=remains.end,
+            seq=remains.end_seq,
+            kept=self._end,
+            batches=batches,
             records=records,
-        )  # fmt: skip
+        )
         self._lost = remains.end > self._end
         if (order := self._restored) is not None:
             order.append_us = max(order.append_us, remains.append_us)
@@ -280,10 +287,14 @@ class LaneRecovery:
         self._retry_us = 0
         self._desk.steps.at(Step.RECOVERY_DECIDED)
         self._desk.journal.note(
-            "lane recovered", topic=self.topic.name, lane=self.range_.lane, end=self._end,
-            start=self.opened.start if self.opened else None, took_ms=(now_us - self._began_us) // 1000,
+            "lane recovered",
+            topic=self.topic.name,
+            lane=self.range_.lane,
+            end=self._end,
+            start=self.opened.start if self.opened else None,
+            took_ms=(now_us - self._began_us) // 1000,
             **self._told_by_mirror(),
-        )  # fmt: skip
+        )
 
     def _begin(self, now_us: int) -> None:
         """Hand the lane over; the one who takes it may have no room yet."""

@@ -345,10 +345,12 @@ def _read_lane(fabric: Fabric, name: str, checkpoints: str) -> LaneRemains | Non
     entries = join([before, after])
     opened = entries[entries["kind"] == EntryKind.SESSION_OPEN]["session"]
     return LaneRemains(
-        end, int(last["seq"][0]) + int(last["count"][0]) if len(last) else int(header["seq"]), entries,
+        end,
+        int(last["seq"][0]) + int(last["count"][0]) if len(last) else int(header["seq"]),
+        entries,
         append_us=int(last["append_us"][0]) if len(last) else int(header["append_us"]),
         next_handle=max(int(header["next_handle"]), int(opened.max(initial=0)) + 1 if len(opened) else 0),
-    )  # fmt: skip
+    )
 
 
 def _read_broker_lane(ring: RingReader) -> LaneRemains | None:
