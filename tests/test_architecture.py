@@ -72,3 +72,16 @@ def test_every_folder_of_the_product_is_described() -> None:
     """The table of folders leaves none out."""
     folders = {path.name for path in PRODUCT.iterdir() if path.is_dir() and (path / "__init__.py").is_file()}
     assert {name for name in folders if f"`{name}/`" not in TEXT} == set()
+
+
+READMES = sorted(path for folder in ("src", "proof") for path in (ROOT / folder).rglob("README.md"))
+
+
+@pytest.mark.parametrize("page", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_folder_describes_exist(page: Path) -> None:
+    """In its folder, in one of its folders, in the product, in the proof, or among the tests."""
+    named = set(re.findall(r"`([a-z_/]+\.py)`", page.read_text()))
+    roots = [ROOT, PRODUCT, PRODUCT.parent, ROOT / "proof" / "embarcadero_proof", page.parent]
+    roots += [path for path in page.parent.iterdir() if path.is_dir()]
+    roots += [path for path in (ROOT / "tests").iterdir() if path.is_dir()]
+    assert {name for name in named if not any((root / name).is_file() for root in roots)} == set()

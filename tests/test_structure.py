@@ -8,13 +8,13 @@ import pytest
 
 from embarcadero_proof.structure import Measures, measures
 
-MODULES_MAX = 360
-SKIPS_MAX = 300
-SHARED_NAMES_MAX = 80
-WIDE_CLASSES_MAX = 8
-LONG_CONSTRUCTORS_MAX = 20
-CYCLIC_MODULES_MAX = 40
-INJECTED_MAX = 48
+MODULES_MAX = 248
+SKIPS_MAX = 60
+SHARED_NAMES_MAX = 7
+WIDE_CLASSES_MAX = 4
+LONG_CONSTRUCTORS_MAX = 4
+CYCLIC_MODULES_MAX = 0
+INJECTED_MAX = 0
 
 
 @pytest.fixture(scope="module")
