@@ -281,13 +281,13 @@ def _fabric(fabric: Path | None, data_dir: Path | None) -> ReadOnlyFabric:
 def _scene(data_dir: Path | None) -> TraceSource:
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.placement.directory import Directory
-    from embarcadero.placement.sqlite import SqliteStore
+    from embarcadero.placement.stores import open_store
     from embarcadero.watch.segments import ReplicaFolders
     from embarcadero.watch.trace import TraceSource
 
     folder = ClusterFolder(data_dir_or_default(data_dir))
     _require_store(folder)
-    with closing(SqliteStore(folder.store_path)) as store:
+    with closing(open_store(folder.store_path)) as store:
         directory = Directory(store)
         return TraceSource(
             _fabric(None, data_dir),
@@ -307,13 +307,12 @@ def _require_store(folder: ClusterFolder) -> None:
 def _topics(folder: ClusterFolder) -> dict[int, str]:
     """The topic of each lane, as the store says."""
     from embarcadero.placement.directory import Directory
-    from embarcadero.placement.sqlite import SqliteStore
-    from embarcadero.placement.stores import read_stored, stored
+    from embarcadero.placement.stores import open_store, read_stored, stored
 
     _require_store(folder)
     if folder.running_pid() is None:
         return read_stored(folder.store_path).topics
-    with closing(SqliteStore(folder.store_path)) as store:
+    with closing(open_store(folder.store_path)) as store:
         return stored(Directory(store)).topics
 
 

@@ -123,11 +123,11 @@ def drain(
 
     from embarcadero.node.cluster_view import in_words, topics_by_lane
     from embarcadero.placement.directory import Directory
-    from embarcadero.placement.sqlite import SqliteStore
+    from embarcadero.placement.stores import open_store
 
     folder = _folder(data_dir)
     folder.require_running()
-    with closing(SqliteStore(folder.store_path)) as store:
+    with closing(open_store(folder.store_path)) as store:
         directory = Directory(store)
         directory.replicas.undrain(replica) if undo else directory.replicas.drain(replica)
         stuck = [] if undo else _unreadable(directory, replica)

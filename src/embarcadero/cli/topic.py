@@ -455,11 +455,11 @@ def recover(
     """
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.placement.directory import Directory
-    from embarcadero.placement.sqlite import SqliteStore
+    from embarcadero.placement.stores import open_store
 
     folder = ClusterFolder(data_dir_or_default(data_dir))
     info = folder.require_running()
-    with closing(SqliteStore(folder.store_path)) as store:
+    with closing(open_store(folder.store_path)) as store:
         directory = Directory(store)
         waiting = _waiting(info, directory, name)
         short = [lane for lane in waiting if lane["answered"] < lane["needed"]]

@@ -82,13 +82,13 @@ class _Watcher:
     def look(self) -> Picture:
         """The cluster now, with rates since the last look. NotRunning when there is none."""
         from embarcadero.placement.directory import Directory
-        from embarcadero.placement.sqlite import SqliteStore
+        from embarcadero.placement.stores import open_store
         from embarcadero.watch.endpoints import EndpointFiles
         from embarcadero.watch.top import StoreFacts
 
         if self._folder.running_pid() is None:
             raise NotRunning(f"no cluster is running in {self._folder.path}", "start one with `embarcadero up`")
-        with closing(SqliteStore(self._folder.store_path)) as store:
+        with closing(open_store(self._folder.store_path)) as store:
             directory = Directory(store)
             facts = StoreFacts(
                 cluster=directory.cluster_id,

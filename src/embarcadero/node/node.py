@@ -50,7 +50,7 @@ from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_r
 from embarcadero.node.standby import ProcessServices, SharedState, Standby, candidate_bell
 from embarcadero.node.tables import table_reader
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.stores import open_store
 from embarcadero.replica.replica import Replica
 from embarcadero.replica.server import serve_replica
 from embarcadero.sequencer.leader.server import serve_candidate
@@ -111,7 +111,7 @@ class Node:
         self._endpoint_files = EndpointFiles(folder.path)
         self._roles, self._folder = roles, folder
         self._open = ExitStack()
-        store = SqliteStore(folder.store_path)
+        store = open_store(folder.store_path)
         self._open.callback(store.close)
         self._directory = Directory(store, topics_max=self._config.limits.topics)
         if self._directory.generation != self._info.generation:

@@ -24,7 +24,7 @@ from embarcadero.node.cluster_view import (
 from embarcadero.node.folder import ClusterFolder, ClusterInfo
 from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.stores import open_store
 from embarcadero.types import MemberState, Range, ReplicaRef, ReplicaState
 from embarcadero.watch.endpoints import EndpointFiles
 from embarcadero.watch.logs import last_words
@@ -142,7 +142,7 @@ def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
     `listen_s`: how long, at most, to wait for a heartbeat of each replica; without, silent ones pass for live.
     """
     info: ClusterInfo = folder.require_running()
-    with closing(SqliteStore(folder.store_path)) as store:
+    with closing(open_store(folder.store_path)) as store:
         directory = Directory(store)
         newest = directory.members.newest()
         epoch = directory.elections.started_epoch()

@@ -29,7 +29,7 @@ from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.liveness import process_mark
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.stores import open_store
 from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch
 from embarcadero.sequencer.leader.standby import Candidate
 from embarcadero.sequencer.leader.takeover import rehearse
@@ -219,7 +219,7 @@ class HandedOver(msgspec.Struct, frozen=True, kw_only=True):
 def hand_over(folder: ClusterFolder, to: int | None = None) -> HandedOver:
     """Have candidate `to` (None: any that stands by) take over, and wait until it has."""
     info = folder.require_running()
-    with closing(SqliteStore(folder.store_path)) as store:
+    with closing(open_store(folder.store_path)) as store:
         directory = Directory(store)
         epoch, before = directory.elections.started_epoch(), _reigning(directory)
         chosen = _choose(directory, before, to)

@@ -64,7 +64,7 @@ from embarcadero.node.roles import SEQUENCER, Role, metrics_offset
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.liveness import ticks_if_stopped
 from embarcadero.placement.records import EarlierGeneration
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.stores import open_store
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import adopt_folder
 from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState
@@ -196,7 +196,7 @@ class Supervisor:
             if ports := self._options.metrics_ports():
                 check_ports(self._config.metrics.host, ports)
             await self._fork_server.start()
-            self._directory = Directory(stack.enter_context(closing(SqliteStore(self._folder.store_path))))
+            self._directory = Directory(stack.enter_context(closing(open_store(self._folder.store_path))))
             self._take_identity()
             home = mirror_home(self._config.fabric.mirror, self._directory.cluster_id)
             self._fabric = self._own_fabric(stack, home)

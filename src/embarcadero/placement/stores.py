@@ -9,13 +9,32 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from embarcadero.errors import DiskFailed
+from embarcadero.errors import BadValue, DiskFailed
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.sqlite import SqliteStore
-from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Item, Items, Put, Write
+from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Item, Items, Put, Store, Write
 from embarcadero.types import Range
+
+_SQLITE: Final = "sqlite"
+_MEMORY: Final = "memory"
+
+
+def open_store(url: Path | str) -> Store:
+    """Open the store that a URL names: a path or `sqlite:///path` for a SQLite file, `memory:` for one in this process.
+
+    Raises BadValue for another scheme, and what the store raises for a file that is damaged or can't be opened.
+    """
+    text = str(url)
+    scheme, colon, rest = text.partition(":")
+    if not colon or "/" in scheme or isinstance(url, Path):
+        return SqliteStore(Path(text))
+    if scheme == _SQLITE and rest.startswith("///") and len(rest) > len("///"):
+        return SqliteStore(Path(rest.removeprefix("//")))
+    if scheme == _MEMORY and not rest:
+        return MemoryStore()
+    raise BadValue(f"there is no store {text!r}", "use a path, sqlite:///path/to/store.db, or memory:")
 
 
 @dataclass(slots=True)
@@ -155,7 +174,7 @@ def read_stored(path: Path) -> Stored:
                     shutil.copyfile(source, copy.with_name(copy.name + suffix))
         except OSError as error:
             raise DiskFailed(f"the store {path} can't be read: {error.strerror}", "check its disk") from error
-        with closing(SqliteStore(copy)) as store:
+        with closing(open_store(copy)) as store:
             return stored(Directory(store))
 
 
