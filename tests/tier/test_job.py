@@ -186,7 +186,7 @@ def test_somebody_else_who_changes_the_table_deposes_nobody(truth: Truth) -> Non
             return swap(*arguments)
 
         catalog.commit_table = commit_table
-        with pytest.raises(TierUnavailable, match="somebody else"):
+        with pytest.raises(TierUnavailable, match="another program"):
             running.cycle()
         assert running.cycle().rows == 50
     assert truth.problems() == []

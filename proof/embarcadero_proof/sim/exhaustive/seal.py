@@ -42,13 +42,14 @@ class _Lane:
         return index
 
 
-class _Store:
-    """The store, as far as a seal goes."""
+class _Directory:
+    """The directory, as far as a seal goes: its parts `ranges` and `replicas`."""
 
     def __init__(self, stage: Stage, range_: Range) -> None:
         self._stage, self._range = stage, range_
+        self.ranges = self.replicas = self
 
-    def replicas(self) -> list[Any]:
+    def all(self) -> list[Any]:
         return []
 
     def seal_and_open(self, lane: int, number: int, end: int, end_seq: int, refs: Any, epoch: int) -> Range | None:
@@ -146,7 +147,7 @@ def _prepare(keeper: RangeKeeper, stage: Stage, range_: Range) -> None:
     words._values[0, 0] = (
         FrontierWriter(stage.attach(ranges_region(1)), at + 16), FrontierWriter(stage.attach(ranges_region(1)), at + 24)
     )  # fmt: skip
-    keeper._fabric, keeper._directory, keeper._bell = stage, _Store(stage, range_), SilentBell()  # type: ignore[assignment]
+    keeper._fabric, keeper._directory, keeper._bell = stage, _Directory(stage, range_), SilentBell()  # type: ignore[assignment]
     keeper._epoch, keeper._now_us, keeper._journal = 1, 0, SilentJournal()
     keeper._counters, keeper._words, keeper._unsettled = SequencerCounters(), words, {}
     keeper._steps, keeper._changing, keeper._wakes = NO_STEPS, [], True
