@@ -46,6 +46,6 @@ BUGS: Final = (
         edits=(Edit("embarcadero.replica.retention:SessionCheckpoints.keep", "        self._known =",
                     "        return\n        self._known ="),)),
     Bug("deleted-checkpoints-left", "a replica keeps the session checkpoints of a deleted topic", "P9",
-        witnesses=(150_001, 150_002),
+        witnesses=(150_004,),
         edits=(Edit("embarcadero.replica.ranges:RangeCopies._remove_folder", "if not any(", "if False and not any("),)),
 )  # fmt: skip
