@@ -26,7 +26,7 @@ BOUNDS: Final = """\
 
 Kafka's source is Java: records go from the socket into Spark's rows. A source in Python writes them as Arrow into a
 socket, and the JVM reads them and makes rows of them. *Nothing* does that and no more. Figures of 2026-11-19 for 1 GB,
-other work held off by a lock:
+each change in a session of its own, other work held off by a lock:
 
 | | seconds |
 | --- | --- |
@@ -37,9 +37,10 @@ other work held off by a lock:
 | Embarcadero, Unix sockets | 1.77 |
 | Embarcadero, Unix sockets, imports left out of garbage collection | 1.41 |
 
-- 2.5 times as quick as Kafka would be 0.91 s: that leaves 0.08 s for reading 1 GB from brokers. Both cores are busy
-  all the time. Reading alone, without Spark, takes 0.31 s of CPU in the reader and 0.36 s in the broker; starting the
-  process that plans the stream takes 0.3 s, of which Spark's own imports are 0.14 s.
+- The line at 1 GB, 2.5 times as quick as Kafka, is what a source reaches that reads nothing at all, and the goal of 3.5
+  is beyond every source in Python. 2.5 would be 0.91 s, which leaves 0.08 s for 1 GB from brokers, and both cores are
+  busy all the time. Reading alone, without Spark, takes 0.31 s of CPU in the reader and 0.36 s in the broker; starting
+  the process that plans the stream takes 0.3 s, of which Spark's own imports are 0.14 s.
 - 300 MB: Kafka takes 1.4 s for 20 MB, so most of its 1.80 s is the start. Embarcadero takes 0.78 s, 0.45 s of them
   before the first task and after the last one; nothing takes 0.51 s.
 - Larger tasks would save 10 to 20 ms each between two tasks; a task is 32 MiB at most by design. Arrow batches of 1,
