@@ -131,6 +131,20 @@ class LanePosition(NamedTuple):
     seq: int
 
 
+class SessionKey(NamedTuple):
+    """A session of a lane. It compares like a tuple."""
+
+    lane: int
+    session: int
+
+
+class Span(NamedTuple):
+    """Numbers [start, stop): indices of batches, seqs of records, or sequences of a session. It compares like a tuple."""
+
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
     """A batch in a topic of order 0 or 1, named so that it can be published elsewhere by reference.
@@ -160,8 +174,8 @@ class Gap(NamedTuple):
     session: int = NO_SESSION
 
 
-Holes = Sequence[tuple[int, int]]
-"""Spans of positions [start, stop) that a restart passed over: no record can be read there, now or later."""
+Holes = Sequence[Span]
+"""Spans of seqs that a restart passed over: no record can be read there, now or later."""
 
 
 def count_outside(start: int, stop: int, holes: Holes) -> int:
@@ -169,14 +183,14 @@ def count_outside(start: int, stop: int, holes: Holes) -> int:
     return max(0, stop - start - sum(max(0, min(stop, to) - max(start, from_)) for from_, to in holes))
 
 
-def united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def united(spans: Iterable[Span]) -> list[Span]:
     """The same positions as spans that neither overlap nor touch, in order."""
-    found: list[tuple[int, int]] = []
+    found: list[Span] = []
     for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
+        if found and start <= found[-1].stop:
+            found[-1] = Span(found[-1].start, max(stop, found[-1].stop))
         else:
-            found.append((start, stop))
+            found.append(Span(start, stop))
     return found
 
 
@@ -199,7 +213,7 @@ class Tail:
     hot_index: int = 0
     hot_seq: int = 0
     lanes: tuple[Tail, ...] = ()
-    holes: tuple[tuple[int, int], ...] = ()
+    holes: tuple[Span, ...] = ()
 
     def records(self, start: int, stop: int) -> int:
         """How many records have start <= seq < stop: seqs in `holes` are none. Of one lane."""
@@ -218,7 +232,7 @@ class ReaderProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a reader says it is: by lane the next index and seq that it has not dealt with."""
 
     reader: str
-    places: dict[int, tuple[int, int]]
+    places: dict[int, LanePosition]
     ago_s: float = 0.0  # since it said so
     lag: int | None = None  # records between there and the end; None: not counted
 
@@ -346,8 +360,8 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     warehouse: str
     table: str  # its identifier in the catalog
     metadata: str = ""
-    frontiers: dict[int, tuple[int, int]] = {}
-    starts: dict[int, tuple[int, int]] = {}
+    frontiers: dict[int, LanePosition] = {}
+    starts: dict[int, LanePosition] = {}
     hot_retention_s: int = 0  # so long brokers keep what is in the table
     epoch: int = 0
     holder: str = ""

@@ -33,7 +33,7 @@ from typing import Final
 import msgspec
 
 from embarcadero.limits import BROKER_LANES_FIRST, LANES_MAX
-from embarcadero.types import TopicLane
+from embarcadero.types import LanePosition, TopicLane
 
 NOT_WORKED_BY: Final = ("epochs", "starts/", "reign", "candidates/", "hand-over", "readers/")
 """Keys of which whoever needs them asks the store each time, or, for the newest epoch, the fabric."""
@@ -171,7 +171,7 @@ class ReaderNote(msgspec.Struct, frozen=True, kw_only=True):
     """What one reader of a topic told last: by lane the next index and seq, and when; of which topic, 0: not known."""
 
     reader: str
-    places: dict[int, tuple[int, int]]
+    places: dict[int, LanePosition]
     at_us: int
     topic_id: int = 0
 

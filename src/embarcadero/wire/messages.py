@@ -35,7 +35,7 @@ from typing import Annotated, Any
 import msgspec
 
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX, SESSION_SEQUENCE_MAX
-from embarcadero.types import NO_HANDLE, Cut, Range, ReaderProgress, Tier, Topic, TopicLane
+from embarcadero.types import NO_HANDLE, Cut, Range, ReaderProgress, Span, Tier, Topic, TopicLane
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
@@ -127,7 +127,7 @@ class Opened(Message, frozen=True, kw_only=True):
     low: U63
     lost_from: U63 = 0
     lost_to: U63 = 0
-    lost_before: list[tuple[int, int]] = []
+    lost_before: list[Span] = []
     reached: U63 = 0
     order: int = 0
 
@@ -260,7 +260,7 @@ class TailIs(Message, frozen=True, kw_only=True):
     durable_seq: int = 0
     hot_index: int | None = None
     hot_seq: int | None = None
-    holes: list[tuple[int, int]] = []
+    holes: list[Span] = []
 
 
 class Find(Message, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from embarcadero.errors import BadValue
-from embarcadero.types import id_text
+from embarcadero.types import Span, id_text
 
 _TOPIC: Final = "topic"
 _READER: Final = "reader"
@@ -68,7 +68,7 @@ class LaneOffset:
     place: RecordPosition
     cuts: tuple[RecordPosition, ...] = ()
     ended: bool = False
-    holes: tuple[tuple[int, int], ...] = ()
+    holes: tuple[Span, ...] = ()
     first: RecordPosition | None = None
 
     def told(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from embarcadero.spark.machine import known_cores
 from embarcadero.spark.read.offsets import RecordPosition
 from embarcadero.spark.read.options import GO_ON, ReadOptions, Where
 from embarcadero.spark.read.tasks import TablePart, table_part
-from embarcadero.types import Cut, Order, Position, Tail
+from embarcadero.types import Cut, Order, Position, Span, Tail
 from embarcadero.wire.schemas import RAW, TopicSchemas
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class LaneNow:
     end: RecordPosition
     ordered: RecordPosition  # where it ends for those who read what is not durable yet
     closed: bool
-    holes: tuple[tuple[int, int], ...] = ()  # seqs that restarts passed over
+    holes: tuple[Span, ...] = ()  # seqs that restarts passed over
 
 
 @dataclass(frozen=True, slots=True)
