@@ -12,9 +12,9 @@ SECONDS_PER_CASE ?= 8
 LOG_MIB ?= 2000
 
 FAST   := $(addprefix tests/,audit broker bugs config conformance fabric placement replica sequencer staging storage \
-	watch wire test_structure.py test_tidy.py)
+	watch wire test_prose.py test_structure.py test_tidy.py)
 
-.PHONY: help setup demo test fast check unit sim fuzz chaos soak bench stress bugs plants matrix peers structure system lock faces clean
+.PHONY: help setup demo test fast check unit sim fuzz chaos soak bench stress bugs plants matrix peers prose structure system lock faces clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is to do
@@ -79,6 +79,9 @@ matrix: setup    ## PySpark 4.0 to 4.3, each in its own environment; with Iceber
 
 peers: setup     ## Spark's streams beside Kafka's, from its own packages (wants Maven); saves docs/reports/kafka.md
 	$(BIN)/python -m tests.peers
+
+prose: setup       ## measure how plain the text of the repository is, folder by folder
+	$(BIN)/embarcadero-proof prose
 
 structure: setup ## measure the structure of the product: sizes, names, cycles, the files that a record crosses
 	$(BIN)/embarcadero-proof structure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from embarcadero.cli.main import Commands, run
 from embarcadero.cli.output import Verbs
-from embarcadero_proof.cli import chaos, proof
+from embarcadero_proof.cli import chaos, proof, prose
 
 HELP = """
 What proves Embarcadero: simulated clusters, real ones in trouble, hostile inputs, measurements.
@@ -33,6 +33,7 @@ app.command()(proof.sim)
 app.command()(proof.fuzz)
 app.command()(proof.bench)
 app.command()(proof.structure)
+app.command()(prose.prose)
 app.add_typer(chaos.app, name="chaos")
 
 
