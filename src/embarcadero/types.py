@@ -139,7 +139,7 @@ class SessionKey(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Numbers [start, stop): indices of batches, seqs of records, or sequences of a session. It compares like a tuple."""
+    """Numbers [start, stop): indices of batches, seqs of records, or sequences of a session; compares like a tuple."""
 
     start: int
     stop: int

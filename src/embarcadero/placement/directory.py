@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Set as AbstractSet
+from enum import Enum
 
 import msgspec
 
@@ -35,7 +36,7 @@ from embarcadero.placement.records import (
     Retired,
     trim_key,
 )
-from embarcadero.placement.store import Store
+from embarcadero.placement.store import Outline, Store
 from embarcadero.placement.tiers import Tiers
 from embarcadero.placement.topics import ReaderNotes, Topics, forget_readers, next_lane
 from embarcadero.types import Member, ReplicaMember, ReplicaState, Tier, TopicLane
@@ -74,11 +75,8 @@ class Directory:
         """Grows with every change; cheap."""
         return self._decider.store.revision()
 
-    def outline(self) -> tuple[int, int]:
-        """Changes with all that a broker, a sequencer or a replica does its work by.
-
-        Elections change the revision, at a moment when everybody has better things to do than to read it all again.
-        """
+    def outline(self) -> Outline:
+        """Outline all values by which brokers, sequencers and replicas work. Elections do not change it."""
         return self._decider.store.outline(NOT_WORKED_BY)
 
     def expire(self) -> bool:
@@ -198,6 +196,55 @@ class Directory:
     def mirrored_ends(self) -> list[MirroredEnd]:
         """What mirrors of the generations before told, lane by lane."""
         return self._decider.all("saved/", MirroredEnd)
+
+
+class StoreChange(Enum):
+    """What changed in the store since a role read it last."""
+
+    NOTHING = "nothing"
+    ELECTIONS = "elections"  # epochs and elections only
+    EVERYTHING = "everything"
+
+
+class StoreWatch:
+    """Tells one reader of the store what to read again.
+
+    Ask `look` as often as you like: while nothing changed it only compares revisions. Then read what it names, and call
+    `done`. Until `done` is called the change is reported again, so a store that fails half-way through the reading
+    leaves nothing unread. The revision is loaded before the values, so a later change of them is reported too.
+
+        change = watch.look()
+        if change is not StoreChange.NOTHING:
+            ...  # read from the directory
+            watch.done()
+
+    After an election only epochs are read: every role learns of it at the same moment, and acks wait meanwhile.
+    """
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._read: tuple[int, Outline] | None = None  # revision and outline as of the last complete reading
+        self._seen: tuple[int, Outline] | None = None  # and as of the last look
+
+    def look(self) -> StoreChange:
+        """Say what changed since the last reading that ended with `done`."""
+        revision = self._directory.revision()
+        if self._read is not None and self._read[0] == revision:
+            return StoreChange.NOTHING
+        outline = self._directory.outline()
+        self._seen = revision, outline
+        if self._read is not None and self._read[1] == outline:
+            return StoreChange.ELECTIONS
+        self._read = None  # a reader that fails from here on has old values beside new ones
+        return StoreChange.EVERYTHING
+
+    def done(self) -> None:
+        """Note that all of what the last `look` named was read."""
+        self._read = self._seen
+
+    def reread(self) -> None:
+        """Report everything as changed at the next look, unless `done` is called before."""
+        self._read = None
 
 
 def _keep_lanes(plan: DecisionPlan, kept: AbstractSet[int]) -> None:

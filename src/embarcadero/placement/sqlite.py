@@ -29,7 +29,7 @@ from zlib import crc32
 from embarcadero.errors import Backpressure, ClusterError, Corrupt, DiskFailed, DiskFull, EmbarcaderoError
 from embarcadero.limits import STORE_BUSY_S
 from embarcadero.placement.liveness import process_mark, same_process
-from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Item, Items, Put, Write
+from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Item, Items, Outline, Put, Write
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x454D4253  # "EMBS"
@@ -110,13 +110,13 @@ class SqliteStore:
                 self._seen_version = version
             return self._seen_revision
 
-    def outline(self, but: Sequence[str]) -> tuple[int, int]:
+    def outline(self, but: Sequence[str]) -> Outline:
         wanted = " AND ".join("(key < ? OR key >= ?)" for _ in but) or "1"
         bounds = [bound for prefix in but for bound in (prefix, prefix + _LAST_CHARACTER)]
         with self._lock, self._typed_errors():
             query = f"SELECT count(*), coalesce(max(revision), 0) FROM items WHERE {wanted}"
-            count, newest = self._db.execute(query, bounds).fetchone()
-            return int(count), int(newest)
+            values, newest = self._db.execute(query, bounds).fetchone()
+            return Outline(int(values), int(newest))
 
     def grant(self, ttl_s: float, pid: int = 0) -> int:
         row = (ttl_s, self._clock() + ttl_s, process_mark(pid) if pid else _NOBODY)

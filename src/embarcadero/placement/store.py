@@ -20,9 +20,6 @@ ABSENT = 0
 NO_LEASE = 0
 """The lease of a value that stays until it is deleted."""
 
-NOT_SEEN = (-1, -1)
-"""An outline that no store has."""
-
 _REST_US: Final = 100_000
 
 
@@ -70,6 +67,15 @@ class Delete(NamedTuple):
 
 
 Write = Put | Delete
+
+
+class Outline(NamedTuple):
+    """How many values there are of some kind, and the newest revision among them."""
+
+    values: int
+    revision: int
+
+
 Items = list[Item]
 
 
@@ -95,8 +101,8 @@ class Store(Protocol):
         """The revision of the newest transaction that changed something. Cheap enough to ask in every poll."""
         ...
 
-    def outline(self, but: Sequence[str]) -> tuple[int, int]:
-        """How many values have keys that begin with none of `but`, and the newest revision among them.
+    def outline(self, but: Sequence[str]) -> Outline:
+        """Outline the values whose keys begin with none of `but`.
 
         While that is the same, so are these values: writing one has a revision that is newer than all, and deleting
         some without writing any leaves fewer. Values of ended leases count until they are deleted.

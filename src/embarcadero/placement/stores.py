@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from embarcadero.errors import BadValue, DiskFailed
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.sqlite import SqliteStore
-from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Item, Items, Put, Store, Write
+from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Item, Items, Outline, Put, Store, Write
 from embarcadero.types import Range
 
 _SQLITE: Final = "sqlite"
@@ -82,10 +82,10 @@ class MemoryStore:
     def revision(self) -> int:
         return self._revision
 
-    def outline(self, but: Sequence[str]) -> tuple[int, int]:
+    def outline(self, but: Sequence[str]) -> Outline:
         with self._lock:
             found = [item.revision for key, item in self._items.items() if not key.startswith(tuple(but))]
-            return len(found), max(found, default=0)
+            return Outline(len(found), max(found, default=0))
 
     def grant(self, ttl_s: float, pid: int = 0) -> int:
         with self._lock:
