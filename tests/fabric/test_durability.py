@@ -155,5 +155,5 @@ def test_a_full_table_is_a_typed_error() -> None:
     with pytest.raises(TooMany):
         table.add((3, 1))
     reader = TaggedReader(host.attach("t"))
-    assert reader.tags() == [(1, 1), (2, 1)]
+    assert reader.keys() == [(1, 1), (2, 1)]
     assert (reader.load((2, 1)), reader.load((2, 1), 1), reader.load((9, 9))) == (6, 7, None)

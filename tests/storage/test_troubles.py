@@ -15,7 +15,7 @@ from embarcadero.storage.layout import (
     START_FILE,
     FilePosition,
     begun_name,
-    encode_place,
+    encode_position,
     segment_name,
 )  # fmt: skip
 from embarcadero.storage.range_log import RangeLog
@@ -498,7 +498,7 @@ def test_small_files_may_be_lost(copies: Copies, name: str, harm: Callable[[byte
 def test_small_files_of_another_range_are_not_believed(copies: Copies, name: str) -> None:
     """A disk that put a sector into a wrong place: it is a good one, but of another range."""
     other = FilePosition(START + COUNT + 9_000, START_SEQ + 900_000, 128, LANE, RANGE + 1)
-    copies.world.names[f"{FOLDER}/{name}"].data[:] = encode_place(other, name)
+    copies.world.names[f"{FOLDER}/{name}"].data[:] = encode_position(other, name)
     copies.whole(copies.open())
 
 

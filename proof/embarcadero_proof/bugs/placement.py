@@ -26,5 +26,5 @@ BUGS: Final = (
     Bug("trim-above-tier", "brokers forget records that are not in the topic's table yet",
         test="tests/placement/test_tier.py",
         edits=(Edit("embarcadero.placement.tiers:trim_table",
-                    "min(index, tier.frontier(lane)[0])", "index"),)),
+                    "min(index, tier.frontier(lane).index)", "index"),)),
 )  # fmt: skip

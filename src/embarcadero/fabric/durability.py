@@ -23,7 +23,7 @@ from embarcadero.fabric.names import durable_region, ranges_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import DURABLE_LINES, RANGE_LINES
 from embarcadero.steps import Step
-from embarcadero.types import Range, ReplicaRef
+from embarcadero.types import Range, RangeKey, ReplicaRef
 
 NO_RANGE: Final = 0
 """The word of a lane that has no open range."""
@@ -57,8 +57,8 @@ class DurableLines:
     def load(self, range_: Range) -> list[int | None]:
         """The line of each replica of a range; None for one that has not begun it."""
         tables = [self.of(ref) for ref in range_.replicas]
-        tags = (range_.lane, range_.number)
-        return [None if table is None else table.load(tags) for table in tables]
+        key = range_.key
+        return [None if table is None else table.load(key) for table in tables]
 
     def forget(self, ref: ReplicaRef) -> None:
         """Let go of an incarnation's region."""
@@ -163,7 +163,7 @@ class Durability:
             if not self._epoch or not self._fabric.exists(name := ranges_region(self._epoch)):
                 return None
             self._words = TaggedReader(self._fabric.attach(name))
-        return self._words.load((lane, 0))
+        return self._words.load(RangeKey(lane, 0))
 
     def _range(self, lane: int, number: int) -> Range | None:
         range_ = self._open.get(lane)

@@ -1,13 +1,13 @@
 """Frontiers: exclusive, monotonic 64-bit numbers, each alone on its 128-byte line, each with one writer.
 
-Tagged lines: a table of 128-byte lines in one region, each named by two numbers, each value a word of its own.
+Tagged lines: a table of 128-byte lines in one region, each with the key of a range, each value a word of its own.
 
-Lines are added, never taken away or renamed: tags and first values are flushed before the count of lines says that the
+Lines are added, never taken away or renamed: keys and first values are flushed before the count of lines says that the
 line is there. After that each value is one aligned word, so nobody ever sees half of a change.
 
     line 0            heartbeat (word 0), health (word 1)
     line 1            how many tagged lines there are
-    line 8 + n        word 0, 1: tags; word 2, 3: values
+    line 8 + n        word 0, 1: key; word 2, 3: values
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from embarcadero.fabric.layout import RegionKind, frontier_offset
 from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRONTIER_BYTES
+from embarcadero.types import RangeKey
 
 
 def _word(region: Region, offset: int) -> memoryview:
@@ -69,8 +70,6 @@ FIRST_LINE: Final = _FIRST
 _VALUES: Final = 16
 """Byte offset of the first value in its line."""
 
-Tags = tuple[int, int]
-
 
 class TaggedWriter:
     """The one writer of a table."""
@@ -79,35 +78,35 @@ class TaggedWriter:
         self._region = region
         self._lines_max = (region.shape.size - frontier_offset(_FIRST)) // FRONTIER_BYTES
         self._count = FrontierWriter(region, frontier_offset(_COUNT))
-        self._values: dict[Tags, tuple[FrontierWriter, FrontierWriter]] = {}
+        self._values: dict[RangeKey, tuple[FrontierWriter, FrontierWriter]] = {}
         self.heartbeat = FrontierWriter(region, frontier_offset(_HEARTBEAT))
         self.health = FrontierWriter(region, frontier_offset(_HEARTBEAT) + 8)
 
-    def __contains__(self, tags: Tags) -> bool:
-        return tags in self._values
+    def __contains__(self, key: RangeKey) -> bool:
+        return key in self._values
 
-    def add(self, tags: Tags, first: int = 0, second: int = 0) -> None:
-        """Have a line with these tags and values. Raises TooMany when the table is full."""
+    def add(self, key: RangeKey, first: int = 0, second: int = 0) -> None:
+        """Have a line with this key and these values. Raises TooMany when the table is full."""
         if self._count.value >= self._lines_max:
             raise TooMany(f"all {self._lines_max} lines of {self._region.name} are used", "restart this process")
         at = frontier_offset(_FIRST + self._count.value)
-        self._region.data[at : at + 32].view(np.uint64)[:] = (*tags, first, second)
+        self._region.data[at : at + 32].view(np.uint64)[:] = (*key, first, second)
         self._region.flush(at, 32)
-        self._values[tags] = FrontierWriter(self._region, at + _VALUES), FrontierWriter(self._region, at + _VALUES + 8)
+        self._values[key] = FrontierWriter(self._region, at + _VALUES), FrontierWriter(self._region, at + _VALUES + 8)
         self._count.advance(self._count.value + 1)
 
     def keep(self, lanes: AbstractSet[int]) -> None:
-        """Drop the objects of lines whose first tag is none of these: their topics are gone, and never come again."""
-        self._values = {tags: values for tags, values in self._values.items() if tags[0] in lanes}
+        """Drop the objects of lines of other lanes: their topics are gone, and never come again."""
+        self._values = {key: values for key, values in self._values.items() if key[0] in lanes}
 
-    def value(self, tags: Tags, word: int = 0) -> int:
+    def value(self, key: RangeKey, word: int = 0) -> int:
         """What was written last."""
-        return self._values[tags][word].value
+        return self._values[key][word].value
 
-    def set(self, tags: Tags, value: int, word: int = 0) -> None:
+    def set(self, key: RangeKey, value: int, word: int = 0) -> None:
         """Publish a value. What it speaks of was flushed, or synced, before."""
-        if self._values[tags][word].value != value:
-            self._values[tags][word].restart(value)
+        if self._values[key][word].value != value:
+            self._values[key][word].restart(value)
 
 
 class TaggedReader:
@@ -119,24 +118,24 @@ class TaggedReader:
         require_shape(region, self._lines_max == region.shape.slots)
         self._count = FrontierReader(region, frontier_offset(_COUNT))
         self._known = 0
-        self._values: dict[Tags, tuple[FrontierReader, FrontierReader]] = {}
+        self._values: dict[RangeKey, tuple[FrontierReader, FrontierReader]] = {}
         self.heartbeat = FrontierReader(region, frontier_offset(_HEARTBEAT))
         self.health = FrontierReader(region, frontier_offset(_HEARTBEAT) + 8)
 
-    def load(self, tags: Tags, word: int = 0) -> int | None:
+    def load(self, key: RangeKey, word: int = 0) -> int | None:
         """The newest value that has reached memory; None while there is no such line."""
-        readers = self._values.get(tags)
+        readers = self._values.get(key)
         if readers is None:
             self._learn()
-            readers = self._values.get(tags)
+            readers = self._values.get(key)
         return None if readers is None else readers[word].load()
 
     def keep(self, lanes: AbstractSet[int]) -> None:
-        """Drop the objects of lines whose first tag is none of these: their topics are gone, and never come again."""
-        self._values = {tags: values for tags, values in self._values.items() if tags[0] in lanes}
+        """Drop the objects of lines of other lanes: their topics are gone, and never come again."""
+        self._values = {key: values for key, values in self._values.items() if key[0] in lanes}
 
-    def tags(self) -> list[Tags]:
-        """The tags of all lines that were not dropped, in the order they were added."""
+    def keys(self) -> list[RangeKey]:
+        """The keys of all lines that were not dropped, in the order they were added."""
         self._learn()
         return list(self._values)
 
@@ -147,8 +146,8 @@ class TaggedReader:
         for line in range(self._known, count):
             at = frontier_offset(_FIRST + line)
             self._region.invalidate(at, 32)
-            first, second = self._region.data[at : at + _VALUES].view(np.uint64).tolist()
-            self._values[first, second] = (
+            key = RangeKey(*self._region.data[at : at + _VALUES].view(np.uint64).tolist())
+            self._values[key] = (
                 FrontierReader(self._region, at + _VALUES),
                 FrontierReader(self._region, at + _VALUES + 8),
             )

@@ -37,7 +37,7 @@ from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.fabric.ring import RingReader, attach_ring
 from embarcadero.invariants import invariant
 from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
-from embarcadero.types import Member, Range
+from embarcadero.types import Member, Range, RangeKey
 
 _WORDS: Final = EPOCH_LINE.itemsize // 8
 _OPENED_WORD, _STARTED_WORD = (EPOCH_LINE.fields[name][1] // 8 for name in ("epoch", "started"))  # type: ignore[index]
@@ -219,13 +219,13 @@ class LeaderView:
     def word(self, lane: int) -> RangeWord | None:
         """What the sequencer says about a lane's open range; None while it says nothing."""
         table = self._range_words()
-        word = None if table is None else table.load((lane, 0))
+        word = None if table is None else table.load(RangeKey(lane, 0))
         return RangeWord.decode(word) if word else None
 
     def target(self, lane: int) -> int:
         """The index that replicas of a lane in recovery must reach; 0 when there is none."""
         table = self._range_words()
-        return 0 if table is None else table.load((lane, 0), _TARGET) or 0
+        return 0 if table is None else table.load(RangeKey(lane, 0), _TARGET) or 0
 
     def asked(self, range_: Range) -> int:
         """The index that copies of an open range must reach, since its lane is being recovered; 0 when it is not."""

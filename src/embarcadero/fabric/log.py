@@ -44,7 +44,7 @@ class Reservation(NamedTuple):
     size: int
 
 
-class _Log:
+class _BrokerLog:
     def __init__(self, log: Region, frontiers: Region) -> None:
         self._log, self._frontiers = log, frontiers
         self.chunks, self.chunk_bytes = log.shape.slots, log.shape.slot_bytes
@@ -66,7 +66,7 @@ class _Log:
         return _PAYLOAD_OFFSET + self._slot(location) * self.chunk_bytes + unit * LINE_BYTES
 
 
-class LogWriter(_Log):
+class LogWriter(_BrokerLog):
     """The broker's side. Counts, per chunk, the reservations that are not resolved yet: such a chunk is not reused."""
 
     def __init__(self, log: Region, frontiers: Region, steps: Steps = NO_STEPS) -> None:
@@ -133,7 +133,7 @@ class LogWriter(_Log):
         return True
 
 
-class LogReader(_Log):
+class LogReader(_BrokerLog):
     """Anybody's side: copies of payloads that are still there."""
 
     def __init__(self, log: Region, frontiers: Region) -> None:

@@ -25,6 +25,7 @@ from embarcadero.fabric.layout import (
 )
 from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
+from embarcadero.types import Span
 
 _FIRST_RUN: Final = 64
 _RUN_MAX: Final = 4_096
@@ -45,16 +46,16 @@ class _Ring:
         self._memory = memoryview(region.data)  # type: ignore[arg-type]
         self._entries = region.data[SLOTS_OFFSET : SLOTS_OFFSET + self.slots * dtype.itemsize].view(dtype)
 
-    def _spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+    def _spans(self, start: int, stop: int) -> list[Span]:
         """Slot spans of [start, stop): one, or two when it wraps."""
         first, count = start % self.slots, stop - start
         if first + count <= self.slots:
-            return [(first, first + count)]
-        return [(first, self.slots), (0, first + count - self.slots)]
+            return [Span(first, first + count)]
+        return [Span(first, self.slots), Span(0, first + count - self.slots)]
 
-    def _bytes(self, span: tuple[int, int]) -> tuple[int, int]:
+    def _bytes(self, span: Span) -> tuple[int, int]:
         size = self.dtype.itemsize
-        return SLOTS_OFFSET + span[0] * size, (span[1] - span[0]) * size
+        return SLOTS_OFFSET + span.start * size, (span.stop - span.start) * size
 
 
 class RingWriter(_Ring):
@@ -129,7 +130,7 @@ class RingReader(_Ring):
         parts = []
         for span in self._spans(start, stop):
             self.region.invalidate(*self._bytes(span))
-            parts.append(self._entries[span[0] : span[1]])
+            parts.append(self._entries[span.start : span.stop])
         return parts
 
     def read(self, start: int, stop: int) -> Entries:

@@ -284,8 +284,8 @@ class SharedFabric:
     def names(self) -> list[str]:
         above = len(str(self.folder)) + 1
         return sorted(
-            f"{place}/{file}"[above:]
-            for place, _, files in os.walk(self.folder)
+            f"{folder}/{file}"[above:]
+            for folder, _, files in os.walk(self.folder)
             for file in files
             if not file.startswith(".")
         )

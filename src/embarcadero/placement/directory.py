@@ -38,7 +38,7 @@ from embarcadero.placement.records import (
 )
 from embarcadero.placement.store import Outline, Store
 from embarcadero.placement.tiers import Tiers
-from embarcadero.placement.topics import ReaderNotes, Topics, forget_readers, next_lane
+from embarcadero.placement.topics import Readers, Topics, forget_readers, next_lane
 from embarcadero.types import Member, ReplicaMember, ReplicaState, Tier, TopicLane
 
 
@@ -59,7 +59,7 @@ class Directory:
         self.lanes = BrokerLanes(decider, self.replicas)
         self.ranges = RangeChains(decider)
         self.tiers = Tiers(decider)
-        self.readers = ReaderNotes(decider)
+        self.readers = Readers(decider)
 
     @property
     def cluster_id(self) -> str:

@@ -34,6 +34,8 @@ from embarcadero.placement.records import (
     trim_key,
 )
 from embarcadero.types import (
+    FIRST_POSITION,
+    LanePosition,
     Member,
     MemberState,
     Range,
@@ -101,7 +103,7 @@ class RangeChains:
             if found is None:
                 return None
             chain, range_ = found
-            opened = _open(plan, chain, lane, (end, end_seq), refs)
+            opened = _open(plan, chain, lane, LanePosition(end, end_seq), refs)
             if opened is not None:
                 _seal(plan, range_, end, end_seq)
             return opened
@@ -135,8 +137,8 @@ class RangeChains:
                 _close_lane(plan, chain.topic, lane, sealed, saved)
                 plan.put(chain_key(lane), msgspec.structs.replace(chain, loss_accepted=False))
                 return sealed
-            above = (chain.index, chain.seq) if saved is None else (saved.start, saved.seq)
-            opened = _open(plan, chain, lane, (max(above[0], end), max(above[1], end_seq)), refs)
+            index, seq = (chain.index, chain.seq) if saved is None else (saved.start, saved.seq)
+            opened = _open(plan, chain, lane, LanePosition(max(index, end), max(seq, end_seq)), refs)
             if opened is not None:
                 _seal(plan, range_, end, end_seq, never_durable=not chain.loss_accepted)
                 if saved is not None:
@@ -165,7 +167,7 @@ class RangeChains:
             last = plan.read(range_key(lane, chain.last), Range)
             if last is None or last.end is None or last.end_seq is None:
                 return None
-            return _open(plan, chain, lane, (last.end, last.end_seq), refs)
+            return _open(plan, chain, lane, LanePosition(last.end, last.end_seq), refs)
 
         return self._decider.decide(plan_it)
 
@@ -211,10 +213,10 @@ class RangeChains:
         return self._decider.decide(plan_it)
 
     # --- ceilings and losses ------------------------------------------------------------------------------------------
-    def ceiling(self, lane: int) -> tuple[int, int]:
+    def ceiling(self, lane: int) -> LanePosition:
         """The index and seq below which positions may be handed out; (0, 0) for a lane without ranges."""
         chain = self._decider.one(chain_key(lane), Chain)
-        return (0, 0) if chain is None else (chain.index, chain.seq)
+        return FIRST_POSITION if chain is None else LanePosition(chain.index, chain.seq)
 
     def handle_ceiling(self, lane: int) -> int:
         """Below which handles of sessions may be handed out; 0 for a lane without ranges."""
@@ -349,7 +351,7 @@ def _seal(plan: DecisionPlan, range_: Range, end: int, end_seq: int, never_durab
 
 
 def _open(
-    plan: DecisionPlan, chain: Chain, lane: int, start: tuple[int, int], refs: Sequence[ReplicaRef]
+    plan: DecisionPlan, chain: Chain, lane: int, start: LanePosition, refs: Sequence[ReplicaRef]
 ) -> Range | None:
     """The next range of a chain; None when the topic is gone, or needs more replicas to be durable.
 
@@ -365,7 +367,7 @@ def _open(
 
 
 def _put_range(
-    plan: DecisionPlan, chain: Chain, lane: int, start: tuple[int, int], refs: Sequence[ReplicaRef], durable_on: int
+    plan: DecisionPlan, chain: Chain, lane: int, start: LanePosition, refs: Sequence[ReplicaRef], durable_on: int
 ) -> Range:
     index, seq = start
     made = Range(
@@ -394,7 +396,7 @@ def begin_chain(plan: DecisionPlan, topic: Topic, lane: int, refs: Sequence[Repl
             plan.delete(retired_key(lane))
         last = max(plan.cluster().last_range, retired.last if retired else 0)
     chain = Chain(topic=topic.name, last=last, index=0, seq=0)
-    _put_range(plan, chain, lane, (0, 0), refs, topic.durable_on)
+    _put_range(plan, chain, lane, FIRST_POSITION, refs, topic.durable_on)
 
 
 def _drop_chain(plan: DecisionPlan, lane: int) -> None:

@@ -17,7 +17,7 @@ from embarcadero.limits import HOT_RETENTION_S, TIER_HOLES_MAX, TIER_LANES_MAX, 
 from embarcadero.placement.decisions import Decider, DecisionPlan, check_id, decode
 from embarcadero.placement.records import Tierer, ranges_prefix, tier_key, tierer_key
 from embarcadero.placement.topic_rules import checked_hot_retention
-from embarcadero.types import Hole, Range, Tier, Topic, TopicLane
+from embarcadero.types import FIRST_POSITION, Hole, LanePosition, Range, Tier, Topic, TopicLane
 from embarcadero.wire.messages import AdvanceTier, OpenTier
 
 
@@ -89,11 +89,11 @@ class Tiers:
             topic = _tiered_topic(plan, ask.topic, ask.topic_id)
             tier = _mine(plan, ask.topic, ask.epoch)
             frontiers, starts, holes = dict(tier.frontiers), dict(tier.starts), dict(tier.holes)
-            for lane, place in ask.frontiers.items():
+            for lane, position in ask.frontiers.items():
                 _check_lane(plan, topic, tier, lane)
-                frontiers[lane] = max(frontiers.get(lane, (0, 0)), place)
-                starts.setdefault(lane, ask.starts.get(lane, (0, 0)))
-                holes[lane] = _holes(plan, tier, lane, starts[lane][0], frontiers[lane][0])
+                frontiers[lane] = max(frontiers.get(lane, FIRST_POSITION), position)
+                starts.setdefault(lane, ask.starts.get(lane, FIRST_POSITION))
+                holes[lane] = _holes(plan, tier, lane, starts[lane], frontiers[lane])
             if len(frontiers) > TIER_LANES_MAX:
                 raise BadValue(f"{len(frontiers)} lanes in the table of {ask.topic!r}", f"at most {TIER_LANES_MAX}")
             told = msgspec.structs.replace(
@@ -158,24 +158,25 @@ def _check_lane(plan: DecisionPlan, topic: Topic, tier: Tier, lane: int) -> None
         raise BadValue(f"lane {lane} is not a lane of topic {topic.name!r}", "describe() lists them")
 
 
-def trim_table(plan: DecisionPlan, topic: str, lane: int, place: tuple[int, int | None], cold: bool) -> int:
-    """What a trim means for a topic's table; returns up to where brokers may forget.
+def trim_table(plan: DecisionPlan, topic: str, lane: int, index: int, seq: int | None, cold: bool) -> int:
+    """Apply a trim to a topic's table; returns up to where brokers may forget.
 
     An ordinary one moves the start of the table's part. One that leaves it alone (not `cold`) stops at the
     frontier: what is not in the table stays where it is.
     """
-    (index, seq), tier = place, plan.read(tier_key(topic), Tier)
+    tier = plan.read(tier_key(topic), Tier)
     if not cold:
         if tier is None:
             raise BadValue(f"topic {topic!r} has no table to keep what is trimmed", "trim it with cold=True")
-        return min(index, tier.frontier(lane)[0])
-    if tier is not None and seq is not None and index > tier.starts.get(lane, (0, 0))[0]:
-        plan.put(tier_key(topic), msgspec.structs.replace(tier, starts=tier.starts | {lane: (index, seq)}))
+        return min(index, tier.frontier(lane).index)
+    if tier is not None and seq is not None and index > tier.starts.get(lane, FIRST_POSITION).index:
+        plan.put(tier_key(topic), msgspec.structs.replace(tier, starts=tier.starts | {lane: LanePosition(index, seq)}))
     return index
 
 
-def _holes(plan: DecisionPlan, tier: Tier, lane: int, start: int, frontier: int) -> list[Hole]:
+def _holes(plan: DecisionPlan, tier: Tier, lane: int, first: LanePosition, behind: LanePosition) -> list[Hole]:
     """The holes between a lane's start in its table and its frontier: those known before, and those of ranges now."""
+    (start, _), (frontier, _) = first, behind
     known = [hole for hole in tier.holes.get(lane, ()) if hole.stop > start]
     last = known[-1].stop if known else start
     ranges = [range_ for _, range_ in plan.list(ranges_prefix(lane), Range)]

@@ -208,7 +208,7 @@ class Topics:
                 raise self._unknown(name)
             check_id(topic, topic_id)
             before = plan.read(trim_key(lane), LaneStart) or LaneStart(0)
-            wanted = trim_table(plan, name, lane, (index, seq), cold)
+            wanted = trim_table(plan, name, lane, index, seq, cold)
             if wanted > before.index:
                 plan.put(trim_key(lane), LaneStart(wanted))
             start = max(wanted, before.index)
@@ -278,7 +278,7 @@ class Topics:
 
 
 # --- readers ----------------------------------------------------------------------------------------------------------
-class ReaderNotes:
+class Readers:
     """How far readers are, for people to see. Notes are few, bounded, and forgotten after a day."""
 
     def __init__(self, decider: Decider) -> None:

@@ -169,7 +169,7 @@ class LaneRetention:
         if ref == self._me:
             return self._sessions.on_disk(open_.lane)
         table = self._lines.of(ref)
-        return (table.load((open_.lane, open_.number), CHECKPOINT) or 0) if table is not None else 0
+        return (table.load(open_.key, CHECKPOINT) or 0) if table is not None else 0
 
     def look(self, now_us: int) -> bool:
         """Ask for trims that bounds demand, and drop what is trimmed. True if damage went with it."""

@@ -29,7 +29,7 @@ from embarcadero.storage.layout import (
     Header,
     damaged_name,
     encode_header,
-    encode_place,
+    encode_position,
     segment_name,
 )  # fmt: skip
 from embarcadero.storage.recovery import RecoveredRange, recover_range
@@ -256,9 +256,9 @@ class RangeLog:
         if written is None:
             return
         header = written.active.header
-        place = FilePosition(written.end, header.base_seq, written.position, header.lane, header.range_number)
+        position = FilePosition(written.end, header.base_seq, written.position, header.lane, header.range_number)
         with suppress(EmbarcaderoError):
-            self._mark_file().pwrite([encode_place(place, MARK_FILE)], 0)
+            self._mark_file().pwrite([encode_position(position, MARK_FILE)], 0)
 
     def _mark_file(self) -> File:
         if self._mark is None:
@@ -302,7 +302,7 @@ class RangeLog:
         self._continue(segments, keep, position, index, seq, last_us)
 
     def begin_at(self, index: int, seq: int) -> None:
-        """Drop all that is here, and begin at a place above it: what comes before is trimmed. Synced on return.
+        """Drop all that is here, and begin at a position above it: what comes before is trimmed. Synced on return.
 
         What was missing above, or nobody knows how far, still is: a crash on the way leaves no less on record.
         """
@@ -319,7 +319,7 @@ class RangeLog:
         """Before anything goes: only what is below was dropped by us."""
         header = self._active.header
         self._floor = FilePosition(index, seq, HEADER_BYTES, header.lane, header.range_number)
-        write_whole(self.disk, join(self.folder, START_FILE), [encode_place(self._floor, START_FILE)])
+        write_whole(self.disk, join(self.folder, START_FILE), [encode_position(self._floor, START_FILE)])
 
     def _begin_again(self) -> None:
         """Drop all that is here, and go on where the copy starts."""
@@ -347,10 +347,10 @@ class RangeLog:
         self.synced = active.end
         self._failed = False
 
-    def _lower(self, place: FilePosition) -> None:
+    def _lower(self, position: FilePosition) -> None:
         """Before anything goes: the mark must not say that it was synced."""
         self._unmarked = None
-        self._mark_file().pwrite([encode_place(place, MARK_FILE)], 0)
+        self._mark_file().pwrite([encode_position(position, MARK_FILE)], 0)
         self._mark_file().sync()
 
     def _place_of(self, info: SegmentInfo, index: int) -> tuple[int, int, int]:
@@ -432,7 +432,7 @@ class RangeLog:
 
     # --- damage -------------------------------------------------------------------------------------------------------
     def begin_later(self, damage: Damage, index: int, seq: int) -> Damage:
-        """What is missing at the copy's start is trimmed up to this place; returns what is still missing."""
+        """What is missing at the copy's start is trimmed up to this position; returns what is still missing."""
         left = self.quarantine(index, damage.end, DamageKind.FILE, b"")
         self._note_start(index, seq)
         self.healed(damage)

@@ -36,12 +36,12 @@ from embarcadero.storage.layout import (
     damaged_span,
     decode_header,
     encode_header,
-    encode_place,
+    encode_position,
     segment_name,
     was_header,
 )  # fmt: skip
 from embarcadero.storage.scan import SegmentScan, SparseIndex, Wrong, scan_segment
-from embarcadero.storage.segment import read_footer, read_place
+from embarcadero.storage.segment import read_footer, read_position
 from embarcadero.storage.writing import (
     Damage,
     DamageKind,
@@ -105,8 +105,8 @@ class _Recovery:
         self._disk, self._folder, self._first, self._settings = disk, folder, first, settings
         self._damage: list[Damage] = []
         self._notes: list[str] = []
-        self._start = read_place(disk, folder, START_FILE, first.lane, first.range_number)
-        self._mark = read_place(disk, folder, MARK_FILE, first.lane, first.range_number)
+        self._start = read_position(disk, folder, START_FILE, first.lane, first.range_number)
+        self._mark = read_position(disk, folder, MARK_FILE, first.lane, first.range_number)
         self._begun = disk.exists(begun_name(folder))
         self._infos: list[SegmentInfo] = []
         self._floor = self._start or FilePosition(first.base_index, first.base_seq, HEADER_BYTES)
@@ -352,7 +352,7 @@ class _Recovery:
             first = self._infos[0] if self._infos else active.info
             at = min(first.base_index, self._first.base_index), min(first.base_seq, self._first.base_seq)
             start = FilePosition(*at, HEADER_BYTES, self._first.lane, self._first.range_number)
-            write_whole(self._disk, join(self._folder, START_FILE), [encode_place(start, START_FILE)])
+            write_whole(self._disk, join(self._folder, START_FILE), [encode_position(start, START_FILE)])
         if not self._begun:  # after all the rest: what was never whole is not to be missed
             with suppress(EmbarcaderoError):
                 self._disk.open(begun_name(self._folder), create=True).close()

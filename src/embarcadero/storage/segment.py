@@ -24,7 +24,7 @@ from embarcadero.storage.layout import (
     Header,
     decode_footer,
     decode_header,
-    decode_place,
+    decode_position,
     record_bytes,
     segment_name,
 )  # fmt: skip
@@ -74,13 +74,13 @@ def read_footer(disk_bytes: bytes, size: int, header: Header) -> Footer | None:
     return footer if (footer.base_index, footer.base_seq) == (header.base_index, header.base_seq) else None
 
 
-def read_place(disk: Disk, folder: str, name: str, lane: int, number: int) -> FilePosition | None:
+def read_position(disk: Disk, folder: str, name: str, lane: int, number: int) -> FilePosition | None:
     """The start file or mark of a range, by its name; None if it is missing, damaged or another's."""
     try:
-        place = decode_place(read_whole(disk, join(folder, name), LINE_BYTES), name)
+        position = decode_position(read_whole(disk, join(folder, name), LINE_BYTES), name)
     except DiskFailed:
         return None
-    return place if place is not None and place.belongs_to(lane, number) else None
+    return position if position is not None and position.belongs_to(lane, number) else None
 
 
 class SegmentReader:

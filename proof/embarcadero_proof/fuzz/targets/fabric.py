@@ -175,11 +175,11 @@ def _read(fabric: PlainFabric, name: str) -> str:
         return f"{kind.name} {min(len(found), 2)}"
     if kind in (RegionKind.DURABLE, RegionKind.RANGES):
         lines = TaggedReader(region)
-        tags = lines.tags()
-        agree(len(tags) <= region.shape.slots, "more lines than there is room for")
-        for tag in tags[:9]:
-            lines.load(tag)
-        return f"{kind.name} {min(len(tags), 3)}"
+        keys = lines.keys()
+        agree(len(keys) <= region.shape.slots, "more lines than there is room for")
+        for key in keys[:9]:
+            lines.load(key)
+        return f"{kind.name} {min(len(keys), 3)}"
     if kind is RegionKind.CHECKPOINT:
         found_checkpoint = read_checkpoint(fabric, name)
         if found_checkpoint is not None:

@@ -30,7 +30,7 @@ from embarcadero.sequencer.order.lane import Lane
 from embarcadero.sequencer.ranges.keeper import RangeKeeper
 from embarcadero.sequencer.ranges.recovery import BrokerRanges
 from embarcadero.steps import Step
-from embarcadero.types import Member, MemberState, ReplicaState, Topic
+from embarcadero.types import Member, MemberState, RangeKey, ReplicaState, Topic
 
 _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
 _FIRST_US: Final = 300_000
@@ -145,7 +145,7 @@ class Drain:
         if kept is None or kept.lane is None:
             return True
         tables = [self._keeper.lines.of(ref) for ref in kept.range_.replicas]
-        tags, end = (number, kept.range_.number), kept.lane.order.next_index
+        tags, end = RangeKey(number, kept.range_.number), kept.lane.order.next_index
         return any(table is not None and table.load(tags, _CHECKPOINT) == end for table in tables)
 
     def _seal(self) -> None:

@@ -46,6 +46,7 @@ from embarcadero.fabric.layout import (
     PENDING,
     RESULT,
     Entries,
+    Flags,
     Line,
     every,
     fold_line,
@@ -68,8 +69,6 @@ _ID_MASK: Final = (1 << _ID_BITS) - 1
 _AHEAD_MASK: Final = (1 << _AHEAD_BITS) - 1
 _NONE: Final[Ints] = np.empty(0, dtype=np.int64)
 invariant(W == 1 << _AHEAD_BITS, "how far ahead a sequence is fits its part of a sort key")
-
-Flags = npt.NDArray[np.bool_]
 
 
 class _Step:

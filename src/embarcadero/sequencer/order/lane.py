@@ -18,13 +18,13 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import Env
 from embarcadero.fabric.layout import (
     ORDER,
     Entries,
+    Flags,
     Line,
     RegionKind,
     SequencerLine,
@@ -270,8 +270,6 @@ class Lane:
         self._frontiers.flush(self._line, 16)
         self._unpublished = False
 
-
-Flags = npt.NDArray[np.bool_]
 
 CONTROL_ENTRIES: Final = 4
 """Order entries that one session request may need."""

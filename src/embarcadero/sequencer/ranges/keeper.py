@@ -46,7 +46,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.order.lane import Lane
 from embarcadero.sequencer.order.sessions import TAKEN
 from embarcadero.steps import Step
-from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState, Topic, TopicLane
+from embarcadero.types import Range, RangeKey, ReplicaMember, ReplicaRef, ReplicaState, Topic, TopicLane
 
 _LOOK_US: Final = 20_000
 _MEMBERS_US: Final = 100_000
@@ -147,7 +147,7 @@ class RangeKeeper:
     def say(self, lane: int, number: int, closing: bool, target: int = 0) -> None:
         """Publish a lane's range word; what follows a closing word sees all that was counted before."""
         word = RangeWord(number, closing).encode() if number else NO_RANGE
-        tags = (lane, 0)
+        tags = RangeKey(lane, 0)
         if tags not in self._words:
             self._words.add(tags, word, target)
         else:

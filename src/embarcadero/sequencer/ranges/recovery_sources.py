@@ -63,7 +63,17 @@ from embarcadero.sequencer.order.sessions import OPEN, SessionTable
 from embarcadero.storage.folder import newest_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.reading import RangeReader
-from embarcadero.types import NO_HANDLE, NO_SESSION, EntryKind, Range, ReplicaMember, ReplicaState, Topic, TopicLane
+from embarcadero.types import (
+    NO_HANDLE,
+    NO_SESSION,
+    EntryKind,
+    Range,
+    RangeKey,
+    ReplicaMember,
+    ReplicaState,
+    Topic,
+    TopicLane,
+)
 
 _CHUNK: Final = 4_096
 _POSITIONS: Final = 65_536
@@ -327,7 +337,7 @@ def _at_least(found: LaneRemains | None, range_: Range) -> LaneRemains | None:
 def _open_range(fabric: Fabric, epoch: int, lane: int) -> int:
     """The number of the range that the epoch's sequencer last said was open in a lane; 0: none."""
     name = ranges_region(epoch)
-    word = TaggedReader(fabric.attach(name)).load((lane, 0)) if fabric.exists(name) else None
+    word = TaggedReader(fabric.attach(name)).load(RangeKey(lane, 0)) if fabric.exists(name) else None
     return RangeWord.decode(word).number if word else 0
 
 
