@@ -8,9 +8,9 @@ from embarcadero_proof.bugs.bug import MIRROR, SEALS, Bug
 from embarcadero_proof.bugs.patch import Edit
 
 _LOAD: Final = "embarcadero.fabric.durability:DurableLines.load"
-_TABLES: Final = "        return [None if table is None else table.load(tags) for table in tables]\n"
+_TABLES: Final = "        return [None if table is None else table.load(key) for table in tables]\n"
 _AND_EARLIER: Final = """\
-        lines = [None if table is None else table.load(tags) for table in tables]
+        lines = [None if table is None else table.load(key) for table in tables]
         for at, ref in enumerate(range_.replicas):
             for incarnation in {incarnations}:
                 earlier = self.of(type(ref)(replica=ref.replica, incarnation=incarnation, disk=ref.disk))
