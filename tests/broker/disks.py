@@ -14,7 +14,6 @@ from embarcadero.broker.context import BrokerContext
 from embarcadero.config import FabricSizes
 from embarcadero.env import Env, Inline, Workers
 from embarcadero.fabric.durability import create_durable, create_ranges
-from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
@@ -28,10 +27,9 @@ from embarcadero.fabric.layout import (
     frontier_offset,
 )
 from embarcadero.fabric.leader import EpochTable, create_epochs
+from embarcadero.fabric.lines import FrontierWriter, RingReader, RingWriter, attach_ring, create_ring
 from embarcadero.fabric.log import BrokerLogs
-from embarcadero.fabric.names import EPOCHS_REGION
-from embarcadero.fabric.region import Shape
-from embarcadero.fabric.ring import RingReader, RingWriter, attach_ring, create_ring
+from embarcadero.fabric.region import EPOCHS_REGION, Shape
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.stores import MemoryStore
 from embarcadero.storage.disk import RealDisk

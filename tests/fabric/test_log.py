@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from embarcadero.config import FabricSizes
 from embarcadero.errors import FrameTooLarge
-from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import BrokerLine, frontier_offset
+from embarcadero.fabric.lines import FrontierWriter
 from embarcadero.fabric.log import LogReader, LogWriter, Reservation, create_log
 from embarcadero.invariants import InvariantBroken
 from embarcadero_proof.sim.incoherent import IncoherentMemory

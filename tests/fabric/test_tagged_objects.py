@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from embarcadero.fabric.frontier import TaggedReader, create_tagged
 from embarcadero.fabric.layout import RegionKind
+from embarcadero.fabric.lines import TaggedReader, create_tagged
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from embarcadero.errors import BadRegion, ClusterError
 from embarcadero.fabric.leader import create_epochs
-from embarcadero.fabric.names import EPOCHS_REGION
+from embarcadero.fabric.region import EPOCHS_REGION
 from embarcadero.node.fabric_folder import (
     make_mirror,
     mirror_folder,

@@ -26,7 +26,7 @@ BUGS: Final = (
         edits=(Edit(_LOAD, _TABLES, _AND_EARLIER.format(incarnations="[ref.incarnation]")),)),
     Bug("mirror-after-primary", "the fabric's mirror is written some time after the fabric", "P1", bias=MIRROR,
         witnesses=(4,), edits=(  # the cache writes it back, some time or never
-            Edit("embarcadero.fabric.mirror:MirroredRegion.flush",
+            Edit("embarcadero.fabric.shared:MirroredRegion.flush",
                  "        self._flush_mirror(offset, length)\n", ""),)),
     Bug("epoch-not-fenced", "a takeover reads without a fence after it opened its epoch line",
         scope="ack, one host",

@@ -16,11 +16,10 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from embarcadero.env import NO_STEPS, Steps
-from embarcadero.fabric.frontier import TaggedReader, TaggedWriter, create_tagged
 from embarcadero.fabric.layout import RegionKind
 from embarcadero.fabric.leader import EpochTable
-from embarcadero.fabric.names import durable_region, ranges_region
-from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.lines import TaggedReader, TaggedWriter, create_tagged
+from embarcadero.fabric.region import Fabric, durable_region, ranges_region
 from embarcadero.limits import DURABLE_LINES, RANGE_LINES
 from embarcadero.steps import Step
 from embarcadero.types import Range, RangeKey, ReplicaRef

@@ -19,7 +19,6 @@ import numpy as np
 
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import BadRegion
-from embarcadero.fabric.frontier import FrontierReader, TaggedReader
 from embarcadero.fabric.layout import (
     EPOCH_LINE,
     ORDER,
@@ -32,9 +31,18 @@ from embarcadero.fabric.layout import (
     Standing,
     frontier_offset,
 )
-from embarcadero.fabric.names import EPOCHS_REGION, frontiers_region, order_region, ranges_region, results_region
-from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
-from embarcadero.fabric.ring import RingReader, attach_ring
+from embarcadero.fabric.lines import FrontierReader, RingReader, TaggedReader, attach_ring
+from embarcadero.fabric.region import (
+    EPOCHS_REGION,
+    Fabric,
+    Region,
+    Shape,
+    frontiers_region,
+    order_region,
+    ranges_region,
+    require_shape,
+    results_region,
+)
 from embarcadero.invariants import invariant
 from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
 from embarcadero.types import Member, Range, RangeKey

@@ -23,10 +23,18 @@ import numpy.typing as npt
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import FrameTooLarge
-from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import SUPERBLOCK, BrokerLine, Entries, RegionKind, frontier_offset
-from embarcadero.fabric.names import broker_frontiers_region, log_region, pending_region
-from embarcadero.fabric.region import Fabric, Region, Shape, attach_unless_removed, require_shape
+from embarcadero.fabric.lines import FrontierReader, FrontierWriter
+from embarcadero.fabric.region import (
+    Fabric,
+    Region,
+    Shape,
+    attach_unless_removed,
+    broker_frontiers_region,
+    log_region,
+    pending_region,
+    require_shape,
+)
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRONTIER_BYTES, LINE_BYTES
 from embarcadero.steps import Step

@@ -12,11 +12,9 @@ import msgspec
 from embarcadero.env import Disk
 from embarcadero.errors import BadRegion, EmbarcaderoError
 from embarcadero.fabric.durability import durable_through
-from embarcadero.fabric.frontier import TaggedReader
 from embarcadero.fabric.layout import ORDER, RangeWord
-from embarcadero.fabric.names import durable_region, order_region, ranges_region
-from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.ring import attach_ring
+from embarcadero.fabric.lines import TaggedReader, attach_ring
+from embarcadero.fabric.region import Fabric, durable_region, order_region, ranges_region
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory

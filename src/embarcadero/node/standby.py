@@ -20,8 +20,7 @@ from embarcadero.config import FabricSizes
 from embarcadero.config.table import SequencerKeys as Settings
 from embarcadero.env import Env, Steps, SystemClock, Workers
 from embarcadero.errors import LATER, BadValue, ClusterError, EmbarcaderoError
-from embarcadero.fabric.names import epoch_folder
-from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.region import Fabric, epoch_folder
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import HAND_OVER_S_MAX, STANDBY_SPARE_BYTES_MAX
 from embarcadero.node.env import PipeBell, ProcessWatch, ring_once

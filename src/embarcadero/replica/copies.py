@@ -15,8 +15,8 @@ from embarcadero.config import Config
 from embarcadero.env import Disk, Env, Journal, Missing, Part
 from embarcadero.errors import BadSegment, DiskFull, EmbarcaderoError
 from embarcadero.fabric.durability import DurableLines, create_durable, durable_through, first_woken
-from embarcadero.fabric.frontier import FrontierWriter, TaggedWriter
 from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.lines import FrontierWriter, TaggedWriter
 from embarcadero.fabric.region import Fabric
 from embarcadero.meters import COUNTS, LATENCY_US, Histogram
 from embarcadero.placement.directory import Directory

@@ -17,8 +17,8 @@ from embarcadero.config import DEFAULTS, Config
 from embarcadero.config.table import ReplicaKeys as Settings
 from embarcadero.env import Disk, Env, Journal
 from embarcadero.errors import EmbarcaderoError, TooMany
-from embarcadero.fabric.frontier import TaggedWriter
 from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.lines import TaggedWriter
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory, StoreChange, StoreWatch

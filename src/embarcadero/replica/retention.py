@@ -22,8 +22,7 @@ from typing import Final
 
 from embarcadero.errors import BadRegion, EmbarcaderoError
 from embarcadero.fabric.leader import LeaderView
-from embarcadero.fabric.names import checkpoint_region
-from embarcadero.fabric.region import Region
+from embarcadero.fabric.region import Region, checkpoint_region
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.placement.ranges import below_start
 from embarcadero.replica.copies import Copy, ReplicaContext

@@ -10,7 +10,7 @@ import numpy as np
 from embarcadero.errors import BadValue, EmbarcaderoError, FuturePosition, Refused, UnknownTopic
 from embarcadero.fabric.layout import BrokerLine, Entries, SequencerLine, frontier_offset, pick
 from embarcadero.fabric.log import LogReader
-from embarcadero.fabric.names import (
+from embarcadero.fabric.region import (
     broker_frontiers_region,
     frontiers_region,
     held_region,

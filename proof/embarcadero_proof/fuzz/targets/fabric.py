@@ -12,13 +12,11 @@ from typing import Final
 import numpy as np
 
 from embarcadero.errors import EmbarcaderoError
-from embarcadero.fabric.frontier import TaggedReader
 from embarcadero.fabric.layout import ORDER, SUPERBLOCK, Entries, RegionKind, seal, sealed, superblock_check
 from embarcadero.fabric.leader import EpochTable
+from embarcadero.fabric.lines import RingReader, TaggedReader
 from embarcadero.fabric.log import LogReader
-from embarcadero.fabric.names import EPOCHS_REGION
-from embarcadero.fabric.region import Bytes
-from embarcadero.fabric.ring import RingReader
+from embarcadero.fabric.region import EPOCHS_REGION, Bytes
 from embarcadero.limits import LINE_BYTES, MIB
 from embarcadero.sequencer.leader.takeover import Legacy, readmit
 from embarcadero.sequencer.order.batches import LaneOrder

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Final
 
 from embarcadero.env import Journal
-from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import SequencerLine, frontier_offset
-from embarcadero.fabric.names import epoch_of, is_incarnation, is_replica, writer_of
+from embarcadero.fabric.lines import FrontierWriter
+from embarcadero.fabric.region import epoch_of, is_incarnation, is_replica, writer_of
 from embarcadero.limits import DRAIN_CHECKPOINT_S_MAX, DRAIN_DURABLE_S_MAX, HEARTBEAT_S
 from embarcadero.placement.directory import StoreChange, StoreWatch
 from embarcadero.sequencer.leader.brokers import BrokerIncarnations

@@ -34,9 +34,8 @@ from embarcadero.fabric.layout import (
     pick,
     sealed,
 )
-from embarcadero.fabric.names import checkpoint_region, order_region
-from embarcadero.fabric.region import Fabric, Region
-from embarcadero.fabric.ring import RingReader, create_ring
+from embarcadero.fabric.lines import RingReader, create_ring
+from embarcadero.fabric.region import Fabric, Region, checkpoint_region, order_region
 from embarcadero.limits import CHECKPOINT_S, EXPIRED_PER_ROUND_MAX, RECORDS_PER_BATCH_MAX
 from embarcadero.sequencer.order.batches import LaneOrder, control_entry, order_line, order_one
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter

@@ -23,9 +23,8 @@ from typing import Final
 from embarcadero.env import Env
 from embarcadero.fabric.durability import NO_RANGE, DurableLines, create_ranges, durable_through, first_woken
 from embarcadero.fabric.layout import ORDER, RangeWord
-from embarcadero.fabric.names import durable_region
-from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.ring import RingReader, attach_ring
+from embarcadero.fabric.lines import RingReader, attach_ring
+from embarcadero.fabric.region import Fabric, durable_region
 from embarcadero.heartbeats import Pulses
 from embarcadero.limits import (
     CEILING_AHEAD,

@@ -6,7 +6,7 @@ What replicas have on disk, read through their folders: only for lanes that come
 
 What the mirrors of lost fabrics tell about lanes: how far each was ordered, exactly.
 
-Theory of operation. A writer's entries are in the mirror before anybody sees them (fabric/mirror.py), and the processes
+Theory of operation. A writer's entries are in the mirror before anybody sees them (fabric/shared.py), and the processes
 of a lost generation are gone for good before the next one begins, so its mirror does not change any more. A lane is
 read as a takeover reads it: the newest whole checkpoint, and the valid contiguous entries after it, in the ring of
 the newest epoch that started; never the frontier, which only has to be at or below that end. The mirror's own epoch
@@ -34,18 +34,17 @@ import numpy as np
 
 from embarcadero.env import Disk
 from embarcadero.errors import BadSegment, EmbarcaderoError
-from embarcadero.fabric.frontier import TaggedReader
 from embarcadero.fabric.layout import ORDER, Entries, RangeWord, join
 from embarcadero.fabric.leader import EpochTable
-from embarcadero.fabric.names import (
+from embarcadero.fabric.lines import RingReader, TaggedReader, attach_ring
+from embarcadero.fabric.region import (
     EPOCHS_REGION,
+    Fabric,
     checkpoint_region,
     frontiers_region,
     order_region,
     ranges_region,
 )
-from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.ring import RingReader, attach_ring
 from embarcadero.placement.records import EarlierGeneration
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import (
