@@ -31,7 +31,7 @@ from embarcadero.fabric.lines import FrontierWriter, RingReader, RingWriter, att
 from embarcadero.fabric.log import BrokerLogs
 from embarcadero.fabric.region import EPOCHS_REGION, Shape
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.range_log import RangeLog

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.store import SqliteStore
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder, write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder

@@ -20,7 +20,7 @@ from embarcadero.client.publish.tables import encoded, fitted, list_entries, pie
 from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.errors import BadSchema, BadValue, Corrupt
 from embarcadero.limits import LIST_ENTRIES_MAX, RECORDS_PER_BATCH_MAX, SCHEMA_COLUMNS_MAX
-from embarcadero.placement.topic_rules import first_version
+from embarcadero.placement.topics import first_version
 from embarcadero.types import EntryKind
 from embarcadero.wire.payload import decode_batch
 from embarcadero.wire.schemas import (

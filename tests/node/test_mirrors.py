@@ -21,7 +21,7 @@ from embarcadero.node.fabric_folder import (
 )
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import EarlierGeneration
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 
 CLUSTER = 0x1234_ABCD << 32
 

@@ -8,8 +8,7 @@ import pytest
 
 from embarcadero.errors import Backpressure
 from embarcadero.placement.directory import Directory, StoreChange, StoreWatch
-from embarcadero.placement.store import Delete, Outline, Put
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import Delete, MemoryStore, Outline, Put
 
 
 class _CountingStore(MemoryStore):

@@ -32,7 +32,7 @@ from embarcadero.fabric.lines import FrontierWriter, RingWriter, create_ring
 from embarcadero.fabric.log import LogWriter, create_log
 from embarcadero.fabric.region import EPOCHS_REGION, Shape
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.replica.replica import Replica
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder

@@ -28,7 +28,7 @@ from embarcadero.fabric.lines import FrontierReader, FrontierWriter, RingReader,
 from embarcadero.fabric.log import create_log
 from embarcadero.fabric.region import EPOCHS_REGION
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.types import NO_SESSION, EntryKind, Outcome
 from embarcadero_proof.sim.incoherent import IncoherentHost, IncoherentMemory, IncoherentRegion

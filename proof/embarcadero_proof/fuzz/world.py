@@ -19,7 +19,7 @@ from embarcadero.fabric.durability import create_durable
 from embarcadero.fabric.leader import create_epochs
 from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.sequencer.leader.sequencer import lead
 from embarcadero.types import RangeKey, ReplicaRef
 from embarcadero.wire import messages

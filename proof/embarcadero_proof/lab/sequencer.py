@@ -34,7 +34,7 @@ from embarcadero.fabric.shared import SharedFabric
 from embarcadero.invariants import invariant
 from embarcadero.limits import KIB, SESSION_WINDOW
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.sequencer.leader.server import keep_freed_memory
 from embarcadero.types import NO_SESSION, EntryKind, Member, Outcome

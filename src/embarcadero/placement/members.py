@@ -15,13 +15,15 @@ import msgspec
 
 from embarcadero.errors import BadValue, TooMany
 from embarcadero.limits import BROKERS_MAX, REGION_HANDLES, REPLICAS_MAX
-from embarcadero.placement.decisions import Decider, DecisionPlan, decode
 from embarcadero.placement.records import (
     Chain,
+    Decider,
+    DecisionPlan,
     Incarnation,
     Presence,
     ReplicaNote,
     chain_key,
+    decode,
     member_key,
     note_key,
     presence_key,

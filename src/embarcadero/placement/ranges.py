@@ -15,10 +15,11 @@ import msgspec
 
 from embarcadero.errors import Backpressure, BadValue
 from embarcadero.limits import BROKER_LANES_FIRST, BROKER_LANES_KEPT_MAX, CEILING_AHEAD, CEILING_AHEAD_SEQ, LANES_MAX
-from embarcadero.placement.decisions import Decider, DecisionPlan
 from embarcadero.placement.members import ReplicaMembers
 from embarcadero.placement.records import (
     Chain,
+    Decider,
+    DecisionPlan,
     LaneStart,
     MirroredEnd,
     Retired,
@@ -350,9 +351,7 @@ def _seal(plan: DecisionPlan, range_: Range, end: int, end_seq: int, never_durab
     return sealed
 
 
-def _open(
-    plan: DecisionPlan, chain: Chain, lane: int, start: LanePosition, refs: Sequence[ReplicaRef]
-) -> Range | None:
+def _open(plan: DecisionPlan, chain: Chain, lane: int, start: LanePosition, refs: Sequence[ReplicaRef]) -> Range | None:
     """The next range of a chain; None when the topic is gone, or needs more replicas to be durable.
 
     Nor on one that is gone: once no open range names a dead incarnation, none ever will, and its lines may go.

@@ -13,10 +13,24 @@ import msgspec
 
 from embarcadero.config.secrets import public_properties
 from embarcadero.errors import BadValue, Deposed, TierBusy, UnknownTopic
-from embarcadero.limits import HOT_RETENTION_S, TIER_HOLES_MAX, TIER_LANES_MAX, TIER_LEASE_S, TIER_TEXT_BYTES_MAX
-from embarcadero.placement.decisions import Decider, DecisionPlan, check_id, decode
-from embarcadero.placement.records import Tierer, ranges_prefix, tier_key, tierer_key
-from embarcadero.placement.topic_rules import checked_hot_retention
+from embarcadero.limits import (
+    HOT_RETENTION_S,
+    RETENTION_S_MAX,
+    TIER_HOLES_MAX,
+    TIER_LANES_MAX,
+    TIER_LEASE_S,
+    TIER_TEXT_BYTES_MAX,
+)
+from embarcadero.placement.records import (
+    Decider,
+    DecisionPlan,
+    Tierer,
+    check_id,
+    decode,
+    ranges_prefix,
+    tier_key,
+    tierer_key,
+)
 from embarcadero.types import FIRST_POSITION, Hole, LanePosition, Range, Tier, Topic, TopicLane
 from embarcadero.wire.messages import AdvanceTier, OpenTier
 
@@ -195,3 +209,10 @@ def _new(ask: OpenTier) -> Tier:
 def _check_text(text: str) -> None:
     if len(text.encode()) > TIER_TEXT_BYTES_MAX:
         raise BadValue(f"{text[:60]!r}... has {len(text.encode())} bytes", f"use at most {TIER_TEXT_BYTES_MAX}")
+
+
+def checked_hot_retention(hot_retention_s: int) -> int:
+    """How long brokers keep what is in the topic's table."""
+    if not 0 <= hot_retention_s <= RETENTION_S_MAX:
+        raise BadValue(f"hot_retention_s {hot_retention_s} is out of range", f"use 0 to {RETENTION_S_MAX}")
+    return hot_retention_s

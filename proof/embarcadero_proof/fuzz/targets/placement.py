@@ -9,11 +9,9 @@ from typing import Final
 
 import msgspec
 
-from embarcadero.placement.directory import Directory
+from embarcadero.placement.directory import Directory, read_stored, stored
 from embarcadero.placement.records import ReaderNote
-from embarcadero.placement.sqlite import SqliteStore
-from embarcadero.placement.store import Put, Store
-from embarcadero.placement.stores import MemoryStore, read_stored, stored
+from embarcadero.placement.store import MemoryStore, Put, SqliteStore, Store
 from embarcadero.types import LanePosition
 from embarcadero.wire.schemas import encode_schema
 from embarcadero_proof.fuzz.archive import Files, pack, unpack

@@ -58,8 +58,8 @@ from embarcadero.fabric.region import (
     results_region,
     writer_of,
 )
-from embarcadero.heartbeats import Pulses
 from embarcadero.limits import BROKER_SILENT_S
+from embarcadero.liveness import Pulses
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.order.batches import words
 from embarcadero.steps import Step

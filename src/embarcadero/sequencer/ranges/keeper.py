@@ -25,7 +25,6 @@ from embarcadero.fabric.durability import NO_RANGE, DurableLines, create_ranges,
 from embarcadero.fabric.layout import ORDER, RangeWord
 from embarcadero.fabric.lines import RingReader, attach_ring
 from embarcadero.fabric.region import Fabric, durable_region
-from embarcadero.heartbeats import Pulses
 from embarcadero.limits import (
     CEILING_AHEAD,
     CEILING_AHEAD_HANDLES,
@@ -40,6 +39,7 @@ from embarcadero.limits import (
     REPLICA_SILENT_S,
     SEALS_PER_LOOK_MAX,
 )
+from embarcadero.liveness import Pulses
 from embarcadero.meters import COUNTS, LATENCY_US, Histogram
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.order.lane import Lane
