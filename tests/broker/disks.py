@@ -35,7 +35,7 @@ from embarcadero.placement.store import MemoryStore
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.writing import RangeSettings
+from embarcadero.storage.segment import RangeSettings
 from embarcadero.types import NO_INDEX, EntryKind, Outcome, Range, ReplicaMember
 from embarcadero.wire import messages as m
 from embarcadero_proof.sim.incoherent import IncoherentMemory

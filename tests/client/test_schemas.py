@@ -22,11 +22,11 @@ from embarcadero.errors import BadSchema, BadValue, Corrupt
 from embarcadero.limits import LIST_ENTRIES_MAX, RECORDS_PER_BATCH_MAX, SCHEMA_COLUMNS_MAX
 from embarcadero.placement.topics import first_version
 from embarcadero.types import EntryKind
-from embarcadero.wire.payload import decode_batch
 from embarcadero.wire.schemas import (
     RAW,
     TopicSchemas,
     checked_schema,
+    decode_batch,
     decode_schema,
     decode_versions,
     encode_schema,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from embarcadero.config import FabricSizes
-from embarcadero.errors import BadName, BadRegion
+from embarcadero.errors import BadName, BadRegion, InvariantBroken
 from embarcadero.fabric import shared
 from embarcadero.fabric.layout import LAYOUT_VERSION, ORDER, PENDING, SUPERBLOCK, Entries, RegionKind, superblock_check
 from embarcadero.fabric.leader import EpochTable, create_epochs
@@ -21,7 +21,6 @@ from embarcadero.fabric.lines import FrontierReader, FrontierWriter, attach_ring
 from embarcadero.fabric.log import LogReader, LogWriter, create_log
 from embarcadero.fabric.region import EPOCHS_REGION, Fabric, Region, Shape, attach_unless_removed, write_superblock
 from embarcadero.fabric.shared import MirroredFabric, SharedFabric
-from embarcadero.invariants import InvariantBroken
 from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 

@@ -18,8 +18,7 @@ from embarcadero.storage.layout import (
 )  # fmt: skip
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.repair import Scrub, mend, take_anew
-from embarcadero.storage.segment import read_footer
-from embarcadero.storage.writing import DamageKind
+from embarcadero.storage.segment import DamageKind, read_footer
 from tests.storage.copies import Copies, ManualClock, scrub_all
 from tests.storage.crash_disk import Died, World
 from tests.storage.records import (

@@ -21,8 +21,8 @@ from embarcadero.storage.layout import (
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.recovery import remove_range
 from embarcadero.storage.repair import copy_span, heal_tails, mend
+from embarcadero.storage.segment import DamageKind
 from embarcadero.storage.verify import verify_folder
-from embarcadero.storage.writing import DamageKind
 from embarcadero.wire.codec import payload_crc
 from embarcadero_proof.bugs.table import injected
 from tests.storage.copies import COUNT, Copies, scrub_all

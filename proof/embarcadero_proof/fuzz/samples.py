@@ -27,7 +27,7 @@ from embarcadero.types import (
 )
 from embarcadero.wire import codec, messages
 from embarcadero.wire.codec import ACK, REFERENCE
-from embarcadero.wire.payload import encode_batch, raw_batch
+from embarcadero.wire.schemas import encode_batch, raw_batch
 
 US: Final = 1_700_000_000_000_000
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import Env, SystemClock
+from embarcadero.errors import invariant
 from embarcadero.fabric.layout import (
     PENDING,
     RESULT,
@@ -31,7 +32,6 @@ from embarcadero.fabric.lines import FrontierReader, FrontierWriter, attach_ring
 from embarcadero.fabric.log import create_log
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.shared import SharedFabric
-from embarcadero.invariants import invariant
 from embarcadero.limits import KIB, SESSION_WINDOW
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import MemoryStore

@@ -46,7 +46,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.invariants import invariant
+from embarcadero.errors import invariant
 from embarcadero.limits import FRONTIER_BYTES, LANES_MAX, LINE_BYTES, REGION_HANDLES
 
 Entries = npt.NDArray[np.void]

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from embarcadero.env import NO_STEPS, Steps
-from embarcadero.errors import BadRegion
+from embarcadero.errors import BadRegion, invariant
 from embarcadero.fabric.layout import (
     EPOCH_LINE,
     ORDER,
@@ -43,7 +43,6 @@ from embarcadero.fabric.region import (
     require_shape,
     results_region,
 )
-from embarcadero.invariants import invariant
 from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
 from embarcadero.types import Member, Range, RangeKey
 

@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from embarcadero.errors import TooMany
+from embarcadero.errors import TooMany, invariant
 from embarcadero.fabric.layout import (
     LINE,
     RING_FRONTIER_OFFSET,
@@ -37,7 +37,6 @@ from embarcadero.fabric.layout import (
     valid_prefix,
 )
 from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
-from embarcadero.invariants import invariant
 from embarcadero.limits import FRONTIER_BYTES
 from embarcadero.types import RangeKey, Span
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Steps
-from embarcadero.errors import FrameTooLarge
+from embarcadero.errors import FrameTooLarge, invariant
 from embarcadero.fabric.layout import SUPERBLOCK, BrokerLine, Entries, RegionKind, frontier_offset
 from embarcadero.fabric.lines import FrontierReader, FrontierWriter
 from embarcadero.fabric.region import (
@@ -35,7 +35,6 @@ from embarcadero.fabric.region import (
     pending_region,
     require_shape,
 )
-from embarcadero.invariants import invariant
 from embarcadero.limits import FRONTIER_BYTES, LINE_BYTES
 from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Member

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from embarcadero.config import Config
-from embarcadero.env import Disk, Env, Journal, Missing, Part
+from embarcadero.env import COUNTS, LATENCY_US, Disk, Env, Histogram, Journal, Missing, Part
 from embarcadero.errors import BadSegment, DiskFull, EmbarcaderoError
 from embarcadero.fabric.durability import DurableLines, create_durable, durable_through, first_woken
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.lines import FrontierWriter, TaggedWriter
 from embarcadero.fabric.region import Fabric
-from embarcadero.meters import COUNTS, LATENCY_US, Histogram
 from embarcadero.placement.directory import Directory
 from embarcadero.steps import Step
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.writing import Damage, DamageKind
+from embarcadero.storage.segment import Damage, DamageKind
 from embarcadero.types import Range, RangeKey, ReplicaMember, ReplicaRef, Trouble
 
 

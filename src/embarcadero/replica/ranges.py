@@ -36,7 +36,7 @@ from embarcadero.steps import Step
 from embarcadero.storage.layout import begun_range, lane_folder, range_folder, repair_folder
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.recovery import remove_range
-from embarcadero.storage.writing import Damage, DamageKind, RangeSettings
+from embarcadero.storage.segment import Damage, DamageKind, RangeSettings
 from embarcadero.types import Range, RangeKey, ReplicaMember, ReplicaState
 
 _LANE: Final = re.compile(r"lane-(\d{10})", re.ASCII)

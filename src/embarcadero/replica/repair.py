@@ -21,7 +21,7 @@ from embarcadero.replica.ranges import RangeCopies
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.repair import Found, Scrub, heal_tails, mend
-from embarcadero.storage.writing import Damage
+from embarcadero.storage.segment import Damage
 from embarcadero.types import LanePosition, Range, RangeKey, ReplicaMember, ReplicaState
 
 _TRY_AGAIN_US: Final = 500_000

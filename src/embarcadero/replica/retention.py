@@ -31,7 +31,7 @@ from embarcadero.sequencer.order.checkpoint import newest_index, read_checkpoint
 from embarcadero.steps import Step
 from embarcadero.storage.folder import drop_foreign, drop_older, newest_checkpoint, sweep_drafts, write_checkpoint
 from embarcadero.storage.layout import lane_folder
-from embarcadero.storage.writing import SegmentInfo
+from embarcadero.storage.segment import SegmentInfo
 from embarcadero.types import NO_INDEX, Range, ReplicaRef, Tier, Topic
 
 CHECKPOINT: Final = 1

@@ -31,9 +31,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from embarcadero.errors import BadSegment
+from embarcadero.errors import BadSegment, invariant
 from embarcadero.fabric.layout import Entries, table
-from embarcadero.invariants import invariant
 from embarcadero.limits import LINE_BYTES
 from embarcadero.types import RangeKey
 from embarcadero.wire.codec import payload_crc

@@ -14,9 +14,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from embarcadero.env import Disk, File, Part
-from embarcadero.errors import BadSegment, BadValue, DiskFailed, EmbarcaderoError, TooMany
+from embarcadero.errors import BadSegment, BadValue, DiskFailed, EmbarcaderoError, TooMany, invariant
 from embarcadero.fabric.layout import Entries
-from embarcadero.invariants import invariant
 from embarcadero.limits import LINE_BYTES, SEGMENT_BYTES_MAX
 from embarcadero.storage.disk import join, write_whole
 from embarcadero.storage.layout import (
@@ -34,13 +33,13 @@ from embarcadero.storage.layout import (
 )  # fmt: skip
 from embarcadero.storage.recovery import RecoveredRange, recover_range
 from embarcadero.storage.scan import SparseIndex
-from embarcadero.storage.segment import SegmentReader
-from embarcadero.storage.writing import (
+from embarcadero.storage.segment import (
     Damage,
     DamageKind,
     RangeSettings,
     SegmentInfo,
-    Writing,
+    SegmentReader,
+    SegmentWriter,
     begin_segment,
     check_records,
     put_segment_aside,
@@ -51,8 +50,8 @@ from embarcadero.storage.writing import (
 class _Written(NamedTuple):
     """All that was written so far: segments that were rolled over, the active one, and where it ends."""
 
-    rolled: tuple[Writing, ...]
-    active: Writing
+    rolled: tuple[SegmentWriter, ...]
+    active: SegmentWriter
     position: int
     end: int
 
@@ -66,7 +65,7 @@ class RangeLog:
         self._sealed_segments = found.segments
         self._active = found.active
         self._written = _Written((), found.active, found.active.position, found.active.end)
-        self._finished: deque[Writing] = deque()
+        self._finished: deque[SegmentWriter] = deque()
         self._syncing = self._failed = False
         self._mark: File | None = None
         self._unmarked: _Written | None = None  # what was synced since the mark was noted
@@ -339,7 +338,7 @@ class RangeLog:
         for one in (*self._written.rolled, self._active):
             one.file.close()
 
-    def _go_on(self, active: Writing, before: tuple[SegmentInfo, ...]) -> None:
+    def _go_on(self, active: SegmentWriter, before: tuple[SegmentInfo, ...]) -> None:
         """From what is synced, with these segments before it."""
         self._sealed_segments = before
         self._active = active
@@ -389,7 +388,9 @@ class RangeLog:
         file.pwrite([encode_header(header)], 0)  # a failed sync may have lost it, and the segment's name with it
         file.sync()
         self.disk.sync_folder(self.folder)
-        active = Writing(file, header, position, index, seq, SparseIndex(self.settings.index_every_bytes), last_us)
+        active = SegmentWriter(
+            file, header, position, index, seq, SparseIndex(self.settings.index_every_bytes), last_us
+        )
         reader = SegmentReader(self.disk, self.folder, base.base_seq, header.lane, header.range_number)
         for entries, positions in reader.walk(HEADER_BYTES, base.base_index):
             active.index.add(entries, positions)

@@ -40,8 +40,7 @@ from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.recovery import begin_nothing, remove_range
 from embarcadero.storage.scan import load_index, scan_segment
-from embarcadero.storage.segment import SegmentReader, Spot
-from embarcadero.storage.writing import Damage, DamageKind, SegmentInfo, record_parts
+from embarcadero.storage.segment import Damage, DamageKind, SegmentInfo, SegmentReader, Spot, record_parts
 
 
 def copy_span(peer: RangeReader, log: RangeLog, end: int, max_bytes: int = SCAN_BYTES, pieces: int = 1 << 62) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 from embarcadero.broker.write.pending import Relay, Waiting
 from embarcadero.config import FabricSizes
 from embarcadero.env import Env, SystemClock
+from embarcadero.errors import invariant
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
@@ -36,7 +37,6 @@ from embarcadero.fabric.layout import (
 from embarcadero.fabric.leader import EpochTable, LeaderView, create_epochs
 from embarcadero.fabric.lines import FrontierWriter, RingReader, RingWriter, create_ring
 from embarcadero.fabric.region import EPOCHS_REGION, Fabric, Shape, order_region, results_region
-from embarcadero.invariants import invariant
 from embarcadero.sequencer.leader.brokers import BrokerIncarnations, PendingSource
 from embarcadero.sequencer.leader.takeover import Foreseen, Legacy, read_lane
 from embarcadero.sequencer.order.batches import LaneOrder, OpenedFacts, open_entry, order_line, result_line

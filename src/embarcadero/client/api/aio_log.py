@@ -56,10 +56,10 @@ from embarcadero.errors import (
     TopicReplaced,
     Unreachable,
     as_reported,
+    invariant,
     raise_as_one,
 )
 from embarcadero.forks import tell_of_forks
-from embarcadero.invariants import invariant
 from embarcadero.limits import CLOSE_TIMEOUT_S, PIECES_MAX
 from embarcadero.orders import parse_order
 from embarcadero.types import MURMUR2, Cut, LanePosition, Order, Position, ReaderProgress, Tail, Topic

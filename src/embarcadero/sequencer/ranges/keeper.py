@@ -20,7 +20,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from embarcadero.env import Env
+from embarcadero.env import COUNTS, LATENCY_US, Env, Histogram
 from embarcadero.fabric.durability import NO_RANGE, DurableLines, create_ranges, durable_through, first_woken
 from embarcadero.fabric.layout import ORDER, RangeWord
 from embarcadero.fabric.lines import RingReader, attach_ring
@@ -40,7 +40,6 @@ from embarcadero.limits import (
     SEALS_PER_LOOK_MAX,
 )
 from embarcadero.liveness import Pulses
-from embarcadero.meters import COUNTS, LATENCY_US, Histogram
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.order.lane import Lane
 from embarcadero.sequencer.order.sessions import TAKEN
