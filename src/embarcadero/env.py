@@ -57,7 +57,7 @@ def random_id() -> int:
 
 
 class Journal(Protocol):
-    """Where a role tells what happened. Drivers write it down; facts are plain values, never payloads."""
+    """Where a role reports what happened. Drivers write it down; facts are plain values, never payloads."""
 
     def note(self, event: str, /, **facts: object) -> None:
         """Something that operators may want to know."""
@@ -69,7 +69,7 @@ class Journal(Protocol):
 
 
 class SilentJournal:
-    """A journal that nobody reads."""
+    """A journal that is not read."""
 
     def note(self, event: str, /, **facts: object) -> None:
         pass
@@ -87,22 +87,22 @@ class Doorbell(Protocol):
 
 
 class SilentBell:
-    """A doorbell that nobody hears."""
+    """A doorbell that wakes no role."""
 
     def ring(self, who: str) -> None:
         pass
 
 
 class Steps(Protocol):
-    """Is told whenever a role gets to a named step of the protocol (steps.py)."""
+    """Is called whenever a role gets to a named step of the protocol (steps.py)."""
 
     def at(self, name: str) -> None:
-        """The role is at this step. Whoever implements this may end it here, or keep it here for a while."""
+        """The role is at this step. The implementation may end it here, or keep it here for a while."""
         ...
 
 
 class NoSteps:
-    """Nobody cares how far a role is."""
+    """Steps are not observed: in production."""
 
     def at(self, name: str) -> None:
         pass
@@ -112,7 +112,7 @@ NO_STEPS: Final[Steps] = NoSteps()
 
 
 class Workers(Protocol):
-    """Runs what may block (disk reads, fdatasync) beside the role, and tells it the result in its own thread."""
+    """Runs what may block (disk reads, fdatasync) beside the role, and passes it the result in its own thread."""
 
     def run(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
         """Run `job`; later `done(result)`, or `done(error)` with what it raised. Jobs may run in any order."""
@@ -132,11 +132,11 @@ class Inline:
 
 # --- disks ------------------------------------------------------------------------------------------------------------
 class Missing(DiskFailed):
-    """There is no such file or folder: never written, dropped meanwhile, or deleted by somebody."""
+    """There is no such file or folder: never written, dropped meanwhile, or deleted from outside."""
 
 
 class File(Protocol):
-    """One open file. Offsets are given with each call, so that threads need not agree on a place."""
+    """One open file. Offsets are given with each call, so that threads need not share a position."""
 
     def pwrite(self, parts: Sequence[Part], offset: int) -> None:
         """Write all parts, one after another, from `offset` on; what is between the end and there reads as zeros."""

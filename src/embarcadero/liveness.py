@@ -80,7 +80,7 @@ def _mark_without_proc(pid: int) -> str:
 
 # --- heartbeats -------------------------------------------------------------------------------------------------------
 _LOOK_US_MAX: Final = 500_000
-"""What lies further between two looks was a pause of ours: whoever beat meanwhile gets the time to do it again."""
+"""A longer time between two looks was a pause of this process: a role that beat meanwhile gets time to do it again."""
 
 Who = TypeVar("Who", bound=Hashable)
 

@@ -88,14 +88,14 @@ def first_woken(range_: Range) -> list[ReplicaRef]:
     """The replicas that are woken for a batch that comes alone: enough to make it durable.
 
     They do not have to share processors and disks with the others, which are woken by the first of these that has the
-    batch on disk. Only where any set that is enough has one of these: else nobody might be there to wake the others.
+    batch on disk. Only where any set that is enough has one of these: else no woken replica might wake the others.
     """
     enough = range_.durable_on
     return range_.replicas[:enough] if len(range_.replicas) < 2 * enough else range_.replicas
 
 
 class Durability:
-    """How far lanes are durable, as one who acts on it may count: a number that was counted once stays true."""
+    """How far lanes are durable, as a role that acts on it may count: a number that was counted once stays true."""
 
     def __init__(
         self, fabric: Fabric, epochs: EpochTable, find: Callable[[int, int], Range | None], steps: Steps = NO_STEPS

@@ -175,11 +175,11 @@ class SequencerLine(IntEnum):
 
 SEQUENCER_FRONTIERS_BYTES: Final = SUPERBLOCK.itemsize + (SequencerLine.BROKERS + REGION_HANDLES + 1) * FRONTIER_BYTES
 STANDING_WORD: Final = 1
-"""Second word of a broker's line in the sequencer's frontiers: what it takes that incarnation for."""
+"""Second word of a broker's line in the sequencer's frontiers: the standing of that incarnation."""
 
 
 class Standing(IntEnum):
-    """Of a broker incarnation, by the word of one epoch. Who was closed in an earlier one is never heard of again."""
+    """What the sequencer of one epoch takes a broker incarnation for. One closed in an earlier epoch is not listed."""
 
     UNHEARD = 0
     OPEN = 1
@@ -255,7 +255,7 @@ def sealed(entries: Entries) -> Flags:
 def valid_prefix(entries: Entries, first: int, word: str) -> int:
     """How many entries from the start are valid: commit word `word` counts up from `first` and the check fits."""
     if first > _COUNT_MAX:
-        return 0  # what told us where to begin is damaged
+        return 0  # the frontier that said where to begin is damaged
     if len(entries) <= _FEW:
         for at, (number, line) in enumerate(zip(entries[word].tolist(), _lines(entries).tolist(), strict=True)):
             if number != first + at or line[7] >> 32 != fold_line(line):

@@ -51,7 +51,7 @@ _OPENED_WORD, _STARTED_WORD = (EPOCH_LINE.fields[name][1] // 8 for name in ("epo
 
 
 def create_epochs(fabric: Fabric) -> None:
-    """Make the table, once per fabric. Whoever makes the fabric does it."""
+    """Make the table, once per fabric, together with the fabric."""
     size = SUPERBLOCK.itemsize + EPOCHS_MAX * EPOCH_LINE.itemsize
     fabric.create(EPOCHS_REGION, Shape(RegionKind.EPOCHS, size, EPOCHS_MAX, EPOCH_LINE.itemsize)).close()
 
@@ -71,7 +71,7 @@ class EpochTable:
         return SUPERBLOCK.itemsize + epoch * EPOCH_LINE.itemsize
 
     def open(self, epoch: int) -> None:
-        """Open epoch e: from here on nobody acts on the word of an earlier one."""
+        """Open epoch e: from here on no role acts on what earlier leaders write."""
         self._lines["epoch"][epoch] = epoch
         self._region.flush(self._offset(epoch), 64)
         self._fabric.fence()
@@ -97,7 +97,7 @@ class EpochTable:
         return next((epoch for epoch in range(last, after, -1) if started[epoch - after - 1] == epoch + 1), None)
 
     def last_started(self) -> int:
-        """The newest started epoch of all, for one who comes when nobody writes any more; 0: none has started."""
+        """The newest started epoch of all, for a caller that comes when no leader writes any more; 0: none."""
         self._region.invalidate(self._offset(0), len(self._lines) * EPOCH_LINE.itemsize)
         started = np.flatnonzero(self._lines["started"] == np.arange(1, len(self._lines) + 1, dtype=np.uint64))
         return int(started[-1]) if len(started) else 0
@@ -167,7 +167,7 @@ class LeaderView:
 
         It comes after the flush of what is acked. A sequencer that closes us says so first and reads our lanes then,
         so either we see that here, or it sees what we wrote. One that has not heard of us may come after one that
-        closed us: then we were asleep for so long that nobody knows us any more.
+        closed us: then we were asleep for so long that we are not listed any more.
         """
         self._fabric.fence()
         return self._standing is not None and self._standing.load() == Standing.OPEN and self.may_act()
@@ -181,7 +181,7 @@ class LeaderView:
         """The heartbeat counter of an epoch that may not have started; -1 before its region is there."""
         if self._watched_heartbeat is None or self._watched != epoch:
             self._watched_heartbeat = None
-            with suppress(BadRegion):  # removed since: then there is a later epoch, which the store will tell
+            with suppress(BadRegion):  # removed since: then there is a later epoch, which the store has
                 if epoch and self._fabric.exists(name := frontiers_region(epoch)):
                     line = frontier_offset(SequencerLine.HEARTBEAT)
                     self._watched_heartbeat = FrontierReader(self._fabric.attach(name), line)

@@ -56,7 +56,7 @@ class FrontierWriter:
         self.value: int = self._word[0]
 
     def advance(self, value: int) -> None:
-        """Publish a new value. What it speaks of was flushed before."""
+        """Publish a new value. What it covers was flushed before."""
         invariant(value >= self.value, "a frontier never goes back")
         if value != self.value:
             self.restart(value)
@@ -122,13 +122,13 @@ class TaggedWriter:
         return self._values[key][word].value
 
     def set(self, key: RangeKey, value: int, word: int = 0) -> None:
-        """Publish a value. What it speaks of was flushed, or synced, before."""
+        """Publish a value. What it covers was flushed, or synced, before."""
         if self._values[key][word].value != value:
             self._values[key][word].restart(value)
 
 
 class TaggedReader:
-    """A reader of somebody's table."""
+    """A reader of another process's table."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
@@ -160,7 +160,7 @@ class TaggedReader:
     def _learn(self) -> None:
         count = self._count.load()
         if count > self._lines_max:
-            return  # it can't be: nothing new is believed
+            return  # it can't be: new lines are ignored
         for line in range(self._known, count):
             at = frontier_offset(_FIRST + line)
             self._region.invalidate(at, 32)
@@ -257,7 +257,7 @@ class RingWriter(_Ring):
 
 
 class RingReader(_Ring):
-    """A reader of somebody's ring."""
+    """A reader of another process's ring."""
 
     def __init__(self, region: Region, dtype: np.dtype[np.void], commit: str = "index") -> None:
         super().__init__(region, dtype, commit)
@@ -324,5 +324,5 @@ def create_ring(
 
 
 def attach_ring(fabric: Fabric, name: str, dtype: np.dtype[np.void], commit: str = "index") -> RingReader:
-    """Attach to somebody's ring."""
+    """Attach to another process's ring."""
     return RingReader(fabric.attach(name), dtype, commit)

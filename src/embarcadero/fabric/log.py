@@ -1,7 +1,7 @@
 """The broker's log: payloads in chunks, received in place, freed chunk by chunk.
 
 A location is where a payload lies, in 32 bits: chunk number, then 64-byte unit in the chunk. Chunk number n lives in
-slot n mod chunks; a slot's chunk line tells the number that is live in it. To use a slot again the writer first adds
+slot n mod chunks; a slot's chunk line has the number that is live in it. To use a slot again the writer first adds
 `chunks` to its line and flushes it, and only then overwrites. So a reader copies first and looks at the line after
 that: if the location's chunk number is still the live one, then no byte of the copy can be of a later chunk.
 
@@ -131,7 +131,7 @@ class LogWriter(_BrokerLog):
         if slot in self._fresh:
             self._fresh.discard(slot)
         else:
-            # Flushed and fenced: no byte is overwritten before everybody can see that the chunk is freed.
+            # Flushed and fenced: no byte is overwritten before all readers can see that the chunk is freed.
             self._live[slot].advance(self._live[slot].value + self.chunks)
             self._steps.at(Step.CHUNK_FREED)
         self._by_age.remove(slot)

@@ -298,7 +298,7 @@ class SharedFabric:
         path = self._path(name)
         path.unlink(missing_ok=True)
         if path.parent != self.folder:
-            # A folder belongs to one writer, who is gone for good when its last region goes.
+            # A folder belongs to one writer, which is gone for good when its last region goes.
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
 
@@ -307,7 +307,7 @@ class SharedFabric:
 
     @contextlib.contextmanager
     def _hidden_file(self) -> Iterator[tuple[Path, int]]:
-        """A new file that nobody sees; it is gone afterwards unless it was linked to a name."""
+        """A new file without a visible name; it is gone afterwards unless it was linked to a name."""
         hidden = self.folder / f".making-{secrets.token_hex(8)}"
         fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:

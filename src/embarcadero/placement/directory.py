@@ -92,7 +92,7 @@ class Directory:
         return self._decider.store.outline(NOT_WORKED_BY)
 
     def expire(self) -> bool:
-        """Let the revision tell of members whose lease has ended; True if there were any. Ask now and then."""
+        """Raise the revision for members whose lease has ended; True if there were any. Ask now and then."""
         return self._decider.store.expire()
 
     @property
@@ -149,7 +149,7 @@ class Directory:
         `data_dir`: the cluster's folder now. Folders of replicas are in it, wherever it was before.
 
         Topics with replicas keep their lanes, ranges, ceilings and trims. The others are empty and get new lanes, not
-        those of the generation before: a client that slept through the restart is told "unknown" instead of reading or
+        those of the generation before: a client that slept through the restart gets "unknown" instead of reading or
         writing another topic. Topics that an earlier version made get their ids.
         """
 
@@ -193,7 +193,7 @@ class Directory:
         return (self._decider.one("cluster", ClusterRecord) or self._decider.cluster).past
 
     def forget_earlier_generations(self, epoch: int) -> bool:
-        """All lanes are recovered: mirrors of earlier generations may go. Only the one who reigns knows."""
+        """Forget earlier generations and their mirrors: all lanes are recovered. Only the leader knows that."""
 
         def plan_it(plan: DecisionPlan) -> bool:
             cluster = plan.cluster()
@@ -206,7 +206,7 @@ class Directory:
         return self._decider.decide(plan_it)
 
     def mirrored_ends(self) -> list[MirroredEnd]:
-        """What mirrors of the generations before told, lane by lane."""
+        """What was found in mirrors of earlier generations, lane by lane."""
         return self._decider.all("saved/", MirroredEnd)
 
 
@@ -243,7 +243,7 @@ def _end_members(plan: DecisionPlan, data_dir: str) -> None:
 def _earlier_generations(plan: DecisionPlan, cluster: ClusterRecord, mirror: str) -> tuple[EarlierGeneration, ...]:
     """Where mirrors come into it, the generation that ends now too. Without an epoch it has ordered nothing.
 
-    Of too many the oldest lose their mirrors, not their place: lanes that no later one began were ordered there.
+    Of too many the oldest lose their mirrors and stay in the list: lanes that no later one began were ordered there.
     """
     epochs = plan.read("epochs", Epochs)
     begun = epochs is not None and epochs.started and epochs.generation == cluster.generation
@@ -324,13 +324,13 @@ class Elections:
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
-        self._lease: int | None = None  # of the candidate that was registered here
+        self._lease: int | None = None  # of the standby that was registered here
 
     def next_epoch(self, superseded: int | None = None) -> int:
-        """Hand out the next epoch. Few run ahead of the last started one, since everybody checks that many lines.
+        """Hand out the next epoch. Few run ahead of the last started one, since all roles check that many lines.
 
-        `superseded` is an epoch for which the caller saw the line of a later one open, among those that everybody
-        checks. If that is the last started one, nobody acts on its word any more, and more may run ahead.
+        `superseded` is an epoch for which the caller saw the line of a later one open, among those that all roles
+        check. If that is the last started one, no role acts on what its leader writes, and more may run ahead.
         """
 
         return self._decider.decide(lambda plan: _hand_out(plan, superseded))
@@ -367,7 +367,7 @@ class Elections:
         start = self._decider.one(f"starts/{epoch:010}", EpochStart)
         return None if start is None else start.ends
 
-    # --- candidates ---------------------------------------------------------------------------------------------------
+    # --- standbys -----------------------------------------------------------------------------------------------------
     def register(self, candidate: int, mark: str, pid: int) -> None:
         """A process is there that may be the next sequencer. It stands for as long as `pid` lives (0: for ever)."""
         if not 0 <= candidate < CANDIDATES_MAX:
@@ -377,17 +377,17 @@ class Elections:
         self._decider.decide(lambda plan: plan.put(candidate_key(candidate), note, lease, volatile=True))
 
     def withdraw(self) -> None:
-        """The candidate that this directory registered leaves."""
+        """Withdraw the standby that this directory registered."""
         if self._lease is not None:
             self._decider.store.revoke(self._lease)
             self._lease = None
 
     def candidates(self) -> list[CandidateNote]:
-        """Those that are there, by number; the one that reigns is among them."""
+        """All sequencer processes that are there, by number; the leader is one of them."""
         return self._decider.all("candidates/", CandidateNote)
 
     def elect(self, candidate: int, mark: str, over: int, superseded: int | None = None) -> int | None:
-        """Give this candidate the epoch after `over`. None: somebody else was quicker, or the cluster stops.
+        """Give this standby the epoch after `over`. None: another one was quicker, or the cluster stops.
 
         `superseded`: as for `next_epoch`.
         """
@@ -408,7 +408,7 @@ class Elections:
         return self._decider.one("reign", LeadershipRecord)
 
     def ask_hand_over(self, to: int, epoch: int) -> None:
-        """Have a candidate take over from the sequencer of this epoch. It does so when it looks."""
+        """Ask a standby to take over from the sequencer of this epoch. It does so when it looks."""
         self._decider.decide(lambda plan: plan.put("hand-over", HandOver(to, epoch), volatile=True))
 
     def asked_hand_over(self) -> HandOver | None:
@@ -416,11 +416,11 @@ class Elections:
         return self._decider.one("hand-over", HandOver)
 
     def call_off_hand_over(self) -> None:
-        """Whoever was asked need not do it any more."""
+        """Withdraw the request for a planned move."""
         self._decider.decide(lambda plan: plan.delete("hand-over", volatile=True))
 
     def end(self) -> None:
-        """The cluster stops in order: whoever reigns is the last one of this generation."""
+        """Stop the cluster in order: the leader is the last one of this generation."""
         self._decider.decide(lambda plan: plan.put("stopping", Stopping(self._decider.generation)))
 
     @property
@@ -440,14 +440,14 @@ def _hand_out(plan: DecisionPlan, superseded: int | None) -> int:
             f"{EPOCHS_AHEAD_MAX} sequencers took an epoch after {epochs.started} and none of them started it",
             "see the sequencers' logs, then restart the cluster",
         )
-    if epoch >= EPOCHS_MAX - 1:  # the table's last line stays empty: whoever acts looks at the one after its own
+    if epoch >= EPOCHS_MAX - 1:  # the table's last line stays empty: a role that acts looks at the one after its own
         raise TooMany(f"all epochs of this fabric, {EPOCHS_MAX - 2}, are used", "restart the cluster")
     plan.put("epochs", msgspec.structs.replace(epochs, handed_out=epoch), volatile=True)
     return epoch
 
 
 def forget_elections(plan: DecisionPlan) -> None:
-    """Forget the leader, its candidates, and the move that was asked for."""
+    """Forget the leader, its standbys, and the move that was asked for."""
     plan.delete("reign")
     plan.delete("hand-over")
     for key, _ in plan.list("candidates/", CandidateNote):

@@ -1,4 +1,4 @@
-"""Ranges and ceilings in the directory: each change is one transaction of the one who reigns, or nothing.
+"""Ranges and ceilings in the directory: each change is one transaction of the leader, or nothing.
 
 A lane's chain record names its topic, its last range and its ceiling; every change of the chain goes through it, so two
 who want to change it end up one after the other, and the second sees what the first did. Positions below the ceiling
@@ -52,7 +52,7 @@ from embarcadero.types import (
 def below_start(ranges: Sequence[Range], start: int) -> list[tuple[Range, Range | None]]:
     """Sealed ranges of one lane that are wholly below its start, each with what is left of it in the store.
 
-    Of one that is followed by lost positions its end stays until these are below too: else nobody knew of them.
+    Of one that is followed by lost positions its end stays until these are below too: else they would be forgotten.
     """
     found: list[tuple[Range, Range | None]] = []
     for range_, following in pairwise(ranges):
@@ -123,7 +123,7 @@ class RangeChains:
     ) -> Range | None:
         """After a loss of memory: seal at what was recovered, and open the next range at the ceiling, on `refs`.
 
-        If a mirror told how far the lane was ordered (`saved`), no position above that was ever handed out, and the
+        If a mirror had how far the lane was ordered (`saved`), no position above that was ever handed out, and the
         next range opens there: at `saved.start`. A broker's lane is never continued: with no `refs` its range is
         sealed, the lane is closed where it is not yet, and the sealed range is returned. None as in `seal_and_open`.
         """
@@ -333,7 +333,7 @@ class BrokerLanes:
 
 # --- parts of a decision ----------------------------------------------------------------------------------------------
 def _open_last(plan: DecisionPlan, lane: int, number: int, epoch: int) -> tuple[Chain, Range] | None:
-    """The chain and its open range, if that is the one meant and the caller reigns."""
+    """The chain and its open range, if that is the one meant and the caller is the leader."""
     if not plan.leads(epoch) or (chain := plan.read(chain_key(lane), Chain)) is None:
         return None
     range_ = plan.read(range_key(lane, number), Range)

@@ -9,13 +9,13 @@ incarnations/<broker>            the newest incarnation of that broker
 members/<broker>/<incarnation>   Member
 epochs                           newest epoch handed out, newest started, and in which generation
 starts/<epoch>                   where each lane ended when that epoch started
-reign                            Leadership: who won the last election of sequencers
+reign                            LeadershipRecord: who won the last election of sequencers
 candidates/<candidate>           under a lease: this sequencer process is there, and may win the next one
-hand-over                        HandOver: somebody asked for a planned move of the sequencer
-stopping                         Stopping: the cluster of that generation stops in order; nobody is elected any more
+hand-over                        HandOver: a planned move of the sequencer was asked for
+stopping                         Stopping: the cluster of that generation stops in order; there are no more elections
 trims/<lane>                     index below which a lane was trimmed
 tiers/<name>                     Tier: the table of a topic, and how far the topic is in it
-tierer/<name>                    under a lease: who writes that table
+tierer/<name>                    under a lease: the job that writes that table
 chains/<lane>                    Chain: whose ranges they are, the last one, the ceiling
 ranges/<lane>/<number>           Range
 retired/<lane>                   a lane of a deleted topic whose turn may come in this generation: it is not used again
@@ -23,7 +23,7 @@ replica/<replica>                the newest incarnation of that replica, and whe
 replicas/<replica>/<incarnation> ReplicaMember
 readers/<topic>/<reader>         ReaderNote: how far a reader says it is
 present/<replica>/<incarnation>  under a lease: this incarnation is there
-saved/<lane>                     MirroredEnd: what a mirror told about a lane when the fabric was lost
+saved/<lane>                     MirroredEnd: what a mirror had of a lane when the fabric was lost
 
 A decision is read, decide, one transaction that checks just what was read; and if another process was quicker, again.
 """
@@ -43,7 +43,7 @@ from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Delete, Put, St
 from embarcadero.types import LanePosition, Topic, TopicLane, id_text
 
 NOT_WORKED_BY: Final = ("epochs", "starts/", "reign", "candidates/", "hand-over", "readers/")
-"""Keys of which whoever needs them asks the store each time, or, for the newest epoch, the fabric."""
+"""Keys of values that roles read when they need them, or, for the newest epoch, learn from the fabric."""
 
 
 class EarlierGeneration(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class LeadershipRecord(msgspec.Struct, frozen=True):
 
 
 class CandidateNote(msgspec.Struct, frozen=True):
-    """The value under a sequencer candidate's lease."""
+    """The value under the lease of a standby, or of the leader."""
 
     candidate: int
     mark: str
@@ -158,7 +158,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MirroredEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """What the mirror of a lost fabric told about a lane: it was ordered up to (index, seq)."""
+    """What the mirror of a lost fabric had of a lane: it was ordered up to (index, seq)."""
 
     lane: int
     index: int
@@ -169,13 +169,15 @@ class MirroredEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def start(self) -> int:
-        """Where positions go on. After a loss one is left out: who has read all that was ordered is at that place, and
-        would not hear of the loss if the next batch came there."""
+        """Where positions go on. After a loss one is left out.
+
+        A reader of all that was ordered is at that position, and would miss the loss if the next batch came there.
+        """
         return self.index + (self.index > self.kept)
 
 
 class ReaderNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What one reader of a topic told last: by lane the next index and seq, and when; of which topic, 0: not known."""
+    """What one reader of a topic reported last: by lane its next position, and when; of which topic, 0: not known."""
 
     reader: str
     places: dict[int, LanePosition]
@@ -214,7 +216,7 @@ def pid_of_mark(mark: str) -> int:
 
 
 def candidate_key(candidate: int) -> str:
-    """Where a sequencer candidate has its sign of life."""
+    """The key of a standby's sign of life."""
     return f"candidates/{candidate:05}"
 
 
@@ -229,7 +231,7 @@ def tier_key(topic: str) -> str:
 
 
 def tierer_key(topic: str) -> str:
-    """Where the one who writes it has its sign of life."""
+    """The key of the sign of life of the job that writes it."""
     return f"tierer/{topic}"
 
 
@@ -279,7 +281,7 @@ def presence_key(replica: int, incarnation: int) -> str:
 
 
 def saved_key(lane: int) -> str:
-    """Where it is what a mirror told about a lane."""
+    """The key of what a mirror had of a lane."""
     return f"saved/{lane:010}"
 
 

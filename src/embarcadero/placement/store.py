@@ -4,7 +4,7 @@ A value has the revision of the transaction that last wrote it; revisions grow w
 something. A transaction names the revisions its decision rests on and happens only if all of them still hold. That is
 the model of etcd (mod revisions, compare-then-put): a cluster of several hosts can use it behind the same lines.
 
-A lease says that somebody is still there. Values written under one are gone, for every reader, from the moment it ends:
+A lease says that its holder is there. Values written under one are gone, for every reader, from the moment it ends:
 when its time is over without `keep_alive`, when it is revoked, or when its holder's process is seen to be gone by a
 store that can see processes. An ended lease never comes back.
 """
@@ -63,7 +63,7 @@ class Check(NamedTuple):
 class Put(NamedTuple):
     """Write a value; under a lease, it stays only as long as the lease.
 
-    `volatile`: it means nothing once the machine has lost its power, so nobody need wait for a disk. A transaction of
+    `volatile`: it means nothing once the machine has lost its power, so no caller waits for a disk. A transaction of
     such writes only may be lost then, with all that came after it; never what came before.
     """
 
@@ -126,7 +126,7 @@ class Store(Protocol):
     def grant(self, ttl_s: float, pid: int = 0) -> int:
         """A new lease; its number never comes again. It ends `ttl_s` (may be infinite) after the last `keep_alive`.
 
-        `pid`: the holder, if it is a process that this store may be able to see; 0: nobody in particular.
+        `pid`: the holder, if it is a process that this store may be able to see; 0: no process.
         """
         ...
 
@@ -159,7 +159,7 @@ class _Lease:
 
 
 class MemoryStore:
-    """Values in a dict under a lock. `clock` tells seconds, `alive` whether a process is still there."""
+    """Values in a dict under a lock. `clock` returns seconds, `alive` whether a process is still there."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0, alive: Callable[[int], bool] = bool) -> None:
         self._items: dict[str, Item] = {}
@@ -451,7 +451,7 @@ class SqliteStore:
             )
 
     def _bring_up(self) -> None:
-        """A store of version 1 has neither leases nor checksums. Whoever comes second finds it done."""
+        """Upgrade a store of version 1, which has neither leases nor checksums. The second process finds it done."""
         with self._transaction():
             if self._db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
                 return

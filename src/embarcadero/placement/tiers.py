@@ -92,7 +92,7 @@ class Tiers:
     def advance(self, ask: AdvanceTier, now_us: int) -> Tier:
         """Tell how far the table is. Frontiers never go back; a lane's start is taken only the first time.
 
-        Deposed, if the epoch is not the newest. A lease that ended while nobody else came is begun again.
+        Deposed, if the epoch is not the newest. A lease that ended while no other job came is begun again.
         """
         _check_text(ask.metadata)
         _check_text(ask.engine)

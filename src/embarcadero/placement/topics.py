@@ -311,7 +311,7 @@ class Readers:
         self._decider = decider
 
     def note(self, notes: Mapping[tuple[str, str], ReaderNote], now_us: int) -> None:
-        """Keep what readers told, by topic and reader. Of topics that are gone nothing is kept, nor what is too old."""
+        """Keep what readers reported, by topic and reader. Topics that are gone, and what is too old, are forgotten."""
 
         def plan_it(plan: DecisionPlan) -> None:
             for topic in {topic for topic, _ in notes}:
@@ -334,12 +334,12 @@ class Readers:
                 plan.delete(reader_key(topic, note.reader))
 
     def of(self, topic: str, now_us: int) -> list[ReaderNote]:
-        """What readers of a topic told within a day, the newest first."""
+        """What readers of a topic reported within a day, the newest first."""
         fresh = [note for note in self._notes(topic) if now_us - note.at_us < READER_KEPT_S * 1_000_000]
         return sorted(fresh, key=lambda note: note.at_us, reverse=True)
 
     def remove(self, topic: str, reader: str) -> bool:
-        """Forget what a reader told; whether there was anything."""
+        """Forget what a reader reported; whether there was anything."""
         known = [False]
 
         def plan_it(plan: DecisionPlan) -> None:
