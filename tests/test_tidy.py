@@ -15,7 +15,7 @@ PROOF = SRC.parent.parent / "proof" / "embarcadero_proof"
 ALL = MODULES + sorted(PROOF.rglob("*.py"))
 
 LAYERS = [
-    {"types", "limits", "errors", "orders", "invariants", "env", "heartbeats", "meters", "steps", "forks"},
+    {"types", "limits", "errors", "orders", "env", "liveness", "steps", "forks"},
     {"config"},
     {"fabric", "wire"},
     {"client"},

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from embarcadero.client.arguments import AS_CONFIGURED
     from embarcadero.client.results import Batch, Record, RecordFuture, TopicInfo
     from embarcadero.config import Config
-    from embarcadero.wire.payload import RAW_SCHEMA
+    from embarcadero.wire.schemas import RAW_SCHEMA
 
 __version__ = "0.1.0"
 
@@ -56,7 +56,7 @@ _LAZY = {
     "AS_CONFIGURED": "embarcadero.client.arguments",
     "connect": "embarcadero.client.api.sync_log",
     "TopicInfo": "embarcadero.client.results",
-    "RAW_SCHEMA": "embarcadero.wire.payload",
+    "RAW_SCHEMA": "embarcadero.wire.schemas",
 }
 """Where heavy names live: arrow and the event loop load when a client is first used, not for every command."""
 

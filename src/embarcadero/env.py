@@ -1,16 +1,21 @@
 """The seam: what role logic needs from the world. Real processes and the simulator implement it.
 
 Memory is `fabric.region.Fabric`; the network is frames in and frames out (sans-I/O); all else that a role gets from its
-process is in one `Env`: time is a `Clock`, disks are `Disk`, what may block goes to `Workers`.
+process is in one `Env`: time is a `Clock`, disks are `Disk`, what may block goes to `Workers`. What a
+role counts goes to histograms that cost next to nothing; they are read when the metrics are scraped.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from embarcadero.errors import DiskFailed
 from embarcadero.types import ReplicaMember
@@ -52,7 +57,7 @@ def random_id() -> int:
 
 
 class Journal(Protocol):
-    """Where a role tells what happened. Drivers write it down; facts are plain values, never payloads."""
+    """Where a role reports what happened. Drivers write it down; facts are plain values, never payloads."""
 
     def note(self, event: str, /, **facts: object) -> None:
         """Something that operators may want to know."""
@@ -64,7 +69,7 @@ class Journal(Protocol):
 
 
 class SilentJournal:
-    """A journal that nobody reads."""
+    """A journal that is not read."""
 
     def note(self, event: str, /, **facts: object) -> None:
         pass
@@ -82,22 +87,22 @@ class Doorbell(Protocol):
 
 
 class SilentBell:
-    """A doorbell that nobody hears."""
+    """A doorbell that wakes no role."""
 
     def ring(self, who: str) -> None:
         pass
 
 
 class Steps(Protocol):
-    """Is told whenever a role gets to a named step of the protocol (steps.py)."""
+    """Is called whenever a role gets to a named step of the protocol (steps.py)."""
 
     def at(self, name: str) -> None:
-        """The role is at this step. Whoever implements this may end it here, or keep it here for a while."""
+        """The role is at this step. The implementation may end it here, or keep it here for a while."""
         ...
 
 
 class NoSteps:
-    """Nobody cares how far a role is."""
+    """Steps are not observed: in production."""
 
     def at(self, name: str) -> None:
         pass
@@ -107,7 +112,7 @@ NO_STEPS: Final[Steps] = NoSteps()
 
 
 class Workers(Protocol):
-    """Runs what may block (disk reads, fdatasync) beside the role, and tells it the result in its own thread."""
+    """Runs what may block (disk reads, fdatasync) beside the role, and passes it the result in its own thread."""
 
     def run(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
         """Run `job`; later `done(result)`, or `done(error)` with what it raised. Jobs may run in any order."""
@@ -127,11 +132,11 @@ class Inline:
 
 # --- disks ------------------------------------------------------------------------------------------------------------
 class Missing(DiskFailed):
-    """There is no such file or folder: never written, dropped meanwhile, or deleted by somebody."""
+    """There is no such file or folder: never written, dropped meanwhile, or deleted from outside."""
 
 
 class File(Protocol):
-    """One open file. Offsets are given with each call, so that threads need not agree on a place."""
+    """One open file. Offsets are given with each call, so that threads need not share a position."""
 
     def pwrite(self, parts: Sequence[Part], offset: int) -> None:
         """Write all parts, one after another, from `offset` on; what is between the end and there reads as zeros."""
@@ -227,6 +232,46 @@ Disks = Callable[[ReplicaMember], Disk]
 """Opens the disk of a replica, for reading."""
 
 
+# --- histograms -------------------------------------------------------------------------------------------------------
+LATENCY_US: Final = (
+    50, 100, 200, 300, 500, 750, 1_000, 1_500, 2_000, 3_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
+    1_000_000, 2_000_000, 5_000_000, 10_000_000,
+)  # fmt: skip
+"""Bounds of times, in microseconds."""
+
+COUNTS: Final = tuple(1 << power for power in range(15))
+"""Bounds of sizes: powers of two up to the largest round."""
+
+_FEW: Final = 8
+
+
+class Histogram:
+    """How many observations were at or below each bound; `counts` has one more entry, for those above all bounds."""
+
+    __slots__ = ("_bounds", "bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[int, ...]) -> None:
+        self.bounds, self._bounds = bounds, np.array(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0
+
+    def add(self, value: int, times: int = 1) -> None:
+        """One observation, or several alike."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def add_many(self, values: npt.NDArray[Any]) -> None:
+        """Many at once."""
+        if len(values) <= _FEW:
+            for value in values.tolist():
+                self.add(value)
+            return
+        found = np.bincount(np.searchsorted(self._bounds, values), minlength=len(self.counts))
+        self.counts = [mine + more for mine, more in zip(self.counts, found.tolist(), strict=True)]
+        self.total += int(values.sum())
+
+
+# --- together ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Env:
     """What a role gets from its process. Roles take it as their first argument, and hand it to their parts."""

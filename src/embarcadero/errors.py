@@ -79,12 +79,26 @@ class EmbarcaderoError(Exception):
 
 
 class UsageError(EmbarcaderoError, ValueError): ...
+
+
 class BadName(UsageError): ...
+
+
 class BadValue(UsageError): ...
+
+
 class BadSchema(BadValue): ...
+
+
 class BadConfiguration(UsageError): ...
+
+
 class OutOfSequence(UsageError): ...
+
+
 class Closed(UsageError): ...
+
+
 class Forked(UsageError): ...
 
 
@@ -92,27 +106,65 @@ class NotAvailable(EmbarcaderoError): ...
 
 
 class Refused(EmbarcaderoError): ...
+
+
 class UnknownTopic(Refused): ...
+
+
 class TopicReplaced(UnknownTopic): ...
+
+
 class TopicExists(Refused): ...
+
+
 class UnknownSchema(Refused): ...
+
+
 class UnknownSession(Refused): ...
+
+
 class SessionFenced(Refused): ...
+
+
 class Conflict(Refused): ...
+
+
 class Stale(Refused): ...
+
+
 class Lost(Refused): ...
+
+
 class FuturePosition(Refused): ...
+
+
 class Trimmed(Refused): ...
+
+
 class BadReference(Refused): ...
+
+
 class StagedGone(Refused): ...
+
+
 class TierBusy(Refused): ...
+
+
 class Deposed(Refused): ...
+
+
 class TooMany(Refused): ...
 
 
 class Retriable(EmbarcaderoError): ...
+
+
 class Unreachable(Retriable, ConnectionError): ...
+
+
 class Backpressure(Retriable): ...
+
+
 class TierUnavailable(Retriable): ...
 
 
@@ -137,6 +189,8 @@ class RecordsLost(_OfRecords, EmbarcaderoError):
 
 
 class OutcomeUnknown(EmbarcaderoError): ...
+
+
 class TimedOut(OutcomeUnknown, TimeoutError): ...
 
 
@@ -190,27 +244,59 @@ def fresh(error: EmbarcaderoError) -> EmbarcaderoError:
 
 
 class ProtocolError(EmbarcaderoError): ...
+
+
 class BadMagic(ProtocolError): ...
+
+
 class BadVersion(ProtocolError): ...
+
+
 class FrameTooLarge(ProtocolError): ...
+
+
 class BadFrame(ProtocolError): ...
+
+
 class OverCredit(ProtocolError): ...
 
 
 class Corrupt(EmbarcaderoError): ...
+
+
 class ChecksumMismatch(Corrupt): ...
+
+
 class BadTable(Corrupt): ...
+
+
 class BadSegment(Corrupt): ...
+
+
 class BadRegion(Corrupt): ...
 
 
 class ClusterError(EmbarcaderoError): ...
+
+
 class AlreadyRunning(ClusterError): ...
+
+
 class NotRunning(ClusterError): ...
+
+
 class PortInUse(ClusterError): ...
+
+
 class FabricFull(ClusterError): ...
+
+
 class WrongFolder(ClusterError): ...
+
+
 class DiskFull(ClusterError): ...
+
+
 class DiskFailed(ClusterError): ...
 
 
@@ -233,3 +319,14 @@ BY_NAME: dict[str, type[EmbarcaderoError]] = _tree(EmbarcaderoError)
 def from_wire(code: str, message: str, hint: str = "") -> EmbarcaderoError:
     """The typed error that a peer reported."""
     return BY_NAME.get(code, EmbarcaderoError)(message, hint)
+
+
+# --- invariants: always on, since `python -O` strips `assert` ---------------------------------------------------------
+class InvariantBroken(AssertionError):
+    """A bug in Embarcadero itself. Please report it with the message and the traceback."""
+
+
+def invariant(holds: bool | object, message: str) -> None:
+    """Stop at once when something that must always hold does not."""
+    if not holds:
+        raise InvariantBroken(message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embarcadero.invariants import invariant
+from embarcadero.errors import invariant
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag, StrEnum
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -96,9 +96,9 @@ class Outcome(IntEnum):
 class ReferenceFault(IntEnum):
     """Why a batch by reference was refused with NO_REFERENCE."""
 
-    GONE = 1  # nothing can be read at its place: it was trimmed, or lost, or never was there
+    GONE = 1  # nothing can be read at its position: it was trimmed, or lost, or never was there
     ANOTHER_TOPIC = 2  # the lane is not one of that topic: the topic was deleted, or made again
-    DIFFERS = 3  # the batch at its place has another size, count or checksum
+    DIFFERS = 3  # the batch at its position has another size, count or checksum
 
 
 REQUEST_OUTCOMES: Final = frozenset((Outcome.OPENED, Outcome.CLOSED, Outcome.NOTED, Outcome.NAME_HELD))
@@ -124,11 +124,19 @@ class Position:
     seq: int
 
 
+U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""A number that signed 64-bit columns, and Java's long, hold."""
+
+
 class LanePosition(NamedTuple):
     """A position in one lane: the index of a batch, and the seq of its first record. It compares like a tuple."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index
-    seq: int
+    index: U63  # type: ignore[assignment]  # hides tuple.index
+    seq: U63
+
+
+FIRST_POSITION: Final = LanePosition(0, 0)
+"""Where every lane starts."""
 
 
 class SessionKey(NamedTuple):
@@ -139,7 +147,7 @@ class SessionKey(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Numbers [start, stop): indices of batches, seqs of records, or sequences of a session. It compares like a tuple."""
+    """Numbers [start, stop): indices of batches, seqs of records, or sequences of a session; compares like a tuple."""
 
     start: int
     stop: int
@@ -374,11 +382,11 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
 
     def frontier(self, lane: int) -> LanePosition:
         """The position below which a lane is in the table."""
-        return LanePosition(*self.frontiers.get(lane, (0, 0)))
+        return LanePosition(*self.frontiers.get(lane, FIRST_POSITION))
 
     def start(self, lane: int) -> LanePosition:
         """The position at which a lane's part in the table starts; at its frontier if there is nothing."""
-        return min(LanePosition(*self.starts.get(lane, (0, 0))), self.frontier(lane))
+        return min(LanePosition(*self.starts.get(lane, FIRST_POSITION)), self.frontier(lane))
 
     def gap(self, lane: int, start: int, stop: int, durable: bool) -> Gap:
         """Positions that the table lacks: LOST. For a reader of durable records NEVER_DURABLE, if nothing there was."""
@@ -483,14 +491,26 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     never_durable: bool = False
 
     @property
+    def key(self) -> RangeKey:
+        """Its lane and number."""
+        return RangeKey(self.lane, self.number)
+
+    @property
     def open(self) -> bool:
         """Whether it may still grow."""
         return self.end is None
 
 
-def lost_spans(ranges: Sequence[Range]) -> list[tuple[int, int]]:
+def lost_spans(ranges: Sequence[Range]) -> list[Span]:
     """Spans of indices [from, to) of one lane that are between its ranges: lost with the memory, oldest first."""
-    return [(old.end, new.start) for old, new in pairwise(ranges) if old.end is not None and old.end < new.start]
+    return [Span(old.end, new.start) for old, new in pairwise(ranges) if old.end is not None and old.end < new.start]
+
+
+class RangeKey(NamedTuple):
+    """A range of a lane. No range has the number 0: it stands for the lane itself, or for its folder."""
+
+    lane: int
+    number: int
 
 
 class Trouble(IntFlag):

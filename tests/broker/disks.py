@@ -14,7 +14,6 @@ from embarcadero.broker.context import BrokerContext
 from embarcadero.config import FabricSizes
 from embarcadero.env import Env, Inline, Workers
 from embarcadero.fabric.durability import create_durable, create_ranges
-from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
@@ -28,16 +27,15 @@ from embarcadero.fabric.layout import (
     frontier_offset,
 )
 from embarcadero.fabric.leader import EpochTable, create_epochs
+from embarcadero.fabric.lines import FrontierWriter, RingReader, RingWriter, attach_ring, create_ring
 from embarcadero.fabric.log import BrokerLogs
-from embarcadero.fabric.names import EPOCHS_REGION
-from embarcadero.fabric.region import Shape
-from embarcadero.fabric.ring import RingReader, RingWriter, attach_ring, create_ring
+from embarcadero.fabric.region import EPOCHS_REGION, Shape
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.writing import RangeSettings
+from embarcadero.storage.segment import RangeSettings
 from embarcadero.types import NO_INDEX, EntryKind, Outcome, Range, ReplicaMember
 from embarcadero.wire import messages as m
 from embarcadero_proof.sim.incoherent import IncoherentMemory

@@ -14,7 +14,7 @@ from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.env import Env
 from embarcadero.fabric.leader import create_epochs
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.sequencer.leader.sequencer import lead
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import PROTOCOL_VERSION, FrameKind, batch_header, control_frame, payload_crc

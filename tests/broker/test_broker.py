@@ -11,7 +11,7 @@ from embarcadero.env import Env
 from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError
 from embarcadero.fabric.leader import EpochTable
 from embarcadero.fabric.log import BrokerLogs
-from embarcadero.fabric.names import EPOCHS_REGION
+from embarcadero.fabric.region import EPOCHS_REGION
 from embarcadero.limits import BACKPRESSURE_AFTER_S
 from embarcadero.placement.topics import Topics
 from embarcadero.types import NO_SESSION, GapKind, Outcome

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from embarcadero.liveness import process_mark
 from embarcadero.node.local import RestartableCluster, halt, runs, state_of
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.liveness import process_mark
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.store import SqliteStore
 from embarcadero_proof.chaos import troubles
 from embarcadero_proof.chaos.cases import Trouble
 from embarcadero_proof.chaos.places import is_replaced

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.store import SqliteStore
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder, write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.writing import RangeSettings
+from embarcadero.storage.segment import RangeSettings
 from embarcadero.types import Range, Topic
 from tests.storage.records import Source
 

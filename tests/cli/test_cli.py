@@ -17,7 +17,7 @@ from embarcadero.cli.output import find_brokers
 from embarcadero.config import Config
 from embarcadero.node.folder import ClusterFolder, ClusterInfo
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.store import SqliteStore
 
 VERBS = ["bench", "up", "down", "node", "status", "topic", "publish", "tail", "verify", "config", "demo"]
 TOPIC_VERBS = ["create", "list", "describe", "alter", "trim", "delete", "recover"]

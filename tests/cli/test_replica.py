@@ -16,7 +16,7 @@ from embarcadero.cli import members as module
 from embarcadero.cli.main import app
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.store import SqliteStore
 from embarcadero.storage.layout import range_folder
 from tests.cli.folders import COUNT, StoppedCluster
 

@@ -10,7 +10,7 @@ import pytest
 
 import embarcadero as emb
 from embarcadero import forks
-from embarcadero.wire.payload import plain_batch
+from embarcadero.wire.schemas import plain_batch
 from tests.client.fake_server import FakeServer
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from embarcadero.client.publish.intake import RECORD_OVERHEAD_BYTES, Intake, Sealed
 from embarcadero.errors import BadValue
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX
-from embarcadero.wire.payload import RAW_SCHEMA, decode_batch
-from embarcadero.wire.schemas import RAW
+from embarcadero.wire.schemas import RAW, RAW_SCHEMA, decode_batch
 
 
 def intake(**options: Any) -> Intake:

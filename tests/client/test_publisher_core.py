@@ -13,6 +13,7 @@ from embarcadero.errors import (
     Backpressure,
     BadValue,
     Conflict,
+    InvariantBroken,
     OutcomeUnknown,
     SessionFenced,
     TimedOut,
@@ -20,7 +21,6 @@ from embarcadero.errors import (
     UnknownTopic,
     Unreachable,
 )
-from embarcadero.invariants import InvariantBroken
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.types import NO_SESSION, Outcome, Position
 from embarcadero.wire import messages as m

@@ -20,13 +20,13 @@ from embarcadero.client.publish.tables import encoded, fitted, list_entries, pie
 from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.errors import BadSchema, BadValue, Corrupt
 from embarcadero.limits import LIST_ENTRIES_MAX, RECORDS_PER_BATCH_MAX, SCHEMA_COLUMNS_MAX
-from embarcadero.placement.topic_rules import first_version
+from embarcadero.placement.topics import first_version
 from embarcadero.types import EntryKind
-from embarcadero.wire.payload import decode_batch
 from embarcadero.wire.schemas import (
     RAW,
     TopicSchemas,
     checked_schema,
+    decode_batch,
     decode_schema,
     decode_versions,
     encode_schema,

@@ -28,7 +28,7 @@ from embarcadero.limits import RECORD_BYTES_MAX
 from embarcadero.types import Position
 from embarcadero.wire.messages import OpenSession
 from embarcadero.wire.partitioners import CRC32C, partition_of
-from embarcadero.wire.payload import RAW_SCHEMA
+from embarcadero.wire.schemas import RAW_SCHEMA
 from tests.client.fake_cluster import LANE
 from tests.client.fake_server import FakeServer
 

@@ -13,18 +13,14 @@ import numpy as np
 import pytest
 
 from embarcadero.config import FabricSizes
-from embarcadero.errors import BadName, BadRegion
+from embarcadero.errors import BadName, BadRegion, InvariantBroken
 from embarcadero.fabric import shared
-from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import LAYOUT_VERSION, ORDER, PENDING, SUPERBLOCK, Entries, RegionKind, superblock_check
 from embarcadero.fabric.leader import EpochTable, create_epochs
+from embarcadero.fabric.lines import FrontierReader, FrontierWriter, attach_ring, create_ring
 from embarcadero.fabric.log import LogReader, LogWriter, create_log
-from embarcadero.fabric.mirror import MirroredFabric
-from embarcadero.fabric.names import EPOCHS_REGION
-from embarcadero.fabric.region import Fabric, Region, Shape, attach_unless_removed, write_superblock
-from embarcadero.fabric.ring import attach_ring, create_ring
-from embarcadero.fabric.shared import SharedFabric
-from embarcadero.invariants import InvariantBroken
+from embarcadero.fabric.region import EPOCHS_REGION, Fabric, Region, Shape, attach_unless_removed, write_superblock
+from embarcadero.fabric.shared import MirroredFabric, SharedFabric
 from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 

@@ -17,10 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.errors import Backpressure, ClusterError, Corrupt, DiskFailed, DiskFull
-from embarcadero.placement.liveness import process_mark, same_process
-from embarcadero.placement.sqlite import SqliteStore
-from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Delete, Item, Put, Store
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.liveness import process_mark, same_process
+from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Delete, Item, MemoryStore, Put, SqliteStore, Store
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -411,7 +409,7 @@ INCREMENTER = """
 import sys
 from pathlib import Path
 from embarcadero.errors import Backpressure
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.store import SqliteStore
 from embarcadero.placement.store import ABSENT, Check, Put
 store = SqliteStore(Path(sys.argv[1]))
 for _ in range(100):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from embarcadero.errors import TooMany
 from embarcadero.fabric.durability import Durability, create_durable, create_ranges, durable_through
-from embarcadero.fabric.frontier import TaggedReader, create_tagged
 from embarcadero.fabric.layout import RangeWord, RegionKind
 from embarcadero.fabric.leader import EpochTable, create_epochs
-from embarcadero.fabric.names import EPOCHS_REGION, durable_region
+from embarcadero.fabric.lines import TaggedReader, create_tagged
+from embarcadero.fabric.region import EPOCHS_REGION, durable_region
 from embarcadero.types import Range, ReplicaRef
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 
@@ -155,5 +155,5 @@ def test_a_full_table_is_a_typed_error() -> None:
     with pytest.raises(TooMany):
         table.add((3, 1))
     reader = TaggedReader(host.attach("t"))
-    assert reader.tags() == [(1, 1), (2, 1)]
+    assert reader.keys() == [(1, 1), (2, 1)]
     assert (reader.load((2, 1)), reader.load((2, 1), 1), reader.load((9, 9))) == (6, 7, None)

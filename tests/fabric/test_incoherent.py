@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from embarcadero.errors import InvariantBroken
 from embarcadero.fabric.layout import RegionKind
 from embarcadero.fabric.region import Shape
-from embarcadero.invariants import InvariantBroken
 from embarcadero_proof.sim.incoherent import IncoherentMemory, IncoherentRegion
 
 SIZE, DATA, FLAG = 1024, 256, 512

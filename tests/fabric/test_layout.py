@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embarcadero.errors import InvariantBroken
 from embarcadero.fabric.layout import (
     EPOCH_LINE,
     ORDER,
@@ -24,7 +25,6 @@ from embarcadero.fabric.layout import (
     valid_prefix,
 )
 from embarcadero.fabric.region import Shape, write_superblock
-from embarcadero.invariants import InvariantBroken
 
 ENTRY_TYPES = [pytest.param(PENDING, id="pending"), pytest.param(ORDER, id="order"), pytest.param(RESULT, id="result")]
 bodies = st.binary(min_size=64, max_size=64)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from embarcadero.fabric.durability import create_ranges
-from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
     ORDER,
     SEQUENCER_FRONTIERS_BYTES,
@@ -20,9 +19,8 @@ from embarcadero.fabric.layout import (
     frontier_offset,
 )
 from embarcadero.fabric.leader import EpochTable, LeaderView, create_epochs
-from embarcadero.fabric.names import EPOCHS_REGION, frontiers_region, order_region
-from embarcadero.fabric.region import Region, Shape
-from embarcadero.fabric.ring import create_ring
+from embarcadero.fabric.lines import FrontierWriter, create_ring
+from embarcadero.fabric.region import EPOCHS_REGION, Region, Shape, frontiers_region, order_region
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.types import Member
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from embarcadero.config import FabricSizes
-from embarcadero.errors import FrameTooLarge
-from embarcadero.fabric.frontier import FrontierWriter
+from embarcadero.errors import FrameTooLarge, InvariantBroken
 from embarcadero.fabric.layout import BrokerLine, frontier_offset
+from embarcadero.fabric.lines import FrontierWriter
 from embarcadero.fabric.log import LogReader, LogWriter, Reservation, create_log
-from embarcadero.invariants import InvariantBroken
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 CHUNK_BYTES, CHUNKS = 256, 4

@@ -12,12 +12,10 @@ from embarcadero.config import FabricSizes
 from embarcadero.errors import BadRegion, FabricFull
 from embarcadero.fabric.layout import ORDER, RING_FRONTIER_OFFSET, SLOTS_OFFSET, RegionKind, sealed
 from embarcadero.fabric.leader import EpochTable, create_epochs
+from embarcadero.fabric.lines import attach_ring, create_ring
 from embarcadero.fabric.log import create_log
-from embarcadero.fabric.mirror import MirroredFabric
-from embarcadero.fabric.names import EPOCHS_REGION
-from embarcadero.fabric.region import Shape
-from embarcadero.fabric.ring import attach_ring, create_ring
-from embarcadero.fabric.shared import SharedFabric
+from embarcadero.fabric.region import EPOCHS_REGION, Shape
+from embarcadero.fabric.shared import MirroredFabric, SharedFabric
 from embarcadero_proof.bugs.table import injected
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 

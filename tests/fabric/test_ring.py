@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embarcadero.errors import InvariantBroken
 from embarcadero.fabric.layout import PENDING, Entries, RegionKind
-from embarcadero.fabric.ring import RingReader, RingWriter, attach_ring, create_ring, ring_shape
-from embarcadero.invariants import InvariantBroken
+from embarcadero.fabric.lines import RingReader, RingWriter, attach_ring, create_ring, ring_shape
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 SLOTS = 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from embarcadero.fabric.frontier import TaggedReader, create_tagged
 from embarcadero.fabric.layout import RegionKind
+from embarcadero.fabric.lines import TaggedReader, create_tagged
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 
@@ -16,10 +16,10 @@ def test_objects_of_lanes_that_are_gone_are_dropped() -> None:
     reader = TaggedReader(host.attach("r/durable"))
     for lane in range(10):
         writer.add((lane, 1), lane)
-    assert len(reader.tags()) == 10
+    assert len(reader.keys()) == 10
     writer.keep({3, 4})
     reader.keep({3, 4})
-    assert reader.tags() == [(3, 1), (4, 1)]
+    assert reader.keys() == [(3, 1), (4, 1)]
     assert (0, 1) not in writer
     assert reader.load((0, 1)) is None
     writer.set((4, 1), 99)

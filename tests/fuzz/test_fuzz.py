@@ -14,7 +14,7 @@ import pytest
 
 from embarcadero.errors import BadValue
 from embarcadero.storage import scan, segment
-from embarcadero.wire import codec, payload, receiver
+from embarcadero.wire import codec, receiver, schemas
 from embarcadero_proof.fuzz.archive import MENDED, archive_mutation, pack, unpack
 from embarcadero_proof.fuzz.campaign import Campaign
 from embarcadero_proof.fuzz.guard import judge, watched
@@ -83,8 +83,8 @@ def test_a_length_that_is_believed_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_unpacked_length_that_is_believed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without adding up what compressed buffers claim, Arrow asks for what a payload says."""
-    monkeypatch.setattr(payload, "check_unpacked", lambda *_: None)
-    monkeypatch.setattr(payload, "check_unpacked", lambda *_: None)
+    monkeypatch.setattr(schemas, "check_unpacked", lambda *_: None)
+    monkeypatch.setattr(schemas, "check_unpacked", lambda *_: None)
 
     assert "memory" in found_in("payloads", 1_500)
 

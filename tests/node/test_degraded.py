@@ -12,7 +12,7 @@ from embarcadero.fabric.shared import SharedFabric
 from embarcadero.node.cluster_view import ClusterView, LaneState, lane_report, replica_report
 from embarcadero.node.report import degraded, down_roles
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.types import MemberState, ReplicaMember, Trouble
 from embarcadero.wire.messages import AlterTopic
 

@@ -8,7 +8,7 @@ import pytest
 
 from embarcadero.errors import BadRegion, ClusterError
 from embarcadero.fabric.leader import create_epochs
-from embarcadero.fabric.names import EPOCHS_REGION
+from embarcadero.fabric.region import EPOCHS_REGION
 from embarcadero.node.fabric_folder import (
     make_mirror,
     mirror_folder,
@@ -21,7 +21,7 @@ from embarcadero.node.fabric_folder import (
 )
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import EarlierGeneration
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 
 CLUSTER = 0x1234_ABCD << 32
 

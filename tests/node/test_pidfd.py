@@ -6,8 +6,8 @@ import asyncio
 import subprocess
 import sys
 
+from embarcadero.liveness import process_mark
 from embarcadero.node.env import ProcessWatch
-from embarcadero.placement.liveness import process_mark
 
 
 def test_the_end_of_a_process_is_told_at_once_and_once() -> None:

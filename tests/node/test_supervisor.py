@@ -16,11 +16,11 @@ import pytest
 from embarcadero.config import load
 from embarcadero.errors import ClusterError, DiskFailed
 from embarcadero.limits import MIB, STOPPED_S
+from embarcadero.liveness import ticks_if_stopped
 from embarcadero.node.children import Child
 from embarcadero.node.fabric_folder import make_mirror
 from embarcadero.node.roles import SEQUENCER
 from embarcadero.node.supervisor import _STOP_S, STOP_S_MAX, Supervisor, UpOptions
-from embarcadero.placement.liveness import ticks_if_stopped
 from embarcadero.placement.records import EarlierGeneration
 from tests.placement.worlds import directory_with
 

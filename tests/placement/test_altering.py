@@ -11,8 +11,8 @@ import pytest
 from embarcadero.errors import BadSchema, BadValue, UnknownTopic
 from embarcadero.limits import PARTITIONS_MAX
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
-from embarcadero.placement.topic_rules import altered
+from embarcadero.placement.store import MemoryStore
+from embarcadero.placement.topics import altered
 from embarcadero.types import Topic
 from embarcadero.wire.messages import AlterTopic
 from embarcadero.wire.schemas import encode_schema

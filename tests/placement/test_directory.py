@@ -21,10 +21,10 @@ from embarcadero.limits import (
     REGION_HANDLES,
     TOPICS_MAX,
 )
-from embarcadero.placement import elections, members, ranges
+from embarcadero.placement import directory as placement_directory
+from embarcadero.placement import members, ranges
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.store import Put
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore, Put
 from embarcadero.types import Member, MemberState, staging_topic
 from embarcadero_proof.bugs.table import injected
 from embarcadero_proof.sim.incoherent import IncoherentMemory
@@ -344,7 +344,7 @@ def test_more_epochs_run_ahead_once_the_last_started_one_is_superseded(directory
 def test_epochs_fit_the_table(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last epoch that is handed out has a line after it: whoever acts on its word looks there."""
     assert EPOCHS_MAX == 65_536
-    monkeypatch.setattr(elections, "EPOCHS_MAX", 4)
+    monkeypatch.setattr(placement_directory, "EPOCHS_MAX", 4)
     monkeypatch.setattr(fabric_epochs, "EPOCHS_MAX", 4)
     fabric = IncoherentMemory(random.Random(1), directory.generation).host("anybody")
     fabric_epochs.create_epochs(fabric)
@@ -359,7 +359,7 @@ def test_epochs_fit_the_table(directory: Directory, monkeypatch: pytest.MonkeyPa
 
 def test_old_starts_are_forgotten(directory: Directory) -> None:
     """The ends of the last starts are kept, older ones go: the store does not grow with every take-over."""
-    for _ in range(elections.STARTS_KEPT + 3):
+    for _ in range(placement_directory.STARTS_KEPT + 3):
         epoch = directory.elections.next_epoch()
         directory.elections.start_epoch(epoch, {0: epoch})
     assert directory.elections.epoch_ends(3) is None

@@ -14,11 +14,9 @@ import pytest
 
 from embarcadero.errors import BadValue
 from embarcadero.limits import CANDIDATES_MAX
+from embarcadero.liveness import process_mark
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.liveness import process_mark
-from embarcadero.placement.sqlite import SqliteStore
-from embarcadero.placement.store import Store
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore, SqliteStore, Store
 
 
 @pytest.fixture(params=["memory", "sqlite"])

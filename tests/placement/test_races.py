@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from embarcadero.errors import Backpressure, BadValue, TooMany
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.sqlite import SqliteStore
-from embarcadero.placement.store import Check, Write
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import Check, MemoryStore, SqliteStore, Write
 from embarcadero.types import Range, lost_spans
 from tests.placement.worlds import add_replica, directory_with
 

@@ -10,7 +10,7 @@ import pytest
 from embarcadero.errors import Backpressure, BadValue
 from embarcadero.limits import BROKER_LANES_FIRST, CEILING_AHEAD, CEILING_AHEAD_SEQ, LANES_MAX
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.types import ReplicaRef, lost_spans
 from embarcadero.wire.messages import AlterTopic
 from tests.placement.worlds import add_broker, add_replica, directory_with, numbers

@@ -12,7 +12,7 @@ from embarcadero.errors import BadValue
 from embarcadero.limits import REPLICAS_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.members import choose_replicas, open_ranges
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.types import ReplicaMember, ReplicaState
 from tests.placement.worlds import add_replica, directory_with, numbers
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from embarcadero.errors import BadValue
 from embarcadero.limits import COPIES_DEFAULT, COPIES_MAX
-from embarcadero.placement.topic_rules import checked_copies, price
+from embarcadero.placement.topics import checked_copies, price
 
 
 @pytest.mark.parametrize(

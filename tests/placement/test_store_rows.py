@@ -6,8 +6,7 @@ import msgspec
 
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import ClusterRecord, MirroredEnd, ReaderNote, Retired, retired_key
-from embarcadero.placement.store import Check, Put
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import Check, MemoryStore, Put
 from embarcadero.types import Member
 from embarcadero.wire.messages import OpenTier
 

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from embarcadero.errors import BadValue
-from embarcadero.placement.sqlite import SqliteStore
-from embarcadero.placement.store import Put
-from embarcadero.placement.stores import MemoryStore, open_store
+from embarcadero.placement.store import MemoryStore, Put, SqliteStore, open_store
 
 
 @pytest.mark.parametrize("form", ["{}", "sqlite://{}"])

@@ -7,7 +7,7 @@ import pytest
 from embarcadero.errors import BadValue, Deposed, TierBusy, UnknownTopic
 from embarcadero.limits import HOT_RETENTION_S, TIER_LEASE_S
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.types import Tier
 from embarcadero.wire.messages import AdvanceTier, OpenTier
 from embarcadero_proof.bugs.table import injected

@@ -10,8 +10,7 @@ import pytest
 from embarcadero.errors import Deposed, TopicReplaced, UnknownTopic
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import ReaderNote
-from embarcadero.placement.store import Check, Put
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import Check, MemoryStore, Put
 from embarcadero.types import Tier, Topic
 from embarcadero.wire.messages import AdvanceTier, AlterTopic, OpenTier
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.types import Member, Range, ReplicaMember
 
 

@@ -14,7 +14,6 @@ from embarcadero.config import Config, FabricSizes
 from embarcadero.config.table import ReplicaKeys as Settings
 from embarcadero.env import Disk, Env
 from embarcadero.fabric.durability import DurableLines, create_ranges, durable_through
-from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
@@ -29,12 +28,11 @@ from embarcadero.fabric.layout import (
     frontier_offset,
 )
 from embarcadero.fabric.leader import EpochTable, create_epochs
+from embarcadero.fabric.lines import FrontierWriter, RingWriter, create_ring
 from embarcadero.fabric.log import LogWriter, create_log
-from embarcadero.fabric.names import EPOCHS_REGION
-from embarcadero.fabric.region import Shape
-from embarcadero.fabric.ring import RingWriter, create_ring
+from embarcadero.fabric.region import EPOCHS_REGION, Shape
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.replica.replica import Replica
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder

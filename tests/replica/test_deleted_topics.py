@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.fabric.names import checkpoint_region
+from embarcadero.fabric.region import checkpoint_region
 from embarcadero.replica import ranges as replica_ranges
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter

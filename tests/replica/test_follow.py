@@ -13,7 +13,7 @@ from embarcadero.fabric.layout import Standing
 from embarcadero.replica.follow import BrokerRegions
 from embarcadero.storage.disk import RealFile
 from embarcadero.storage.layout import MARK_FILE
-from embarcadero.storage.segment import read_place
+from embarcadero.storage.segment import read_position
 from embarcadero.types import TopicLane
 from embarcadero.wire.codec import payload_crc
 from tests.replica.harness import SIZES, Reign, World
@@ -279,7 +279,7 @@ def test_the_mark_is_noted_after_the_bells(tmp_path: Path) -> None:
     writer.batches(b"x")
     world.poll()
     copy = world.replicas[0].ranges.copies[lane, 1]
-    mark = read_place(copy.log.disk, copy.log.folder, MARK_FILE, lane, 1)
+    mark = read_position(copy.log.disk, copy.log.folder, MARK_FILE, lane, 1)
 
     assert mark is not None
     assert mark.index == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from embarcadero.replica.retention import CHECKPOINT
 from embarcadero.storage.folder import write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
-from embarcadero.storage.writing import DamageKind
+from embarcadero.storage.segment import DamageKind
 from embarcadero.types import TopicLane
 from embarcadero.wire.messages import AdvanceTier, OpenTier
 from tests.replica.harness import Slow, World, Writer

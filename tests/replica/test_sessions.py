@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.fabric.names import checkpoint_region
+from embarcadero.fabric.region import checkpoint_region
 from embarcadero.limits import SESSIONS_FILE_BYTES_MAX
 from embarcadero.replica.retention import CHECKPOINT
 from embarcadero.sequencer.order.batches import LaneOrder

@@ -8,7 +8,7 @@ import pytest
 
 from embarcadero.replica.copies import trouble_of
 from embarcadero.storage.layout import MENDED, damaged_name, range_folder
-from embarcadero.storage.writing import DamageKind
+from embarcadero.storage.segment import DamageKind
 from embarcadero.types import Trouble, health_in_words
 from embarcadero_proof.bugs.table import injected
 from tests.replica.faulty import FaultyDisk

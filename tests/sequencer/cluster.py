@@ -10,7 +10,6 @@ import numpy as np
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import Doorbell, Env, SilentBell
-from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
@@ -25,11 +24,11 @@ from embarcadero.fabric.layout import (
     join,
 )
 from embarcadero.fabric.leader import EpochTable, create_epochs
+from embarcadero.fabric.lines import FrontierReader, FrontierWriter, RingReader, attach_ring, create_ring
 from embarcadero.fabric.log import create_log
-from embarcadero.fabric.names import EPOCHS_REGION
-from embarcadero.fabric.ring import RingReader, attach_ring, create_ring
+from embarcadero.fabric.region import EPOCHS_REGION
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.types import NO_SESSION, EntryKind, Outcome
 from embarcadero_proof.sim.incoherent import IncoherentHost, IncoherentMemory, IncoherentRegion

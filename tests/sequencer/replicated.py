@@ -10,13 +10,11 @@ import numpy as np
 from embarcadero.env import Env, SilentBell
 from embarcadero.errors import BadSegment
 from embarcadero.fabric.durability import Durability, create_durable
-from embarcadero.fabric.frontier import TaggedReader
 from embarcadero.fabric.layout import ORDER, Entries, RangeWord, sealed
 from embarcadero.fabric.leader import EpochTable, create_epochs
-from embarcadero.fabric.mirror import MirroredFabric
-from embarcadero.fabric.names import EPOCHS_REGION, checkpoint_region, ranges_region
-from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.ring import attach_ring
+from embarcadero.fabric.lines import TaggedReader, attach_ring
+from embarcadero.fabric.region import EPOCHS_REGION, Fabric, checkpoint_region, ranges_region
+from embarcadero.fabric.shared import MirroredFabric
 from embarcadero.placement.records import EarlierGeneration
 from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.sequencer.order.checkpoint import read_checkpoint

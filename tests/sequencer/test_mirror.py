@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embarcadero.fabric.layout import ORDER, SLOTS_OFFSET, RegionKind
-from embarcadero.fabric.ring import create_ring
+from embarcadero.fabric.lines import create_ring
 from embarcadero.limits import CEILING_AHEAD, PAST_GENERATIONS_MAX
 from embarcadero.sequencer.order.batches import control_entry
 from embarcadero.types import EntryKind, Outcome, Range

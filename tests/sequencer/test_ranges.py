@@ -10,7 +10,7 @@ import pytest
 
 from embarcadero.errors import BadValue
 from embarcadero.fabric.layout import PENDING, RangeWord
-from embarcadero.fabric.names import durable_region
+from embarcadero.fabric.region import durable_region
 from embarcadero.limits import CHECKPOINT_S, RANGE_GRACE_S, RANGE_RETRY_S, REPLICA_LAG_S, REPLICA_SILENT_S
 from embarcadero.sequencer.ranges import keeper as ranges_module
 from embarcadero.types import EntryKind, Outcome, ReplicaRef

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embarcadero.fabric.layout import ORDER, RangeWord, RegionKind
-from embarcadero.fabric.ring import create_ring
+from embarcadero.fabric.lines import create_ring
 from embarcadero.limits import CEILING_AHEAD, CEILING_AHEAD_HANDLES, RECOVERY_REPLIES_S, RECOVERY_STUCK_S
 from embarcadero.sequencer.order.batches import control_entry
 from embarcadero.sequencer.order.sessions import SessionTable

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from embarcadero.fabric.layout import ORDER
-from embarcadero.fabric.ring import attach_ring
+from embarcadero.fabric.lines import attach_ring
 from embarcadero.sequencer.ranges import keeper as ranges_module
 from embarcadero.types import EntryKind, Outcome
 from embarcadero_proof.bugs.table import injected

@@ -22,8 +22,8 @@ from embarcadero.fabric.layout import (
     Standing,
     frontier_offset,
 )
+from embarcadero.fabric.lines import create_ring
 from embarcadero.fabric.region import Shape
-from embarcadero.fabric.ring import create_ring
 from embarcadero.limits import BROKER_SILENT_S, CONTROLS_PER_ROUND_MAX
 from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.sequencer.leader.server import serve_sequencer

@@ -14,7 +14,7 @@ from embarcadero.fabric.leader import create_epochs
 from embarcadero.fabric.region import Fabric, Region, Shape
 from embarcadero.limits import EPOCHS_AHEAD_MAX
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch, lead
 from embarcadero.sequencer.leader.server import serve_candidate
 from embarcadero.sequencer.leader.standby import Candidate

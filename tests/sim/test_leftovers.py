@@ -8,7 +8,7 @@ import pytest
 
 from embarcadero.fabric.layout import RegionKind
 from embarcadero.fabric.region import Shape
-from embarcadero.placement.elections import STARTS_KEPT
+from embarcadero.placement.directory import STARTS_KEPT
 from embarcadero.placement.store import Put
 from embarcadero.storage.layout import begun_name, range_folder
 from embarcadero_proof.sim.checkers import p9

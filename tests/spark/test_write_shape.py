@@ -20,8 +20,7 @@ from embarcadero.spark.write.options import WriteOptions, write_options
 from embarcadero.spark.write.shape import FrameShape, new_columns, shape_of
 from embarcadero.spark.write.tasks import TaskWriter, WriteWork, cut, in_order
 from embarcadero.wire.partitioners import CRC32C, partition_of, partitions_of
-from embarcadero.wire.payload import RAW_SCHEMA
-from embarcadero.wire.schemas import RAW, TopicSchemas
+from embarcadero.wire.schemas import RAW, RAW_SCHEMA, TopicSchemas
 
 US = pa.timestamp("us", "UTC")
 FRAME = pa.schema([("value", pa.binary()), ("timestamp", US)])

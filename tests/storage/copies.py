@@ -9,7 +9,7 @@ from embarcadero.storage.layout import (
 )  # fmt: skip
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.repair import Scrub, copy_span, heal_tails, mend
-from embarcadero.storage.writing import DamageKind
+from embarcadero.storage.segment import DamageKind
 from tests.storage.crash_disk import Node, World
 from tests.storage.records import (
     FOLDER,

@@ -10,7 +10,7 @@ from embarcadero.fabric.layout import ORDER, Entries, seal
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.reading import RangeReader
-from embarcadero.storage.writing import RangeSettings
+from embarcadero.storage.segment import RangeSettings
 from embarcadero.types import EntryKind
 from embarcadero.wire.codec import payload_crc
 

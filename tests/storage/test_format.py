@@ -20,7 +20,7 @@ from embarcadero.storage.layout import (
     MARK_FILE,
     START_FILE,
     begun_name,
-    decode_place,
+    decode_position,
     lane_folder,
 )
 from embarcadero.storage.range_log import RangeLog
@@ -82,7 +82,7 @@ def test_version_1_is_still_written_byte_for_byte(tmp_path: Path) -> None:
     assert made.keys() == kept.keys()
     places = [f"{FOLDER}/{START_FILE}", f"{FOLDER}/{MARK_FILE}"]
     for name, file in zip(places, (START_FILE, MARK_FILE), strict=True):
-        there, before = decode_place(made[name], file), decode_place(kept[name], file)
+        there, before = decode_position(made[name], file), decode_position(kept[name], file)
         assert there is not None
         assert before is not None
         assert (there[:3], there[3:], before[3:]) == (before[:3], (LANE, RANGE), (0, 0))

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embarcadero.errors import BadSegment, BadValue, Trimmed
-from embarcadero.invariants import InvariantBroken
+from embarcadero.errors import BadSegment, BadValue, InvariantBroken, Trimmed
 from embarcadero.storage.disk import RealDisk, RealFile, join
 from embarcadero.storage.layout import INDEX, INDEX_FILE, TIME_INDEX_FILE, segment_name
 from embarcadero.storage.recovery import remove_range

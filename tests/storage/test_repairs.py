@@ -18,8 +18,7 @@ from embarcadero.storage.layout import (
 )  # fmt: skip
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.repair import Scrub, mend, take_anew
-from embarcadero.storage.segment import read_footer
-from embarcadero.storage.writing import DamageKind
+from embarcadero.storage.segment import DamageKind, read_footer
 from tests.storage.copies import Copies, ManualClock, scrub_all
 from tests.storage.crash_disk import Died, World
 from tests.storage.records import (
@@ -256,10 +255,10 @@ def test_a_scrub_keeps_to_its_rate_and_goes_on_where_it_was(copies: Copies) -> N
     assert scrub.due_us == scrub.checked_bytes * 1_000
     clock.us = scrub.due_us
     assert scrub.due
-    again = Scrub(clock, place=scrub.place)
+    again = Scrub(clock, position=scrub.position)
     again.job([log])()
 
-    assert again.place > scrub.place
+    assert again.position > scrub.position
     assert not Scrub(clock, bytes_per_s=0).due
     assert Scrub(clock).job([])() == []
 

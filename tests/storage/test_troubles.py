@@ -15,14 +15,14 @@ from embarcadero.storage.layout import (
     START_FILE,
     FilePosition,
     begun_name,
-    encode_place,
+    encode_position,
     segment_name,
 )  # fmt: skip
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.recovery import remove_range
 from embarcadero.storage.repair import copy_span, heal_tails, mend
+from embarcadero.storage.segment import DamageKind
 from embarcadero.storage.verify import verify_folder
-from embarcadero.storage.writing import DamageKind
 from embarcadero.wire.codec import payload_crc
 from embarcadero_proof.bugs.table import injected
 from tests.storage.copies import COUNT, Copies, scrub_all
@@ -498,7 +498,7 @@ def test_small_files_may_be_lost(copies: Copies, name: str, harm: Callable[[byte
 def test_small_files_of_another_range_are_not_believed(copies: Copies, name: str) -> None:
     """A disk that put a sector into a wrong place: it is a good one, but of another range."""
     other = FilePosition(START + COUNT + 9_000, START_SEQ + 900_000, 128, LANE, RANGE + 1)
-    copies.world.names[f"{FOLDER}/{name}"].data[:] = encode_place(other, name)
+    copies.world.names[f"{FOLDER}/{name}"].data[:] = encode_position(other, name)
     copies.whole(copies.open())
 
 

@@ -18,7 +18,7 @@ from embarcadero.node.background import stop
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.local import LocalCluster
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.store import SqliteStore
 
 pytestmark = pytest.mark.system
 

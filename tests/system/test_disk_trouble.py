@@ -26,7 +26,7 @@ from embarcadero.config import Config, load
 from embarcadero.errors import Backpressure, ClusterError, Corrupt, Trimmed
 from embarcadero.node.local import LocalCluster, RestartableCluster
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.store import SqliteStore
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import FOOTER_BYTES, HEADER_BYTES, decode_footer, range_folder
 from embarcadero.storage.verify import Severity, verify_folder

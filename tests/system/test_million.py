@@ -13,7 +13,7 @@ import pytest
 import embarcadero as emb
 from embarcadero.client.results import Batch
 from embarcadero.node.local import LocalCluster
-from embarcadero.wire.payload import RAW_SCHEMA
+from embarcadero.wire.schemas import RAW_SCHEMA
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ import pytest
 import embarcadero as emb
 from embarcadero.errors import BadValue
 from embarcadero.types import EntryKind, Order
-from embarcadero.wire.payload import raw_batch
+from embarcadero.wire.schemas import raw_batch
 
 pytestmark = pytest.mark.system
 

@@ -15,7 +15,7 @@ import embarcadero as emb
 from embarcadero.client.publish.tables import encoded
 from embarcadero.errors import BadReference
 from embarcadero.wire.codec import payload_crc
-from embarcadero.wire.payload import plain_batch
+from embarcadero.wire.schemas import plain_batch
 
 pytestmark = pytest.mark.system
 

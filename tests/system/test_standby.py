@@ -19,11 +19,11 @@ import embarcadero as emb
 from embarcadero.config import load
 from embarcadero.errors import BadValue, ClusterError, NotRunning
 from embarcadero.limits import MIB, SEQUENCER_NICE
+from embarcadero.liveness import process_mark
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.local import LocalCluster
 from embarcadero.node.report import SequencerReport
 from embarcadero.node.standby import hand_over
-from embarcadero.placement.liveness import process_mark
 
 
 def until(what: Callable[[], Any]) -> Any:

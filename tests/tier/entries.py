@@ -11,8 +11,7 @@ from embarcadero.client.publish.tables import encoded
 from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.types import EntryKind, Gap, GapKind
 from embarcadero.wire.codec import payload_crc
-from embarcadero.wire.payload import raw_batch
-from embarcadero.wire.schemas import RAW, TopicSchemas
+from embarcadero.wire.schemas import RAW, TopicSchemas, raw_batch
 
 
 def entry(index: int, seq: int, **fields: int) -> OrderEntry:

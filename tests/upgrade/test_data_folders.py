@@ -20,8 +20,7 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.node.local import RestartableCluster
-from embarcadero.placement.sqlite import SqliteStore
-from embarcadero.placement.store import Put
+from embarcadero.placement.store import Put, SqliteStore
 from embarcadero.types import GapKind
 
 pytestmark = pytest.mark.system

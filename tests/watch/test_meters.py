@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embarcadero.meters import LATENCY_US, Histogram
+from embarcadero.env import LATENCY_US, Histogram
 from embarcadero.watch.endpoints import Change, NodeEndpoint, Scrape, parse, quantile
 from embarcadero.watch.metrics import Page
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from embarcadero.meters import LATENCY_US, Histogram
+from embarcadero.env import LATENCY_US, Histogram
 from embarcadero.types import Member, Topic
 from embarcadero.watch.endpoints import NodeEndpoint, Scrape, parse
 from embarcadero.watch.metrics import Page

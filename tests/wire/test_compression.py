@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embarcadero.errors import Corrupt
 from embarcadero.limits import BATCH_BUFFERS_MAX, DECODED_BYTES_MAX, HEADERS_PER_BATCH_MAX, LIST_ENTRIES_MAX
-from embarcadero.wire.payload import COMPRESSIONS, RAW_SCHEMA, decode_batch, encode_batch, raw_batch
+from embarcadero.wire.schemas import COMPRESSIONS, RAW_SCHEMA, decode_batch, encode_batch, raw_batch
 from embarcadero_proof.fuzz.samples import TYPED_SCHEMA, many_headers, many_tags, old_compressed, overlapping
 
 SCHEMA = pa.schema([("s", pa.string()), ("n", pa.list_(pa.int64())), ("b", pa.bool_())])

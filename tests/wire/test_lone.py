@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.wire import payload
-from embarcadero.wire.payload import RAW_SCHEMA, decode_batch, encode_batch, lone_payload, plain_batch
+from embarcadero.wire import schemas
+from embarcadero.wire.schemas import RAW_SCHEMA, decode_batch, encode_batch, lone_payload, plain_batch
 
 times = st.floats(-6e10, 2.5e11, allow_nan=False)
 
@@ -29,10 +29,10 @@ def test_large_values(size: int) -> None:
 
 def test_without_a_known_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """If Arrow lays out such a payload in a way that was not expected, Arrow encodes."""
-    monkeypatch.setattr(payload, "_form", lambda: None)
+    monkeypatch.setattr(schemas, "_form", lambda: None)
     assert lone_payload(b"value", 2.5) == encode_batch(plain_batch([b"value"], [2.5])).to_pybytes()
 
 
 def test_the_form_is_known() -> None:
     """This release of Arrow is one whose layout we know, or being quick would be lost unseen."""
-    assert payload._form() is not None
+    assert schemas._form() is not None

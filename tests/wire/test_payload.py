@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from embarcadero.errors import BadValue, Corrupt
 from embarcadero.limits import DECODED_BYTES_MAX
-from embarcadero.wire.payload import RAW_SCHEMA, decode_batch, encode_batch, plain_batch, raw_batch
+from embarcadero.wire.schemas import RAW_SCHEMA, decode_batch, encode_batch, plain_batch, raw_batch
 
 records = st.lists(
     st.tuples(

@@ -18,10 +18,10 @@ from embarcadero.errors import (
     ChecksumMismatch,
     Corrupt,
     FrameTooLarge,
+    InvariantBroken,
     OverCredit,
     ProtocolError,
 )
-from embarcadero.invariants import InvariantBroken
 from embarcadero.types import Outcome
 from embarcadero.wire import codec, messages
 from embarcadero.wire.codec import FrameKind

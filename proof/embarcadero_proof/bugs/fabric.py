@@ -8,9 +8,9 @@ from embarcadero_proof.bugs.bug import MIRROR, SEALS, Bug
 from embarcadero_proof.bugs.patch import Edit
 
 _LOAD: Final = "embarcadero.fabric.durability:DurableLines.load"
-_TABLES: Final = "        return [None if table is None else table.load(tags) for table in tables]\n"
+_TABLES: Final = "        return [None if table is None else table.load(key) for table in tables]\n"
 _AND_EARLIER: Final = """\
-        lines = [None if table is None else table.load(tags) for table in tables]
+        lines = [None if table is None else table.load(key) for table in tables]
         for at, ref in enumerate(range_.replicas):
             for incarnation in {incarnations}:
                 earlier = self.of(type(ref)(replica=ref.replica, incarnation=incarnation, disk=ref.disk))
@@ -26,7 +26,7 @@ BUGS: Final = (
         edits=(Edit(_LOAD, _TABLES, _AND_EARLIER.format(incarnations="[ref.incarnation]")),)),
     Bug("mirror-after-primary", "the fabric's mirror is written some time after the fabric", "P1", bias=MIRROR,
         witnesses=(4,), edits=(  # the cache writes it back, some time or never
-            Edit("embarcadero.fabric.mirror:MirroredRegion.flush",
+            Edit("embarcadero.fabric.shared:MirroredRegion.flush",
                  "        self._flush_mirror(offset, length)\n", ""),)),
     Bug("epoch-not-fenced", "a takeover reads without a fence after it opened its epoch line",
         scope="ack, one host",

@@ -10,7 +10,7 @@ from embarcadero_proof.bugs.patch import Edit
 BUGS: Final = (
     Bug("topic-id-unchecked", "a request for a deleted topic changes the next one of its name", "P5",
         witnesses=(150_000,),
-        edits=(Edit("embarcadero.placement.decisions:check_id", "if topic_id in (0, topic.id):", "if True:"),)),
+        edits=(Edit("embarcadero.placement.records:check_id", "if topic_id in (0, topic.id):", "if True:"),)),
     Bug("late-alter-done", "a late request for a deleted topic alters the next one of its name", "P5",
         witnesses=(160_000,),
         edits=(Edit("embarcadero.placement.topics:Topics.alter",
@@ -21,10 +21,10 @@ BUGS: Final = (
                     "check_id(topic, topic_id)", "check_id(topic, 0)"),)),
     Bug("start-unconditional", "a sequencer that another one overtook starts its epoch",
         test="tests/placement/test_directory.py",
-        edits=(Edit("embarcadero.placement.elections:Elections.start_epoch",
+        edits=(Edit("embarcadero.placement.directory:Elections.start_epoch",
                     "if not plan.leads(epoch) or epoch <= epochs.started:", "if False:"),)),
     Bug("trim-above-tier", "brokers forget records that are not in the topic's table yet",
         test="tests/placement/test_tier.py",
         edits=(Edit("embarcadero.placement.tiers:trim_table",
-                    "min(index, tier.frontier(lane)[0])", "index"),)),
+                    "min(index, tier.frontier(lane).index)", "index"),)),
 )  # fmt: skip

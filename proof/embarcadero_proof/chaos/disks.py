@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.store import SqliteStore
 from embarcadero.storage.layout import range_folder
 from embarcadero.types import Ack, EntryKind, Range, TopicLane
 from embarcadero_proof.sim.checkers.ledger import Span

@@ -20,7 +20,7 @@ from embarcadero.config import Config
 from embarcadero.errors import Backpressure, EmbarcaderoError, OutcomeUnknown, RecordsLost, TimedOut
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.types import GapKind, Order, Tail
-from embarcadero.wire.payload import encode_batch, plain_batch
+from embarcadero.wire.schemas import encode_batch, plain_batch
 from embarcadero_proof.chaos.watch import Observer
 from embarcadero_proof.sim.history import (
     Answered,

@@ -31,7 +31,7 @@ from embarcadero.errors import NotAvailable, Retriable, TimedOut
 from embarcadero.limits import LANES_MAX, MIB
 from embarcadero.node.local import LocalCluster, ended_by_signals
 from embarcadero.node.standby import hand_over
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.store import SqliteStore
 from embarcadero_proof.chaos.plots import draw_series
 from embarcadero_proof.machine import commit, machine_facts
 

@@ -27,7 +27,7 @@ from embarcadero.limits import BROKER_SILENT_S, STOPPED_S
 from embarcadero.node.local import RestartableCluster, halt, runs, state_of, wait_until_gone
 from embarcadero.node.standby import hand_over
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.store import SqliteStore
 from embarcadero_proof.chaos.cases import Trouble
 from embarcadero_proof.chaos.disks import books, lost_spans
 from embarcadero_proof.chaos.places import is_replaced

@@ -40,7 +40,7 @@ from embarcadero.node.report import report as cluster_report
 from embarcadero.node.roles import candidate_role
 from embarcadero.node.supervisor import UpOptions
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.sqlite import SqliteStore
+from embarcadero.placement.store import SqliteStore
 from embarcadero.steps import BROKER, BY_NAME, SEQUENCER, Step
 from embarcadero.types import Order, Position, Range
 from embarcadero_proof.chaos.streams import RECORD, Stream

@@ -19,9 +19,9 @@ from embarcadero.fabric.durability import create_durable
 from embarcadero.fabric.leader import create_epochs
 from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.sequencer.leader.sequencer import lead
-from embarcadero.types import ReplicaRef
+from embarcadero.types import RangeKey, ReplicaRef
 from embarcadero.wire import messages
 from embarcadero.wire.codec import PROTOCOL_VERSION, control_frame
 from embarcadero_proof.fuzz.samples import US, batch_frame, raw_payload
@@ -168,7 +168,7 @@ def worked() -> tuple[World, Images]:
     world.work()
     lines = create_durable(world.fabric, ReplicaRef(replica=0, incarnation=1, disk="d" * 32))
     for lane in (0, 1):
-        lines.add((lane, 1), 5 + lane, 2)
+        lines.add(RangeKey(lane, 1), 5 + lane, 2)
     return world, {name: data.copy() for name, data in world.fabric.images.items()}
 
 

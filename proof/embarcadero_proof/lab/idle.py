@@ -7,7 +7,7 @@ import time
 
 import uvloop
 
-from embarcadero.wire.payload import encode_batch
+from embarcadero.wire.schemas import encode_batch
 from embarcadero_proof.lab.processes import cluster_pids, cluster_with, cpu_seconds, private_bytes
 from embarcadero_proof.lab.publish import records
 from embarcadero_proof.lab.settings import Settings

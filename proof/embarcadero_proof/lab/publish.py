@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pyarrow as pa
 
 from embarcadero.types import Order
-from embarcadero.wire.payload import encode_batch, raw_batch
+from embarcadero.wire.schemas import encode_batch, raw_batch
 from embarcadero_proof.lab.processes import cluster_with
 from embarcadero_proof.lab.raw import raw_receive
 from embarcadero_proof.lab.rows import STRONG_PERCENTS, size_name

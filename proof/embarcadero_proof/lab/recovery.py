@@ -13,7 +13,7 @@ from embarcadero.fabric.layout import ORDER, Entries, seal
 from embarcadero.limits import MIB
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.writing import RangeSettings
+from embarcadero.storage.segment import RangeSettings
 from embarcadero.types import EntryKind
 from embarcadero.wire.codec import payload_crc
 from embarcadero_proof.lab.settings import Settings

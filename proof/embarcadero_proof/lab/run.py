@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from embarcadero.errors import EmbarcaderoError, NotAvailable
-from embarcadero.invariants import invariant
+from embarcadero.errors import EmbarcaderoError, NotAvailable, invariant
 from embarcadero_proof.lab import (
     durable,
     flat,

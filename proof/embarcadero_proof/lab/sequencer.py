@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import Env, SystemClock
-from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
+from embarcadero.errors import invariant
 from embarcadero.fabric.layout import (
     PENDING,
     RESULT,
@@ -28,14 +28,13 @@ from embarcadero.fabric.layout import (
     pick,
 )
 from embarcadero.fabric.leader import create_epochs
+from embarcadero.fabric.lines import FrontierReader, FrontierWriter, attach_ring, create_ring
 from embarcadero.fabric.log import create_log
 from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.ring import attach_ring, create_ring
 from embarcadero.fabric.shared import SharedFabric
-from embarcadero.invariants import invariant
 from embarcadero.limits import KIB, SESSION_WINDOW
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.sequencer.leader.server import keep_freed_memory
 from embarcadero.types import NO_SESSION, EntryKind, Member, Outcome

@@ -35,7 +35,7 @@ from embarcadero.tier.columns import rows
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.table_reads import TopicTable
-from embarcadero.wire.payload import RAW_SCHEMA, raw_batch
+from embarcadero.wire.schemas import RAW_SCHEMA, raw_batch
 from embarcadero_proof.lab.nothing import Nothing, keep
 from embarcadero_proof.lab.settings import SMALL_RECORD_BYTES
 from embarcadero_proof.lab.spark import COPY, HOT, KEYED, TIERED, Job

@@ -13,7 +13,7 @@ from typing import Final
 import uvloop
 
 from embarcadero.limits import HELD_PER_SESSION_MAX
-from embarcadero.wire.payload import encode_batch
+from embarcadero.wire.schemas import encode_batch
 from embarcadero_proof.lab.processes import cluster_with
 from embarcadero_proof.lab.publish import records
 from embarcadero_proof.lab.settings import Settings

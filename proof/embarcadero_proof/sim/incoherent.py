@@ -21,10 +21,9 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.errors import BadRegion
+from embarcadero.errors import BadRegion, InvariantBroken
 from embarcadero.fabric.layout import SUPERBLOCK
 from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
-from embarcadero.invariants import InvariantBroken
 from embarcadero.limits import LINE_BYTES
 
 Words = npt.NDArray[np.uint64]

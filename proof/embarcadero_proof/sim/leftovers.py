@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from embarcadero.limits import EPOCHS_AHEAD_MAX
-from embarcadero.placement.elections import STARTS_KEPT
+from embarcadero.placement.directory import STARTS_KEPT
 from embarcadero.storage.layout import (
     DAMAGED,
     INDEX_FILE,

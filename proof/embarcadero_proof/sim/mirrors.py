@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from embarcadero.fabric.layout import ORDER, SLOTS_OFFSET, sealed
-from embarcadero.fabric.mirror import MirroredFabric
 from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.shared import MirroredFabric
 from embarcadero.placement.records import EarlierGeneration
 from embarcadero_proof.sim.history import MirrorLeft, WrittenTo
 from embarcadero_proof.sim.incoherent import IncoherentMemory

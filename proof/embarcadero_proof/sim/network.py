@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from embarcadero.invariants import invariant
+from embarcadero.errors import invariant
 from embarcadero.wire.codec import HEADER_BYTES, FrameKind
 from embarcadero_proof.sim.history import Stuck
 

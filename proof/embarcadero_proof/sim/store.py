@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from embarcadero.errors import Backpressure
 from embarcadero.limits import STORE_BUSY_S
-from embarcadero.placement.store import Check, Item, Items, Write
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import Check, Item, Items, MemoryStore, Outline, Write
 from embarcadero_proof.sim.process import INTERRUPT_DEPTH_MAX, STORE_SAYS
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class SimStore:
         self._reach(self.down_until_us)
         return self._store.list(prefix)
 
-    def outline(self, but: Sequence[str]) -> tuple[int, int]:
+    def outline(self, but: Sequence[str]) -> Outline:
         self._reach(self.down_until_us)
         return self._store.outline(but)
 

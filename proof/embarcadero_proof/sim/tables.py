@@ -18,7 +18,7 @@ from embarcadero.broker.read.results import FetchResult, wanted_entries
 from embarcadero.errors import BadTable, EmbarcaderoError, NotAvailable, TierUnavailable
 from embarcadero.fabric.layout import ORDER, Entries
 from embarcadero.limits import BROKER_LANES_FIRST, FETCH_ENTRIES_MAX
-from embarcadero.types import BATCH_KIND, Cut, Gap, GapKind, Order, Tier
+from embarcadero.types import BATCH_KIND, Cut, Gap, GapKind, LanePosition, Order, Tier
 from embarcadero.wire.messages import AdvanceTier, Fetch, OpenTier
 from embarcadero.wire.schemas import TopicSchemas
 from embarcadero_proof.sim.history import OnDisk, TieredTo
@@ -223,7 +223,7 @@ class Tiering:
             self.tables.commit(before, name, lane, entries, [bytes(payload) for payload in found.payloads])
             at, seq = found.next_index, int(entries["seq"][-1]) + int(entries["count"][-1])
             known = directory.tiers.advance(AdvanceTier(
-                topic=topic, epoch=known.epoch, metadata=name, frontiers={lane: (at, seq)}
+                topic=topic, epoch=known.epoch, metadata=name, frontiers={lane: LanePosition(at, seq)}
             ), self._world.queue.now_us)  # fmt: skip
             self.lanes[lane] = at
             self._world.seen(TieredTo(at=self._world.queue.now_us, lane=lane, index=at))

@@ -20,7 +20,7 @@ from embarcadero.fabric.log import LogReader
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import BROKER_LANES_FIRST, LINE_BYTES
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import MemoryStore
+from embarcadero.placement.store import MemoryStore
 from embarcadero.types import EntryKind, Member, Order, TopicLane
 from embarcadero_proof.bugs.leaks import Wrap
 from embarcadero_proof.sim.candidates import Candidates

@@ -26,9 +26,9 @@ from embarcadero.broker.write.lanes import OwnLanes
 from embarcadero.broker.write.pending import Ingest, Relay, Waiting
 from embarcadero.config.table import BrokerKeys as BrokerSettings
 from embarcadero.env import Inline, Journal
-from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import BrokerLine, frontier_offset
 from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.lines import FrontierWriter
 from embarcadero.fabric.log import BrokerLogs
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.steps import Step

@@ -10,8 +10,7 @@ from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.config.table import BrokerKeys as BrokerSettings
 from embarcadero.env import Env
 from embarcadero.fabric.region import Fabric
-from embarcadero.placement.directory import Directory
-from embarcadero.placement.store import NOT_SEEN
+from embarcadero.placement.directory import Directory, StoreChange, StoreWatch
 from embarcadero.types import Member, MemberState, Topic, TopicLane
 from embarcadero.wire import messages as m
 
@@ -57,18 +56,17 @@ class StoreView:
         self.trims: dict[int, int] = {}  # lane -> index below which it was trimmed
         self.members: list[Member] = []
         self.broker_lanes: dict[int, TopicLane] = {}  # lanes of orders 0 and 1, each with its broker
-        self._revision, self._outline = -1, NOT_SEEN
+        self._watch = StoreWatch(directory)
 
     def refresh(self) -> None:
         """Learn from the store: topics, members, the newest epoch."""
-        revision = self._directory.revision()
-        if revision == self._revision:
+        change = self._watch.look()
+        if change is StoreChange.NOTHING:
             return
-        if (outline := self._directory.outline()) != self._outline:
-            self._outline = NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
+        if change is StoreChange.EVERYTHING:
             self._read_all()
         self._moved(self._directory.elections.started_epoch())
-        self._revision, self._outline = revision, outline
+        self._watch.done()
 
     def _read_all(self) -> None:
         topics = {topic.name: topic for topic in self._directory.topics.all()}

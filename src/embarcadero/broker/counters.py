@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
+from embarcadero.env import LATENCY_US, Histogram
 from embarcadero.fabric.layout import Entries
-from embarcadero.meters import LATENCY_US, Histogram
 from embarcadero.types import REQUEST_OUTCOMES, Outcome
 
 _IS_BATCH: Final = np.ones(256, dtype=bool)

@@ -23,7 +23,7 @@ from embarcadero.errors import BadValue, NotRunning
 
 if TYPE_CHECKING:
     from embarcadero.node.folder import ClusterFolder
-    from embarcadero.placement.stores import Stored
+    from embarcadero.placement.directory import Stored
     from embarcadero.storage.verify import Report
     from embarcadero.watch.regions import ReadOnlyFabric
     from embarcadero.watch.trace import TraceSource
@@ -281,7 +281,7 @@ def _fabric(fabric: Path | None, data_dir: Path | None) -> ReadOnlyFabric:
 def _scene(data_dir: Path | None) -> TraceSource:
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.placement.directory import Directory
-    from embarcadero.placement.stores import open_store
+    from embarcadero.placement.store import open_store
     from embarcadero.watch.segments import ReplicaFolders
     from embarcadero.watch.trace import TraceSource
 
@@ -306,8 +306,8 @@ def _require_store(folder: ClusterFolder) -> None:
 
 def _topics(folder: ClusterFolder) -> dict[int, str]:
     """The topic of each lane, as the store says."""
-    from embarcadero.placement.directory import Directory
-    from embarcadero.placement.stores import open_store, read_stored, stored
+    from embarcadero.placement.directory import Directory, read_stored, stored
+    from embarcadero.placement.store import open_store
 
     _require_store(folder)
     if folder.running_pid() is None:
@@ -369,7 +369,7 @@ def _require_stopped(folder: ClusterFolder) -> None:
 
 def _verify(folder: ClusterFolder) -> Report:
     from embarcadero.errors import EmbarcaderoError
-    from embarcadero.placement.stores import read_stored
+    from embarcadero.placement.directory import read_stored
     from embarcadero.storage.disk import RealDisk
     from embarcadero.storage.verify import Severity, verify_data_dir
 

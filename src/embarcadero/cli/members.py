@@ -123,7 +123,7 @@ def drain(
 
     from embarcadero.node.cluster_view import in_words, topics_by_lane
     from embarcadero.placement.directory import Directory
-    from embarcadero.placement.stores import open_store
+    from embarcadero.placement.store import open_store
 
     folder = _folder(data_dir)
     folder.require_running()

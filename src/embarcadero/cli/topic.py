@@ -23,7 +23,7 @@ from embarcadero.cli.output import (
 )
 from embarcadero.errors import BadValue, TimedOut, UnknownTopic
 from embarcadero.orders import order_label, order_name
-from embarcadero.placement.topic_rules import price
+from embarcadero.placement.topics import price
 from embarcadero.types import Order
 
 if TYPE_CHECKING:
@@ -455,7 +455,7 @@ def recover(
     """
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.placement.directory import Directory
-    from embarcadero.placement.stores import open_store
+    from embarcadero.placement.store import open_store
 
     folder = ClusterFolder(data_dir_or_default(data_dir))
     info = folder.require_running()

@@ -82,7 +82,7 @@ class _Watcher:
     def look(self) -> Picture:
         """The cluster now, with rates since the last look. NotRunning when there is none."""
         from embarcadero.placement.directory import Directory
-        from embarcadero.placement.stores import open_store
+        from embarcadero.placement.store import open_store
         from embarcadero.watch.endpoints import EndpointFiles
         from embarcadero.watch.top import StoreFacts
 

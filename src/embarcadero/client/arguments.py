@@ -31,8 +31,7 @@ from embarcadero.limits import (
 )
 from embarcadero.orders import parse_order, session_order
 from embarcadero.types import Ack, Order, Topic
-from embarcadero.wire.payload import COMPRESSIONS
-from embarcadero.wire.schemas import encode_schema
+from embarcadero.wire.schemas import COMPRESSIONS, encode_schema
 
 _PORT_DIGITS_MAX: Final = 9  # Python refuses to read numbers of thousands of digits
 

@@ -13,14 +13,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import pyarrow as pa
 
-from embarcadero.errors import BadValue, Corrupt, EmbarcaderoError, TimedOut, fresh
+from embarcadero.errors import BadValue, Corrupt, EmbarcaderoError, TimedOut, fresh, invariant
 from embarcadero.fabric.layout import ORDER
 from embarcadero.forks import RefusingLock
-from embarcadero.invariants import invariant
 from embarcadero.types import NO_INDEX, NO_SESSION, EntryKind, Gap, GapKind, Position, Range, StagedBatch, Tier, Topic
 from embarcadero.wire.messages import TopicIs
-from embarcadero.wire.payload import decode_batch
-from embarcadero.wire.schemas import RAW, TopicSchemas, decode_versions
+from embarcadero.wire.schemas import RAW, TopicSchemas, decode_batch, decode_versions
 
 FutureType = TypeVar("FutureType", bound="RecordFuture")
 

@@ -16,14 +16,13 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from embarcadero.env import NO_STEPS, Steps
-from embarcadero.fabric.frontier import TaggedReader, TaggedWriter, create_tagged
 from embarcadero.fabric.layout import RegionKind
 from embarcadero.fabric.leader import EpochTable
-from embarcadero.fabric.names import durable_region, ranges_region
-from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.lines import TaggedReader, TaggedWriter, create_tagged
+from embarcadero.fabric.region import Fabric, durable_region, ranges_region
 from embarcadero.limits import DURABLE_LINES, RANGE_LINES
 from embarcadero.steps import Step
-from embarcadero.types import Range, ReplicaRef
+from embarcadero.types import Range, RangeKey, ReplicaRef
 
 NO_RANGE: Final = 0
 """The word of a lane that has no open range."""
@@ -57,8 +56,8 @@ class DurableLines:
     def load(self, range_: Range) -> list[int | None]:
         """The line of each replica of a range; None for one that has not begun it."""
         tables = [self.of(ref) for ref in range_.replicas]
-        tags = (range_.lane, range_.number)
-        return [None if table is None else table.load(tags) for table in tables]
+        key = range_.key
+        return [None if table is None else table.load(key) for table in tables]
 
     def forget(self, ref: ReplicaRef) -> None:
         """Let go of an incarnation's region."""
@@ -89,14 +88,14 @@ def first_woken(range_: Range) -> list[ReplicaRef]:
     """The replicas that are woken for a batch that comes alone: enough to make it durable.
 
     They do not have to share processors and disks with the others, which are woken by the first of these that has the
-    batch on disk. Only where any set that is enough has one of these: else nobody might be there to wake the others.
+    batch on disk. Only where any set that is enough has one of these: else no woken replica might wake the others.
     """
     enough = range_.durable_on
     return range_.replicas[:enough] if len(range_.replicas) < 2 * enough else range_.replicas
 
 
 class Durability:
-    """How far lanes are durable, as one who acts on it may count: a number that was counted once stays true."""
+    """How far lanes are durable, as a role that acts on it may count: a number that was counted once stays true."""
 
     def __init__(
         self, fabric: Fabric, epochs: EpochTable, find: Callable[[int, int], Range | None], steps: Steps = NO_STEPS
@@ -163,7 +162,7 @@ class Durability:
             if not self._epoch or not self._fabric.exists(name := ranges_region(self._epoch)):
                 return None
             self._words = TaggedReader(self._fabric.attach(name))
-        return self._words.load((lane, 0))
+        return self._words.load(RangeKey(lane, 0))
 
     def _range(self, lane: int, number: int) -> Range | None:
         range_ = self._open.get(lane)

@@ -46,11 +46,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.invariants import invariant
+from embarcadero.errors import invariant
 from embarcadero.limits import FRONTIER_BYTES, LANES_MAX, LINE_BYTES, REGION_HANDLES
 
 Entries = npt.NDArray[np.void]
 """A structured array of one of the entry types below."""
+
+Flags = npt.NDArray[np.bool_]
+"""Which of some entries, or rows, one means."""
 
 Line = list[int]
 """One entry as eight plain numbers."""
@@ -172,11 +175,11 @@ class SequencerLine(IntEnum):
 
 SEQUENCER_FRONTIERS_BYTES: Final = SUPERBLOCK.itemsize + (SequencerLine.BROKERS + REGION_HANDLES + 1) * FRONTIER_BYTES
 STANDING_WORD: Final = 1
-"""Second word of a broker's line in the sequencer's frontiers: what it takes that incarnation for."""
+"""Second word of a broker's line in the sequencer's frontiers: the standing of that incarnation."""
 
 
 class Standing(IntEnum):
-    """Of a broker incarnation, by the word of one epoch. Who was closed in an earlier one is never heard of again."""
+    """What the sequencer of one epoch takes a broker incarnation for. One closed in an earlier epoch is not listed."""
 
     UNHEARD = 0
     OPEN = 1
@@ -243,37 +246,37 @@ def seal(entries: Entries) -> Entries:
     return entries
 
 
-def sealed(entries: Entries) -> npt.NDArray[np.bool_]:
+def sealed(entries: Entries) -> Flags:
     """Which entries have a fitting check."""
-    fits: npt.NDArray[np.bool_] = np.equal(_fold(entries), entries["check"])
+    fits: Flags = np.equal(_fold(entries), entries["check"])
     return fits
 
 
 def valid_prefix(entries: Entries, first: int, word: str) -> int:
     """How many entries from the start are valid: commit word `word` counts up from `first` and the check fits."""
     if first > _COUNT_MAX:
-        return 0  # what told us where to begin is damaged
+        return 0  # the frontier that said where to begin is damaged
     if len(entries) <= _FEW:
-        for place, (number, line) in enumerate(zip(entries[word].tolist(), _lines(entries).tolist(), strict=True)):
-            if number != first + place or line[7] >> 32 != fold_line(line):
-                return place
+        for at, (number, line) in enumerate(zip(entries[word].tolist(), _lines(entries).tolist(), strict=True)):
+            if number != first + at or line[7] >> 32 != fold_line(line):
+                return at
         return len(entries)
     counted = _true_prefix(entries[word] == np.arange(first, first + len(entries), dtype=np.uint64))
     return _true_prefix(sealed(entries[:counted]))  # behind it there is often much that is old
 
 
-def _true_prefix(flags: npt.NDArray[np.bool_]) -> int:
+def _true_prefix(flags: Flags) -> int:
     """How many are true from the start."""
     return flags.size if every(flags) else int(flags.argmin())
 
 
-def every(flags: npt.NDArray[np.bool_]) -> bool:
+def every(flags: Flags) -> bool:
     """Whether all are true. For the few entries of a small round this is ten times quicker than numpy's `all`."""
     return int(np.count_nonzero(flags)) == flags.size
 
 
-def pick(entries: Entries, where: npt.NDArray[np.bool_] | npt.NDArray[np.integer[Any]]) -> Entries:
-    """Copies of the entries at these places. Whole lines: field by field, as numpy would, takes 20 times as long."""
+def pick(entries: Entries, where: Flags | npt.NDArray[np.integer[Any]]) -> Entries:
+    """Copy these entries, by whole lines: field by field, as numpy would, takes 20 times as long."""
     return entries.view(_LINE)[where].view(entries.dtype)
 
 

@@ -18,8 +18,7 @@ from typing import Final
 import numpy as np
 
 from embarcadero.env import NO_STEPS, Steps
-from embarcadero.errors import BadRegion
-from embarcadero.fabric.frontier import FrontierReader, TaggedReader
+from embarcadero.errors import BadRegion, invariant
 from embarcadero.fabric.layout import (
     EPOCH_LINE,
     ORDER,
@@ -32,19 +31,27 @@ from embarcadero.fabric.layout import (
     Standing,
     frontier_offset,
 )
-from embarcadero.fabric.names import EPOCHS_REGION, frontiers_region, order_region, ranges_region, results_region
-from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
-from embarcadero.fabric.ring import RingReader, attach_ring
-from embarcadero.invariants import invariant
+from embarcadero.fabric.lines import FrontierReader, RingReader, TaggedReader, attach_ring
+from embarcadero.fabric.region import (
+    EPOCHS_REGION,
+    Fabric,
+    Region,
+    Shape,
+    frontiers_region,
+    order_region,
+    ranges_region,
+    require_shape,
+    results_region,
+)
 from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
-from embarcadero.types import Member, Range
+from embarcadero.types import Member, Range, RangeKey
 
 _WORDS: Final = EPOCH_LINE.itemsize // 8
 _OPENED_WORD, _STARTED_WORD = (EPOCH_LINE.fields[name][1] // 8 for name in ("epoch", "started"))  # type: ignore[index]
 
 
 def create_epochs(fabric: Fabric) -> None:
-    """Make the table, once per fabric. Whoever makes the fabric does it."""
+    """Make the table, once per fabric, together with the fabric."""
     size = SUPERBLOCK.itemsize + EPOCHS_MAX * EPOCH_LINE.itemsize
     fabric.create(EPOCHS_REGION, Shape(RegionKind.EPOCHS, size, EPOCHS_MAX, EPOCH_LINE.itemsize)).close()
 
@@ -64,7 +71,7 @@ class EpochTable:
         return SUPERBLOCK.itemsize + epoch * EPOCH_LINE.itemsize
 
     def open(self, epoch: int) -> None:
-        """Open epoch e: from here on nobody acts on the word of an earlier one."""
+        """Open epoch e: from here on no role acts on what earlier leaders write."""
         self._lines["epoch"][epoch] = epoch
         self._region.flush(self._offset(epoch), 64)
         self._fabric.fence()
@@ -90,7 +97,7 @@ class EpochTable:
         return next((epoch for epoch in range(last, after, -1) if started[epoch - after - 1] == epoch + 1), None)
 
     def last_started(self) -> int:
-        """The newest started epoch of all, for one who comes when nobody writes any more; 0: none has started."""
+        """The newest started epoch of all, for a caller that comes when no leader writes any more; 0: none."""
         self._region.invalidate(self._offset(0), len(self._lines) * EPOCH_LINE.itemsize)
         started = np.flatnonzero(self._lines["started"] == np.arange(1, len(self._lines) + 1, dtype=np.uint64))
         return int(started[-1]) if len(started) else 0
@@ -160,7 +167,7 @@ class LeaderView:
 
         It comes after the flush of what is acked. A sequencer that closes us says so first and reads our lanes then,
         so either we see that here, or it sees what we wrote. One that has not heard of us may come after one that
-        closed us: then we were asleep for so long that nobody knows us any more.
+        closed us: then we were asleep for so long that we are not listed any more.
         """
         self._fabric.fence()
         return self._standing is not None and self._standing.load() == Standing.OPEN and self.may_act()
@@ -174,7 +181,7 @@ class LeaderView:
         """The heartbeat counter of an epoch that may not have started; -1 before its region is there."""
         if self._watched_heartbeat is None or self._watched != epoch:
             self._watched_heartbeat = None
-            with suppress(BadRegion):  # removed since: then there is a later epoch, which the store will tell
+            with suppress(BadRegion):  # removed since: then there is a later epoch, which the store has
                 if epoch and self._fabric.exists(name := frontiers_region(epoch)):
                     line = frontier_offset(SequencerLine.HEARTBEAT)
                     self._watched_heartbeat = FrontierReader(self._fabric.attach(name), line)
@@ -219,13 +226,13 @@ class LeaderView:
     def word(self, lane: int) -> RangeWord | None:
         """What the sequencer says about a lane's open range; None while it says nothing."""
         table = self._range_words()
-        word = None if table is None else table.load((lane, 0))
+        word = None if table is None else table.load(RangeKey(lane, 0))
         return RangeWord.decode(word) if word else None
 
     def target(self, lane: int) -> int:
         """The index that replicas of a lane in recovery must reach; 0 when there is none."""
         table = self._range_words()
-        return 0 if table is None else table.load((lane, 0), _TARGET) or 0
+        return 0 if table is None else table.load(RangeKey(lane, 0), _TARGET) or 0
 
     def asked(self, range_: Range) -> int:
         """The index that copies of an open range must reach, since its lane is being recovered; 0 when it is not."""

@@ -1,7 +1,7 @@
 """The broker's log: payloads in chunks, received in place, freed chunk by chunk.
 
 A location is where a payload lies, in 32 bits: chunk number, then 64-byte unit in the chunk. Chunk number n lives in
-slot n mod chunks; a slot's chunk line tells the number that is live in it. To use a slot again the writer first adds
+slot n mod chunks; a slot's chunk line has the number that is live in it. To use a slot again the writer first adds
 `chunks` to its line and flushes it, and only then overwrites. So a reader copies first and looks at the line after
 that: if the location's chunk number is still the live one, then no byte of the copy can be of a later chunk.
 
@@ -22,12 +22,19 @@ import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Steps
-from embarcadero.errors import FrameTooLarge
-from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
+from embarcadero.errors import FrameTooLarge, invariant
 from embarcadero.fabric.layout import SUPERBLOCK, BrokerLine, Entries, RegionKind, frontier_offset
-from embarcadero.fabric.names import broker_frontiers_region, log_region, pending_region
-from embarcadero.fabric.region import Fabric, Region, Shape, attach_unless_removed, require_shape
-from embarcadero.invariants import invariant
+from embarcadero.fabric.lines import FrontierReader, FrontierWriter
+from embarcadero.fabric.region import (
+    Fabric,
+    Region,
+    Shape,
+    attach_unless_removed,
+    broker_frontiers_region,
+    log_region,
+    pending_region,
+    require_shape,
+)
 from embarcadero.limits import FRONTIER_BYTES, LINE_BYTES
 from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Member
@@ -44,7 +51,7 @@ class Reservation(NamedTuple):
     size: int
 
 
-class _Log:
+class _BrokerLog:
     def __init__(self, log: Region, frontiers: Region) -> None:
         self._log, self._frontiers = log, frontiers
         self.chunks, self.chunk_bytes = log.shape.slots, log.shape.slot_bytes
@@ -66,7 +73,7 @@ class _Log:
         return _PAYLOAD_OFFSET + self._slot(location) * self.chunk_bytes + unit * LINE_BYTES
 
 
-class LogWriter(_Log):
+class LogWriter(_BrokerLog):
     """The broker's side. Counts, per chunk, the reservations that are not resolved yet: such a chunk is not reused."""
 
     def __init__(self, log: Region, frontiers: Region, steps: Steps = NO_STEPS) -> None:
@@ -124,7 +131,7 @@ class LogWriter(_Log):
         if slot in self._fresh:
             self._fresh.discard(slot)
         else:
-            # Flushed and fenced: no byte is overwritten before everybody can see that the chunk is freed.
+            # Flushed and fenced: no byte is overwritten before all readers can see that the chunk is freed.
             self._live[slot].advance(self._live[slot].value + self.chunks)
             self._steps.at(Step.CHUNK_FREED)
         self._by_age.remove(slot)
@@ -133,7 +140,7 @@ class LogWriter(_Log):
         return True
 
 
-class LogReader(_Log):
+class LogReader(_BrokerLog):
     """Anybody's side: copies of payloads that are still there."""
 
     def __init__(self, log: Region, frontiers: Region) -> None:

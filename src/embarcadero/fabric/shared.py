@@ -15,6 +15,9 @@ sparse: their writer reserves the rows that it is about to write.
 
 Getting and zeroing memory is by far the slowest part of making a region. Who will have to be quick one day (a sequencer
 that stands by) makes spares: files without a name, which end with their process unless they become a region.
+
+With a mirror, all metadata is in a second fabric first, so losing the first one loses no ordered entry: see
+`MirroredFabric`.
 """
 
 from __future__ import annotations
@@ -34,9 +37,10 @@ from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-from embarcadero.errors import BadRegion, FabricFull, NotAvailable
+from embarcadero.errors import BadRegion, EmbarcaderoError, FabricFull, NotAvailable
 from embarcadero.fabric.layout import SUPERBLOCK, RegionKind
-from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
+from embarcadero.fabric.region import Bytes, Fabric, Region, Shape, check_name, read_superblock, write_superblock
+from embarcadero.limits import LINE_BYTES
 
 SpanPrimitive = Callable[[Bytes, int, int], None]
 
@@ -284,8 +288,8 @@ class SharedFabric:
     def names(self) -> list[str]:
         above = len(str(self.folder)) + 1
         return sorted(
-            f"{place}/{file}"[above:]
-            for place, _, files in os.walk(self.folder)
+            f"{folder}/{file}"[above:]
+            for folder, _, files in os.walk(self.folder)
             for file in files
             if not file.startswith(".")
         )
@@ -294,7 +298,7 @@ class SharedFabric:
         path = self._path(name)
         path.unlink(missing_ok=True)
         if path.parent != self.folder:
-            # A folder belongs to one writer, who is gone for good when its last region goes.
+            # A folder belongs to one writer, which is gone for good when its last region goes.
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
 
@@ -303,7 +307,7 @@ class SharedFabric:
 
     @contextlib.contextmanager
     def _hidden_file(self) -> Iterator[tuple[Path, int]]:
-        """A new file that nobody sees; it is gone afterwards unless it was linked to a name."""
+        """A new file without a visible name; it is gone afterwards unless it was linked to a name."""
         hidden = self.folder / f".making-{secrets.token_hex(8)}"
         fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -356,3 +360,104 @@ def _full_is_typed(name: str, size: int) -> Iterator[None]:
 
 def _exists_already(name: str) -> BadRegion:
     return BadRegion(f"region {name} exists already", "stop the cluster that made it, or use another folder")
+
+
+# --- a mirror ---------------------------------------------------------------------------------------------------------
+_NOT_MIRRORED = frozenset({RegionKind.LOG})
+_LINE_MASK = ~(LINE_BYTES - 1)
+
+
+class MirroredRegion:
+    """A region as its writer has it: `data` is the mirror's, and a flush goes to the mirror, then to the first fabric.
+
+    Lines are copied by whole machine words, so a reader never sees half of a frontier.
+    """
+
+    __slots__ = ("_flush_first", "_flush_mirror", "_from", "_mirror", "_primary", "_to", "data", "name", "shape")
+
+    def __init__(self, mirror: Region, primary: Region) -> None:
+        self._mirror, self._primary = mirror, primary
+        self.name, self.shape = primary.name, primary.shape
+        self.data: Bytes = mirror.data
+        self._from, self._to = mirror.data.data, primary.data.data
+        self._flush_mirror, self._flush_first = mirror.flush, primary.flush
+
+    def flush(self, offset: int, length: int) -> None:
+        self._flush_mirror(offset, length)
+        start, stop = offset & _LINE_MASK, offset + length + LINE_BYTES - 1 & _LINE_MASK
+        self._to[start:stop] = self._from[start:stop]
+        self._flush_first(offset, length)
+
+    def invalidate(self, offset: int, length: int) -> None:
+        self._mirror.invalidate(offset, length)
+
+    def reserve(self, offset: int, length: int) -> None:
+        self._mirror.reserve(offset, length)
+        self._primary.reserve(offset, length)
+
+    def close(self) -> None:
+        self._from, self._to = self.data[:0].data, self.data[:0].data
+        self.data = self.data[:0]
+        self._mirror.close()
+        self._primary.close()
+
+
+class MirroredFabric:
+    """A fabric whose writers write to a mirror first. To readers it is the first fabric.
+
+    Theory of operation. The `data` that a writer of a mirrored region has is its region in the *mirror*. No other
+    process looks there while the cluster lives: all attach regions of the first fabric. `flush` writes the lines back
+    to the mirror, and only then copies them to the first fabric and writes them back there. So
+
+    1. Whatever a process has ever seen in the first fabric was in the mirror before: a line gets there by `flush`
+       alone, and by then it is in the mirror's memory, out of its writer's cache. This holds although memory shows
+       stores before they are flushed, and although a cache writes back a dirty line when it likes: both happen to the
+       mirror, which is ahead.
+    2. The mirror is never in a state that the first fabric could not be in. A writer stores and flushes in the same
+       order as without a mirror (entries, flush, *then* results or frontiers, flush), and each of these steps is in the
+       mirror before the next begins. A reader of the mirror that follows the rules of a takeover (checkpoint, then the
+       valid contiguous entries after it, never the frontier) therefore finds every entry that a process acted on, and
+       at most one round that none did.
+    3. One writer a line, still: the mirror's region has the same name and the same writer. In the one region with
+       several writers, the epoch table, a flush copies whole lines of 64 bytes, which are the writer's own; it never
+       copies what it did not write, so no writer rolls back another's line. Its writers read others' lines in the
+       mirror: an epoch is open there no later than in the first fabric, and `open` returns only when it is in both, so
+       a process that loads the table after loading something else sees as much as before.
+
+    Regions are made in the mirror first and removed there first: a region of the first fabric that is needed is in
+    both. A crash in between leaves a region in the mirror that is never used, or one that is removed again in the
+    first. Payload logs are not mirrored: they are what makes a fabric large, and what is durable is on disks. After a
+    loss the next generation's sequencer reads the mirror and knows where lanes ended; payloads that were on no disk are
+    gone, and their publishers learn of it.
+
+    The mirror is only as good as its location: a folder on another memory module, which outlives the first one and the
+    processes that wrote it.
+    """
+
+    def __init__(self, primary: Fabric, mirror: Fabric) -> None:
+        self._primary, self._mirror = primary, mirror
+        self.generation, self.coherent_only = primary.generation, primary.coherent_only
+        self.fence = primary.fence
+        self.exists, self.names = primary.exists, primary.names
+
+    def create(self, name: str, shape: Shape) -> Region:
+        if shape.kind in _NOT_MIRRORED:
+            return self._primary.create(name, shape)
+        mirror = self._mirror.create(name, shape)
+        try:
+            return MirroredRegion(mirror, self._primary.create(name, shape))
+        except EmbarcaderoError:
+            self._mirror.remove(name)  # else the same name could not be tried again when there is room
+            raise
+
+    def attach(self, name: str, writable: bool = False) -> Region:
+        if not writable:
+            return self._primary.attach(name)
+        primary = self._primary.attach(name, writable=True)
+        if primary.shape.kind in _NOT_MIRRORED:
+            return primary
+        return MirroredRegion(self._mirror.attach(name, writable=True), primary)
+
+    def remove(self, name: str) -> None:
+        self._mirror.remove(name)
+        self._primary.remove(name)

@@ -12,18 +12,16 @@ import msgspec
 from embarcadero.env import Disk
 from embarcadero.errors import BadRegion, EmbarcaderoError
 from embarcadero.fabric.durability import durable_through
-from embarcadero.fabric.frontier import TaggedReader
 from embarcadero.fabric.layout import ORDER, RangeWord
-from embarcadero.fabric.names import durable_region, order_region, ranges_region
-from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.ring import attach_ring
+from embarcadero.fabric.lines import TaggedReader, attach_ring
+from embarcadero.fabric.region import Fabric, durable_region, order_region, ranges_region
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
-from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState, Trouble, health_in_words
+from embarcadero.types import Range, RangeKey, ReplicaMember, ReplicaRef, ReplicaState, Trouble, health_in_words
 
 _CANT_WRITE = Trouble.DISK_FULL | Trouble.DISK_FAILED | Trouble.READ_ONLY
 _NO_NODES: Mapping[str, int] = {}
@@ -113,7 +111,7 @@ class ClusterView:
     def line(self, range_: Range, ref: ReplicaRef) -> int | None:
         """How far one incarnation has a range on disk."""
         table = self.lines(ref)
-        return None if table is None else table.load((range_.lane, range_.number))
+        return None if table is None else table.load(range_.key)
 
     def live(self, ref: ReplicaRef) -> bool:
         """Whether this very incarnation is there."""
@@ -180,7 +178,7 @@ class ClusterView:
             return LaneState.SEALED if range_.lane >= BROKER_LANES_FIRST else LaneState.WAITING
         if not any(self.lines(ref) is not None for ref in range_.replicas):
             return LaneState.RECOVERING  # nobody of this run was to write it
-        word = None if self._words is None else self._words.load((range_.lane, 0))
+        word = None if self._words is None else self._words.load(RangeKey(range_.lane, 0))
         return LaneState.CLOSING if word and RangeWord.decode(word).closing else LaneState.OPEN
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from embarcadero.limits import KIB
-from embarcadero.placement.liveness import process_mark, same_process
+from embarcadero.liveness import process_mark, same_process
 from embarcadero.placement.records import pid_of_mark
 
 _AT_ONCE: Final = 64 * KIB

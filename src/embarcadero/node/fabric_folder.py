@@ -19,9 +19,8 @@ from typing import NamedTuple
 import msgspec
 
 from embarcadero.errors import BadValue, ClusterError, WrongFolder
-from embarcadero.fabric.mirror import MirroredFabric
 from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.shared import SharedFabric
+from embarcadero.fabric.shared import MirroredFabric, SharedFabric
 from embarcadero.limits import MIB
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import EarlierGeneration

@@ -50,7 +50,7 @@ from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_r
 from embarcadero.node.standby import ProcessServices, SharedState, Standby, candidate_bell
 from embarcadero.node.tables import table_reader
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import open_store
+from embarcadero.placement.store import open_store
 from embarcadero.replica.replica import Replica
 from embarcadero.replica.server import serve_replica
 from embarcadero.sequencer.leader.server import serve_candidate

@@ -24,7 +24,7 @@ from embarcadero.node.cluster_view import (
 from embarcadero.node.folder import ClusterFolder, ClusterInfo
 from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.stores import open_store
+from embarcadero.placement.store import open_store
 from embarcadero.types import MemberState, Range, ReplicaRef, ReplicaState
 from embarcadero.watch.endpoints import EndpointFiles
 from embarcadero.watch.logs import last_words

@@ -20,16 +20,15 @@ from embarcadero.config import FabricSizes
 from embarcadero.config.table import SequencerKeys as Settings
 from embarcadero.env import Env, Steps, SystemClock, Workers
 from embarcadero.errors import LATER, BadValue, ClusterError, EmbarcaderoError
-from embarcadero.fabric.names import epoch_folder
-from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.region import Fabric, epoch_folder
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import HAND_OVER_S_MAX, STANDBY_SPARE_BYTES_MAX
+from embarcadero.liveness import process_mark
 from embarcadero.node.env import PipeBell, ProcessWatch, ring_once
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.liveness import process_mark
-from embarcadero.placement.stores import open_store
+from embarcadero.placement.store import open_store
 from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch
 from embarcadero.sequencer.leader.standby import Candidate
 from embarcadero.sequencer.leader.takeover import rehearse

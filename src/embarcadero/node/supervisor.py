@@ -30,7 +30,6 @@ from embarcadero.config import Config
 from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricFull
 from embarcadero.fabric.layout import ORDER
 from embarcadero.fabric.leader import create_epochs
-from embarcadero.heartbeats import Pulses
 from embarcadero.limits import (
     DRAIN_S_MAX,
     GOODBYE_S_MAX,
@@ -39,6 +38,7 @@ from embarcadero.limits import (
     STANDBY_SPARE_BYTES_MAX,
     STOPPED_S,
 )
+from embarcadero.liveness import Pulses, ticks_if_stopped
 from embarcadero.node.children import Child, ClientChild
 from embarcadero.node.fabric_folder import (
     FabricChoice,
@@ -62,9 +62,8 @@ from embarcadero.node.ports import answers, check_ports, own_address
 from embarcadero.node.process import parse_cores
 from embarcadero.node.roles import SEQUENCER, Role, metrics_offset
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.liveness import ticks_if_stopped
 from embarcadero.placement.records import EarlierGeneration
-from embarcadero.placement.stores import open_store
+from embarcadero.placement.store import open_store
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import adopt_folder
 from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState

@@ -5,40 +5,53 @@ transaction conditional on just that. If another process was quicker, the method
 processes may share a directory without a lock. Numbers that name things for life (lanes, incarnations, ranges, region
 handles, epochs) come from counters in the store and are never handed out twice while anything may still speak of them.
 
-A directory has the cluster's identity and its generations itself; each of its parts is an object of its own.
-`records.py` lists the keys.
+A directory has the cluster's identity and its generations itself; each of its parts is an object of its own. That of
+the elections is here, too. `records.py` lists the keys.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
+import shutil
+import tempfile
 from collections.abc import Set as AbstractSet
+from contextlib import closing
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from embarcadero.env import Ids, random_id
-from embarcadero.limits import LANES_MAX, PAST_GENERATIONS_MAX, TOPICS_MAX
-from embarcadero.placement.decisions import Decider, DecisionPlan
-from embarcadero.placement.elections import Elections, forget_elections
+from embarcadero.errors import BadValue, DiskFailed, TooMany
+from embarcadero.limits import CANDIDATES_MAX, EPOCHS_AHEAD_MAX, EPOCHS_MAX, LANES_MAX, PAST_GENERATIONS_MAX, TOPICS_MAX
 from embarcadero.placement.members import Members, ReplicaMembers
 from embarcadero.placement.ranges import BrokerLanes, RangeChains
 from embarcadero.placement.records import (
     NOT_WORKED_BY,
+    CandidateNote,
     ClusterRecord,
+    Decider,
+    DecisionPlan,
     EarlierGeneration,
     Epochs,
     EpochStart,
+    HandOver,
     Incarnation,
     LaneStart,
+    LeadershipRecord,
     MirroredEnd,
     Presence,
     Retired,
+    Stopping,
+    candidate_key,
     trim_key,
 )
-from embarcadero.placement.store import Store
+from embarcadero.placement.store import Outline, Store, open_store
 from embarcadero.placement.tiers import Tiers
-from embarcadero.placement.topics import ReaderNotes, Topics, forget_readers, next_lane
-from embarcadero.types import Member, ReplicaMember, ReplicaState, Tier, TopicLane
+from embarcadero.placement.topics import Readers, Topics, forget_readers, next_lane
+from embarcadero.types import Member, Range, ReplicaMember, ReplicaState, Tier, TopicLane
 
 
 class Directory:
@@ -58,7 +71,7 @@ class Directory:
         self.lanes = BrokerLanes(decider, self.replicas)
         self.ranges = RangeChains(decider)
         self.tiers = Tiers(decider)
-        self.readers = ReaderNotes(decider)
+        self.readers = Readers(decider)
 
     @property
     def cluster_id(self) -> str:
@@ -74,15 +87,12 @@ class Directory:
         """Grows with every change; cheap."""
         return self._decider.store.revision()
 
-    def outline(self) -> tuple[int, int]:
-        """Changes with all that a broker, a sequencer or a replica does its work by.
-
-        Elections change the revision, at a moment when everybody has better things to do than to read it all again.
-        """
+    def outline(self) -> Outline:
+        """Outline all values by which brokers, sequencers and replicas work. Elections do not change it."""
         return self._decider.store.outline(NOT_WORKED_BY)
 
     def expire(self) -> bool:
-        """Let the revision tell of members whose lease has ended; True if there were any. Ask now and then."""
+        """Raise the revision for members whose lease has ended; True if there were any. Ask now and then."""
         return self._decider.store.expire()
 
     @property
@@ -139,7 +149,7 @@ class Directory:
         `data_dir`: the cluster's folder now. Folders of replicas are in it, wherever it was before.
 
         Topics with replicas keep their lanes, ranges, ceilings and trims. The others are empty and get new lanes, not
-        those of the generation before: a client that slept through the restart is told "unknown" instead of reading or
+        those of the generation before: a client that slept through the restart gets "unknown" instead of reading or
         writing another topic. Topics that an earlier version made get their ids.
         """
 
@@ -183,7 +193,7 @@ class Directory:
         return (self._decider.one("cluster", ClusterRecord) or self._decider.cluster).past
 
     def forget_earlier_generations(self, epoch: int) -> bool:
-        """All lanes are recovered: mirrors of earlier generations may go. Only the one who reigns knows."""
+        """Forget earlier generations and their mirrors: all lanes are recovered. Only the leader knows that."""
 
         def plan_it(plan: DecisionPlan) -> bool:
             cluster = plan.cluster()
@@ -196,7 +206,7 @@ class Directory:
         return self._decider.decide(plan_it)
 
     def mirrored_ends(self) -> list[MirroredEnd]:
-        """What mirrors of the generations before told, lane by lane."""
+        """What was found in mirrors of earlier generations, lane by lane."""
         return self._decider.all("saved/", MirroredEnd)
 
 
@@ -233,7 +243,7 @@ def _end_members(plan: DecisionPlan, data_dir: str) -> None:
 def _earlier_generations(plan: DecisionPlan, cluster: ClusterRecord, mirror: str) -> tuple[EarlierGeneration, ...]:
     """Where mirrors come into it, the generation that ends now too. Without an epoch it has ordered nothing.
 
-    Of too many the oldest lose their mirrors, not their place: lanes that no later one began were ordered there.
+    Of too many the oldest lose their mirrors and stay in the list: lanes that no later one began were ordered there.
     """
     epochs = plan.read("epochs", Epochs)
     begun = epochs is not None and epochs.started and epochs.generation == cluster.generation
@@ -243,3 +253,236 @@ def _earlier_generations(plan: DecisionPlan, cluster: ClusterRecord, mirror: str
     past = (*cluster.past, ended)[-PAST_GENERATIONS_MAX:]
     dropped = len(past) <= len(cluster.past)
     return (msgspec.structs.replace(past[0], mirror=""), *past[1:]) if dropped else past
+
+
+# --- watching the store -----------------------------------------------------------------------------------------------
+class StoreChange(Enum):
+    """What changed in the store since a role read it last."""
+
+    NOTHING = "nothing"
+    ELECTIONS = "elections"  # epochs and elections only
+    EVERYTHING = "everything"
+
+
+class StoreWatch:
+    """Tells one reader of the store what to read again.
+
+    Ask `look` as often as you like: while nothing changed it only compares revisions. Then read what it names, and call
+    `done`. Until `done` is called the change is reported again, so a store that fails half-way through the reading
+    leaves nothing unread. The revision is loaded before the values, so a later change of them is reported too.
+
+        change = watch.look()
+        if change is not StoreChange.NOTHING:
+            ...  # read from the directory
+            watch.done()
+
+    After an election only epochs are read: every role learns of it at the same moment, and acks wait meanwhile.
+    """
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._read: tuple[int, Outline] | None = None  # revision and outline as of the last complete reading
+        self._seen: tuple[int, Outline] | None = None  # and as of the last look
+
+    def look(self) -> StoreChange:
+        """Say what changed since the last reading that ended with `done`."""
+        revision = self._directory.revision()
+        if self._read is not None and self._read[0] == revision:
+            return StoreChange.NOTHING
+        outline = self._directory.outline()
+        self._seen = revision, outline
+        if self._read is not None and self._read[1] == outline:
+            return StoreChange.ELECTIONS
+        self._read = None  # a reader that fails from here on has old values beside new ones
+        return StoreChange.EVERYTHING
+
+    def done(self) -> None:
+        """Note that all of what the last `look` named was read."""
+        self._read = self._seen
+
+    def reread(self) -> None:
+        """Report everything as changed at the next look, unless `done` is called before."""
+        self._read = None
+
+
+# --- elections --------------------------------------------------------------------------------------------------------
+STARTS_KEPT = 16
+"""Ends of this many started epochs are kept for roles that learn of them late."""
+
+
+class Elections:
+    """Epochs, standbys, and which of several sequencers leads in the next epoch.
+
+    An epoch is a number for one sequencer, and only the newest handed out may start or decide. Epochs end with the
+    memory that they speak of: after a loss of power the next generation begins without them. So a takeover waits for no
+    disk. A later decision of a sequencer that must outlast its machine is synced, and with it all that came before.
+
+    An election is one conditional transaction: it hands out the epoch after the one that the standby saw, and names the
+    standby. A second one finds that epoch handed out already, and goes on standing by. Nothing but speed depends on
+    there being one winner: any number of standbys may take epochs, and only the newest handed out can start.
+    """
+
+    def __init__(self, decider: Decider) -> None:
+        self._decider = decider
+        self._lease: int | None = None  # of the standby that was registered here
+
+    def next_epoch(self, superseded: int | None = None) -> int:
+        """Hand out the next epoch. Few run ahead of the last started one, since all roles check that many lines.
+
+        `superseded` is an epoch for which the caller saw the line of a later one open, among those that all roles
+        check. If that is the last started one, no role acts on what its leader writes, and more may run ahead.
+        """
+
+        return self._decider.decide(lambda plan: _hand_out(plan, superseded))
+
+    def start_epoch(self, epoch: int, ends: dict[int, int]) -> bool:
+        """Start an epoch at these ends (lane -> index). Unless it is the newest handed out: False, nothing changes."""
+
+        def plan_it(plan: DecisionPlan) -> bool:
+            epochs = plan.read("epochs", Epochs) or Epochs()
+            if not plan.leads(epoch) or epoch <= epochs.started:
+                return False
+            plan.put("epochs", msgspec.structs.replace(epochs, started=epoch), volatile=True)
+            plan.put(f"starts/{epoch:010}", EpochStart(ends), volatile=True)
+            for key, _ in list(plan.list("starts/", EpochStart))[: -STARTS_KEPT + 1]:
+                plan.delete(key, volatile=True)
+            return True
+
+        return self._decider.decide(plan_it)
+
+    def started_epoch(self) -> int:
+        """The newest started epoch; 0 when none has started."""
+        return (self._decider.one("epochs", Epochs) or Epochs()).started
+
+    def newest_epochs(self) -> Epochs:
+        """The newest epoch that was handed out, and the newest started one."""
+        return self._decider.one("epochs", Epochs) or Epochs()
+
+    def generation_holds(self) -> bool:
+        """Whether the fabric of this directory's generation is still the cluster's."""
+        return self.newest_epochs().generation == self._decider.generation
+
+    def epoch_ends(self, epoch: int) -> dict[int, int] | None:
+        """Where each lane ended when this epoch started; None if it never started, or long ago."""
+        start = self._decider.one(f"starts/{epoch:010}", EpochStart)
+        return None if start is None else start.ends
+
+    # --- standbys -----------------------------------------------------------------------------------------------------
+    def register(self, candidate: int, mark: str, pid: int) -> None:
+        """A process is there that may be the next sequencer. It stands for as long as `pid` lives (0: for ever)."""
+        if not 0 <= candidate < CANDIDATES_MAX:
+            raise BadValue(f"sequencer {candidate} is out of range", f"use 0 to {CANDIDATES_MAX - 1}")
+        lease = self._lease = self._decider.store.grant(math.inf, pid)
+        note = CandidateNote(candidate, mark)
+        self._decider.decide(lambda plan: plan.put(candidate_key(candidate), note, lease, volatile=True))
+
+    def withdraw(self) -> None:
+        """Withdraw the standby that this directory registered."""
+        if self._lease is not None:
+            self._decider.store.revoke(self._lease)
+            self._lease = None
+
+    def candidates(self) -> list[CandidateNote]:
+        """All sequencer processes that are there, by number; the leader is one of them."""
+        return self._decider.all("candidates/", CandidateNote)
+
+    def elect(self, candidate: int, mark: str, over: int, superseded: int | None = None) -> int | None:
+        """Give this standby the epoch after `over`. None: another one was quicker, or the cluster stops.
+
+        `superseded`: as for `next_epoch`.
+        """
+
+        def plan_it(plan: DecisionPlan) -> int | None:
+            epochs = plan.read("epochs", Epochs) or Epochs()
+            if epochs.handed_out != over or self._stops(plan.read("stopping", Stopping)):
+                return None
+            epoch = _hand_out(plan, superseded)
+            plan.put("reign", LeadershipRecord(epoch, candidate, mark), volatile=True)
+            plan.delete("hand-over", volatile=True)
+            return epoch
+
+        return self._decider.decide(plan_it)
+
+    def leadership(self) -> LeadershipRecord | None:
+        """Who won the last election; None before the first."""
+        return self._decider.one("reign", LeadershipRecord)
+
+    def ask_hand_over(self, to: int, epoch: int) -> None:
+        """Ask a standby to take over from the sequencer of this epoch. It does so when it looks."""
+        self._decider.decide(lambda plan: plan.put("hand-over", HandOver(to, epoch), volatile=True))
+
+    def asked_hand_over(self) -> HandOver | None:
+        """The move that was asked for, if it has not begun."""
+        return self._decider.one("hand-over", HandOver)
+
+    def call_off_hand_over(self) -> None:
+        """Withdraw the request for a planned move."""
+        self._decider.decide(lambda plan: plan.delete("hand-over", volatile=True))
+
+    def end(self) -> None:
+        """Stop the cluster in order: the leader is the last one of this generation."""
+        self._decider.decide(lambda plan: plan.put("stopping", Stopping(self._decider.generation)))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the cluster stops in order."""
+        return self._stops(self._decider.one("stopping", Stopping))
+
+    def _stops(self, found: Stopping | None) -> bool:
+        return found is not None and found.generation == self._decider.generation
+
+
+def _hand_out(plan: DecisionPlan, superseded: int | None) -> int:
+    epochs = plan.read("epochs", Epochs) or Epochs()
+    epoch = epochs.handed_out + 1
+    if epoch > epochs.started + EPOCHS_AHEAD_MAX and superseded != epochs.started:
+        raise TooMany(
+            f"{EPOCHS_AHEAD_MAX} sequencers took an epoch after {epochs.started} and none of them started it",
+            "see the sequencers' logs, then restart the cluster",
+        )
+    if epoch >= EPOCHS_MAX - 1:  # the table's last line stays empty: a role that acts looks at the one after its own
+        raise TooMany(f"all epochs of this fabric, {EPOCHS_MAX - 2}, are used", "restart the cluster")
+    plan.put("epochs", msgspec.structs.replace(epochs, handed_out=epoch), volatile=True)
+    return epoch
+
+
+def forget_elections(plan: DecisionPlan) -> None:
+    """Forget the leader, its standbys, and the move that was asked for."""
+    plan.delete("reign")
+    plan.delete("hand-over")
+    for key, _ in plan.list("candidates/", CandidateNote):
+        plan.delete(key)
+
+
+# --- stores that no process has open ----------------------------------------------------------------------------------
+_FILES = ("", "-wal", "-revision")
+
+
+class Stored(NamedTuple):
+    """What a store says about records on disk."""
+
+    cluster: str
+    ranges: list[Range]
+    trims: dict[int, int]  # where lanes start
+    topics: dict[int, str]  # lane -> name of its topic
+
+
+def read_stored(path: Path) -> Stored:
+    """Read a store that no process has open. Corrupt, and what to do, if it is damaged; DiskFailed if unreadable."""
+    with tempfile.TemporaryDirectory(prefix="embarcadero-") as folder:
+        copy = Path(folder) / path.name
+        try:
+            for suffix in _FILES:
+                if (source := path.with_name(path.name + suffix)).exists():
+                    shutil.copyfile(source, copy.with_name(copy.name + suffix))
+        except OSError as error:
+            raise DiskFailed(f"the store {path} can't be read: {error.strerror}", "check its disk") from error
+        with closing(open_store(copy)) as store:
+            return stored(Directory(store))
+
+
+def stored(directory: Directory) -> Stored:
+    """The same of a directory that is open."""
+    topics = {topic.lane: topic.name for topic in directory.topics.all()}
+    topics |= {lane.lane: topics[lane.topic] for lane in directory.lanes.all() if lane.topic in topics}
+    return Stored(directory.cluster_id, directory.ranges.all(), directory.topics.trims(), topics)

@@ -15,13 +15,15 @@ import msgspec
 
 from embarcadero.errors import BadValue, TooMany
 from embarcadero.limits import BROKERS_MAX, REGION_HANDLES, REPLICAS_MAX
-from embarcadero.placement.decisions import Decider, DecisionPlan, decode
 from embarcadero.placement.records import (
     Chain,
+    Decider,
+    DecisionPlan,
     Incarnation,
     Presence,
     ReplicaNote,
     chain_key,
+    decode,
     member_key,
     note_key,
     presence_key,
@@ -96,7 +98,7 @@ class Members:
         return list({member.broker: member for member in self._decider.all("members/", Member)}.values())
 
     def last_port(self, broker: int) -> int:
-        """Where a broker listened last, also in an earlier run; 0 if nobody knows."""
+        """Where a broker listened last, also in an earlier run; 0 if it is not known."""
         return (self._decider.one(f"incarnations/{broker}", Incarnation) or Incarnation()).port
 
     @staticmethod
@@ -130,7 +132,7 @@ class ReplicaMembers:
     ) -> ReplicaMember:
         """A replica begins a new incarnation; its earlier one is dead from here on.
 
-        `pid` is the holder of its lease (0: nobody that the store can see); `lease_s` is how long it may be silent
+        `pid` is the holder of its lease (0: none that the store can see); `lease_s` is how long it may be silent
         (`keep_replica`) before it counts as dead.
         """
         if not 0 <= replica < REPLICAS_MAX:

@@ -1,4 +1,4 @@
-"""Ranges and ceilings in the directory: each change is one transaction of the one who reigns, or nothing.
+"""Ranges and ceilings in the directory: each change is one transaction of the leader, or nothing.
 
 A lane's chain record names its topic, its last range and its ceiling; every change of the chain goes through it, so two
 who want to change it end up one after the other, and the second sees what the first did. Positions below the ceiling
@@ -15,10 +15,11 @@ import msgspec
 
 from embarcadero.errors import Backpressure, BadValue
 from embarcadero.limits import BROKER_LANES_FIRST, BROKER_LANES_KEPT_MAX, CEILING_AHEAD, CEILING_AHEAD_SEQ, LANES_MAX
-from embarcadero.placement.decisions import Decider, DecisionPlan
 from embarcadero.placement.members import ReplicaMembers
 from embarcadero.placement.records import (
     Chain,
+    Decider,
+    DecisionPlan,
     LaneStart,
     MirroredEnd,
     Retired,
@@ -34,6 +35,8 @@ from embarcadero.placement.records import (
     trim_key,
 )
 from embarcadero.types import (
+    FIRST_POSITION,
+    LanePosition,
     Member,
     MemberState,
     Range,
@@ -49,7 +52,7 @@ from embarcadero.types import (
 def below_start(ranges: Sequence[Range], start: int) -> list[tuple[Range, Range | None]]:
     """Sealed ranges of one lane that are wholly below its start, each with what is left of it in the store.
 
-    Of one that is followed by lost positions its end stays until these are below too: else nobody knew of them.
+    Of one that is followed by lost positions its end stays until these are below too: else they would be forgotten.
     """
     found: list[tuple[Range, Range | None]] = []
     for range_, following in pairwise(ranges):
@@ -101,7 +104,7 @@ class RangeChains:
             if found is None:
                 return None
             chain, range_ = found
-            opened = _open(plan, chain, lane, (end, end_seq), refs)
+            opened = _open(plan, chain, lane, LanePosition(end, end_seq), refs)
             if opened is not None:
                 _seal(plan, range_, end, end_seq)
             return opened
@@ -120,7 +123,7 @@ class RangeChains:
     ) -> Range | None:
         """After a loss of memory: seal at what was recovered, and open the next range at the ceiling, on `refs`.
 
-        If a mirror told how far the lane was ordered (`saved`), no position above that was ever handed out, and the
+        If a mirror had how far the lane was ordered (`saved`), no position above that was ever handed out, and the
         next range opens there: at `saved.start`. A broker's lane is never continued: with no `refs` its range is
         sealed, the lane is closed where it is not yet, and the sealed range is returned. None as in `seal_and_open`.
         """
@@ -135,8 +138,8 @@ class RangeChains:
                 _close_lane(plan, chain.topic, lane, sealed, saved)
                 plan.put(chain_key(lane), msgspec.structs.replace(chain, loss_accepted=False))
                 return sealed
-            above = (chain.index, chain.seq) if saved is None else (saved.start, saved.seq)
-            opened = _open(plan, chain, lane, (max(above[0], end), max(above[1], end_seq)), refs)
+            index, seq = (chain.index, chain.seq) if saved is None else (saved.start, saved.seq)
+            opened = _open(plan, chain, lane, LanePosition(max(index, end), max(seq, end_seq)), refs)
             if opened is not None:
                 _seal(plan, range_, end, end_seq, never_durable=not chain.loss_accepted)
                 if saved is not None:
@@ -165,7 +168,7 @@ class RangeChains:
             last = plan.read(range_key(lane, chain.last), Range)
             if last is None or last.end is None or last.end_seq is None:
                 return None
-            return _open(plan, chain, lane, (last.end, last.end_seq), refs)
+            return _open(plan, chain, lane, LanePosition(last.end, last.end_seq), refs)
 
         return self._decider.decide(plan_it)
 
@@ -211,10 +214,10 @@ class RangeChains:
         return self._decider.decide(plan_it)
 
     # --- ceilings and losses ------------------------------------------------------------------------------------------
-    def ceiling(self, lane: int) -> tuple[int, int]:
+    def ceiling(self, lane: int) -> LanePosition:
         """The index and seq below which positions may be handed out; (0, 0) for a lane without ranges."""
         chain = self._decider.one(chain_key(lane), Chain)
-        return (0, 0) if chain is None else (chain.index, chain.seq)
+        return FIRST_POSITION if chain is None else LanePosition(chain.index, chain.seq)
 
     def handle_ceiling(self, lane: int) -> int:
         """Below which handles of sessions may be handed out; 0 for a lane without ranges."""
@@ -330,7 +333,7 @@ class BrokerLanes:
 
 # --- parts of a decision ----------------------------------------------------------------------------------------------
 def _open_last(plan: DecisionPlan, lane: int, number: int, epoch: int) -> tuple[Chain, Range] | None:
-    """The chain and its open range, if that is the one meant and the caller reigns."""
+    """The chain and its open range, if that is the one meant and the caller is the leader."""
     if not plan.leads(epoch) or (chain := plan.read(chain_key(lane), Chain)) is None:
         return None
     range_ = plan.read(range_key(lane, number), Range)
@@ -348,9 +351,7 @@ def _seal(plan: DecisionPlan, range_: Range, end: int, end_seq: int, never_durab
     return sealed
 
 
-def _open(
-    plan: DecisionPlan, chain: Chain, lane: int, start: tuple[int, int], refs: Sequence[ReplicaRef]
-) -> Range | None:
+def _open(plan: DecisionPlan, chain: Chain, lane: int, start: LanePosition, refs: Sequence[ReplicaRef]) -> Range | None:
     """The next range of a chain; None when the topic is gone, or needs more replicas to be durable.
 
     Nor on one that is gone: once no open range names a dead incarnation, none ever will, and its lines may go.
@@ -365,7 +366,7 @@ def _open(
 
 
 def _put_range(
-    plan: DecisionPlan, chain: Chain, lane: int, start: tuple[int, int], refs: Sequence[ReplicaRef], durable_on: int
+    plan: DecisionPlan, chain: Chain, lane: int, start: LanePosition, refs: Sequence[ReplicaRef], durable_on: int
 ) -> Range:
     index, seq = start
     made = Range(
@@ -394,7 +395,7 @@ def begin_chain(plan: DecisionPlan, topic: Topic, lane: int, refs: Sequence[Repl
             plan.delete(retired_key(lane))
         last = max(plan.cluster().last_range, retired.last if retired else 0)
     chain = Chain(topic=topic.name, last=last, index=0, seq=0)
-    _put_range(plan, chain, lane, (0, 0), refs, topic.durable_on)
+    _put_range(plan, chain, lane, FIRST_POSITION, refs, topic.durable_on)
 
 
 def _drop_chain(plan: DecisionPlan, lane: int) -> None:

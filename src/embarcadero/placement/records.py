@@ -1,4 +1,4 @@
-"""What the store holds besides the types that everybody knows, and under which keys.
+"""What the store holds besides the types that all folders know, under which keys, and how decisions are made over it.
 
 key                              value
 cluster                          Cluster: id, generation, counters of lanes and region handles
@@ -9,13 +9,13 @@ incarnations/<broker>            the newest incarnation of that broker
 members/<broker>/<incarnation>   Member
 epochs                           newest epoch handed out, newest started, and in which generation
 starts/<epoch>                   where each lane ended when that epoch started
-reign                            Leadership: who won the last election of sequencers
+reign                            LeadershipRecord: who won the last election of sequencers
 candidates/<candidate>           under a lease: this sequencer process is there, and may win the next one
-hand-over                        HandOver: somebody asked for a planned move of the sequencer
-stopping                         Stopping: the cluster of that generation stops in order; nobody is elected any more
+hand-over                        HandOver: a planned move of the sequencer was asked for
+stopping                         Stopping: the cluster of that generation stops in order; there are no more elections
 trims/<lane>                     index below which a lane was trimmed
 tiers/<name>                     Tier: the table of a topic, and how far the topic is in it
-tierer/<name>                    under a lease: who writes that table
+tierer/<name>                    under a lease: the job that writes that table
 chains/<lane>                    Chain: whose ranges they are, the last one, the ceiling
 ranges/<lane>/<number>           Range
 retired/<lane>                   a lane of a deleted topic whose turn may come in this generation: it is not used again
@@ -23,20 +23,27 @@ replica/<replica>                the newest incarnation of that replica, and whe
 replicas/<replica>/<incarnation> ReplicaMember
 readers/<topic>/<reader>         ReaderNote: how far a reader says it is
 present/<replica>/<incarnation>  under a lease: this incarnation is there
-saved/<lane>                     MirroredEnd: what a mirror told about a lane when the fabric was lost
+saved/<lane>                     MirroredEnd: what a mirror had of a lane when the fabric was lost
+
+A decision is read, decide, one transaction that checks just what was read; and if another process was quicker, again.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterator
+from functools import cache
+from threading import Lock
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from embarcadero.errors import Backpressure, Corrupt, TopicReplaced
 from embarcadero.limits import BROKER_LANES_FIRST, LANES_MAX
-from embarcadero.types import LanePosition, TopicLane
+from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Delete, Put, Store, Write
+from embarcadero.types import LanePosition, Topic, TopicLane, id_text
 
 NOT_WORKED_BY: Final = ("epochs", "starts/", "reign", "candidates/", "hand-over", "readers/")
-"""Keys of which whoever needs them asks the store each time, or, for the newest epoch, the fabric."""
+"""Keys of values that roles read when they need them, or, for the newest epoch, learn from the fabric."""
 
 
 class EarlierGeneration(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +93,7 @@ class LeadershipRecord(msgspec.Struct, frozen=True):
 
 
 class CandidateNote(msgspec.Struct, frozen=True):
-    """The value under a sequencer candidate's lease."""
+    """The value under the lease of a standby, or of the leader."""
 
     candidate: int
     mark: str
@@ -151,7 +158,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MirroredEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """What the mirror of a lost fabric told about a lane: it was ordered up to (index, seq)."""
+    """What the mirror of a lost fabric had of a lane: it was ordered up to (index, seq)."""
 
     lane: int
     index: int
@@ -162,13 +169,15 @@ class MirroredEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def start(self) -> int:
-        """Where positions go on. After a loss one is left out: who has read all that was ordered is at that place, and
-        would not hear of the loss if the next batch came there."""
+        """Where positions go on. After a loss one is left out.
+
+        A reader of all that was ordered is at that position, and would miss the loss if the next batch came there.
+        """
         return self.index + (self.index > self.kept)
 
 
 class ReaderNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What one reader of a topic told last: by lane the next index and seq, and when; of which topic, 0: not known."""
+    """What one reader of a topic reported last: by lane its next position, and when; of which topic, 0: not known."""
 
     reader: str
     places: dict[int, LanePosition]
@@ -207,7 +216,7 @@ def pid_of_mark(mark: str) -> int:
 
 
 def candidate_key(candidate: int) -> str:
-    """Where a sequencer candidate has its sign of life."""
+    """The key of a standby's sign of life."""
     return f"candidates/{candidate:05}"
 
 
@@ -222,7 +231,7 @@ def tier_key(topic: str) -> str:
 
 
 def tierer_key(topic: str) -> str:
-    """Where the one who writes it has its sign of life."""
+    """The key of the sign of life of the job that writes it."""
     return f"tierer/{topic}"
 
 
@@ -272,7 +281,7 @@ def presence_key(replica: int, incarnation: int) -> str:
 
 
 def saved_key(lane: int) -> str:
-    """Where it is what a mirror told about a lane."""
+    """The key of what a mirror had of a lane."""
     return f"saved/{lane:010}"
 
 
@@ -284,3 +293,141 @@ def readers_prefix(topic: str) -> str:
 def reader_key(topic: str, reader: str) -> str:
     """Where it is how far a reader is."""
     return f"{readers_prefix(topic)}{reader}"
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+TRIES_MAX = 1_000
+
+_MAKING: Final = Lock()
+
+
+@cache
+def _decoder_of(kind: type[S]) -> msgspec.json.Decoder[Any]:
+    """Made by one thread at a time: what the library learns of a type for the first time, it learns without a lock."""
+    with _MAKING:
+        return msgspec.json.Decoder(kind)
+
+
+def decode(key: str, value: bytes, kind: type[S]) -> S:
+    """A value of the store as what it should be."""
+    try:
+        found: S = _decoder_of(kind).decode(value)
+        return found
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        hint = "restore the store from a backup, or remove the cluster's folder"
+        raise Corrupt(f"the store's value of {key!r} makes no sense: {error}", hint) from error
+
+
+def check_id(topic: Topic, topic_id: int) -> None:
+    """Refuse a request that means another topic than the one that has the name now. 0: it does not say which."""
+    if topic_id in (0, topic.id):
+        return
+    raise TopicReplaced(
+        f"topic {topic.name!r} has the id {id_text(topic.id)}; the one with id {id_text(topic_id)} is deleted",
+        "ask again by name if the new topic is meant",
+    )
+
+
+class DecisionPlan:
+    """A decision in the making: what it read (to be checked) and what it wants to write.
+
+    It belongs to a directory of one generation: once that generation is over, no epoch leads in it.
+    """
+
+    def __init__(self, store: Store, generation: int) -> None:
+        self._store = store
+        self.generation = generation
+        self.checks: list[Check] = []
+        self.writes: list[Write] = []
+
+    def read(self, key: str, kind: type[S]) -> S | None:
+        """A value, which must not change until the decision is carried out."""
+        item = self._store.get(key)
+        self.checks.append(Check(key, item.revision if item else ABSENT))
+        return decode(key, item.value, kind) if item else None
+
+    def list(self, prefix: str, kind: type[S]) -> Iterator[tuple[str, S]]:
+        """All values under a prefix; none of them may change until then. New ones may come."""
+        for item in self._store.list(prefix):
+            self.checks.append(Check(item.key, item.revision))
+            yield item.key, decode(item.key, item.value, kind)
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """All keys under a prefix; their values may change until then."""
+        return (item.key for item in self._store.list(prefix))
+
+    def put(self, key: str, value: msgspec.Struct, lease: int = NO_LEASE, *, volatile: bool = False) -> None:
+        """Write a value."""
+        self.writes.append(Put(key, msgspec.json.encode(value), lease, volatile))
+
+    def delete(self, key: str, *, volatile: bool = False) -> None:
+        """Remove a value."""
+        self.writes.append(Delete(key, volatile))
+
+    def cluster(self) -> ClusterRecord:
+        """Read the cluster's record, with the counters that all of it shares."""
+        cluster = self.read("cluster", ClusterRecord)
+        if cluster is None:
+            raise Corrupt("the store has lost its cluster record", "stop the cluster and remove its folder")
+        return cluster
+
+    def leads(self, epoch: int) -> bool:
+        """Whether this epoch of this generation is the newest handed out; what is decided holds only while it is."""
+        epochs = self.read("epochs", Epochs) or Epochs()
+        return (epochs.generation, epochs.handed_out) == (self.generation, epoch)
+
+
+class Decider:
+    """Reads values of a store, and decides over it for one cluster. All parts of a directory share one."""
+
+    def __init__(self, store: Store, cluster_id: str) -> None:
+        self.store = store
+        self._generation = -1
+        self.cluster = self.decide(lambda plan: _found(plan, cluster_id))
+        self._generation = self.cluster.generation
+
+    @property
+    def generation(self) -> int:
+        """The generation that it decides for, counted from the cluster's first."""
+        return self._generation
+
+    def decide(self, decide_on: Callable[[DecisionPlan], T]) -> T:
+        """Decide, and carry the decision out if what it rests on still holds; else decide again."""
+        for _ in range(TRIES_MAX):
+            plan = DecisionPlan(self.store, self._generation)
+            result = decide_on(plan)
+            if not plan.writes or self.store.transact(plan.checks, plan.writes):
+                return result
+        raise Backpressure(f"the store changed under {TRIES_MAX} attempts in a row", "try again")
+
+    def decide_cluster(self, decide_on: Callable[[DecisionPlan], ClusterRecord]) -> ClusterRecord:
+        """Decide about the cluster itself, and go on in the generation that it has then."""
+        self.cluster = self.decide(decide_on)
+        self._generation = self.cluster.generation
+        return self.cluster
+
+    def one(self, key: str, kind: type[S]) -> S | None:
+        """A value as it is now."""
+        item = self.store.get(key)
+        return decode(key, item.value, kind) if item else None
+
+    def all(self, prefix: str, kind: type[S]) -> list[S]:
+        """All values under a prefix as they are now."""
+        return [decode(item.key, item.value, kind) for item in self.store.list(prefix)]
+
+
+def _found(plan: DecisionPlan, cluster_id: str) -> ClusterRecord:
+    """Read the cluster's record, or begin one."""
+    cluster = plan.read("cluster", ClusterRecord)
+    if cluster is None:
+        cluster = ClusterRecord(id=cluster_id, generation=0)
+        plan.put("cluster", cluster)
+    try:
+        int(cluster.id, 16)
+    except ValueError:
+        what = f"the store's cluster has the id {cluster.id[:40]!r}, which is no number"
+        raise Corrupt(what, "restore the store from a backup, or remove the cluster's folder") from None
+    return cluster

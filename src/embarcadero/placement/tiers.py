@@ -13,11 +13,25 @@ import msgspec
 
 from embarcadero.config.secrets import public_properties
 from embarcadero.errors import BadValue, Deposed, TierBusy, UnknownTopic
-from embarcadero.limits import HOT_RETENTION_S, TIER_HOLES_MAX, TIER_LANES_MAX, TIER_LEASE_S, TIER_TEXT_BYTES_MAX
-from embarcadero.placement.decisions import Decider, DecisionPlan, check_id, decode
-from embarcadero.placement.records import Tierer, ranges_prefix, tier_key, tierer_key
-from embarcadero.placement.topic_rules import checked_hot_retention
-from embarcadero.types import Hole, Range, Tier, Topic, TopicLane
+from embarcadero.limits import (
+    HOT_RETENTION_S,
+    RETENTION_S_MAX,
+    TIER_HOLES_MAX,
+    TIER_LANES_MAX,
+    TIER_LEASE_S,
+    TIER_TEXT_BYTES_MAX,
+)
+from embarcadero.placement.records import (
+    Decider,
+    DecisionPlan,
+    Tierer,
+    check_id,
+    decode,
+    ranges_prefix,
+    tier_key,
+    tierer_key,
+)
+from embarcadero.types import FIRST_POSITION, Hole, LanePosition, Range, Tier, Topic, TopicLane
 from embarcadero.wire.messages import AdvanceTier, OpenTier
 
 
@@ -78,7 +92,7 @@ class Tiers:
     def advance(self, ask: AdvanceTier, now_us: int) -> Tier:
         """Tell how far the table is. Frontiers never go back; a lane's start is taken only the first time.
 
-        Deposed, if the epoch is not the newest. A lease that ended while nobody else came is begun again.
+        Deposed, if the epoch is not the newest. A lease that ended while no other job came is begun again.
         """
         _check_text(ask.metadata)
         _check_text(ask.engine)
@@ -89,11 +103,11 @@ class Tiers:
             topic = _tiered_topic(plan, ask.topic, ask.topic_id)
             tier = _mine(plan, ask.topic, ask.epoch)
             frontiers, starts, holes = dict(tier.frontiers), dict(tier.starts), dict(tier.holes)
-            for lane, place in ask.frontiers.items():
+            for lane, position in ask.frontiers.items():
                 _check_lane(plan, topic, tier, lane)
-                frontiers[lane] = max(frontiers.get(lane, (0, 0)), place)
-                starts.setdefault(lane, ask.starts.get(lane, (0, 0)))
-                holes[lane] = _holes(plan, tier, lane, starts[lane][0], frontiers[lane][0])
+                frontiers[lane] = max(frontiers.get(lane, FIRST_POSITION), position)
+                starts.setdefault(lane, ask.starts.get(lane, FIRST_POSITION))
+                holes[lane] = _holes(plan, tier, lane, starts[lane], frontiers[lane])
             if len(frontiers) > TIER_LANES_MAX:
                 raise BadValue(f"{len(frontiers)} lanes in the table of {ask.topic!r}", f"at most {TIER_LANES_MAX}")
             told = msgspec.structs.replace(
@@ -158,24 +172,25 @@ def _check_lane(plan: DecisionPlan, topic: Topic, tier: Tier, lane: int) -> None
         raise BadValue(f"lane {lane} is not a lane of topic {topic.name!r}", "describe() lists them")
 
 
-def trim_table(plan: DecisionPlan, topic: str, lane: int, place: tuple[int, int | None], cold: bool) -> int:
-    """What a trim means for a topic's table; returns up to where brokers may forget.
+def trim_table(plan: DecisionPlan, topic: str, lane: int, index: int, seq: int | None, cold: bool) -> int:
+    """Apply a trim to a topic's table; returns up to where brokers may forget.
 
     An ordinary one moves the start of the table's part. One that leaves it alone (not `cold`) stops at the
     frontier: what is not in the table stays where it is.
     """
-    (index, seq), tier = place, plan.read(tier_key(topic), Tier)
+    tier = plan.read(tier_key(topic), Tier)
     if not cold:
         if tier is None:
             raise BadValue(f"topic {topic!r} has no table to keep what is trimmed", "trim it with cold=True")
-        return min(index, tier.frontier(lane)[0])
-    if tier is not None and seq is not None and index > tier.starts.get(lane, (0, 0))[0]:
-        plan.put(tier_key(topic), msgspec.structs.replace(tier, starts=tier.starts | {lane: (index, seq)}))
+        return min(index, tier.frontier(lane).index)
+    if tier is not None and seq is not None and index > tier.starts.get(lane, FIRST_POSITION).index:
+        plan.put(tier_key(topic), msgspec.structs.replace(tier, starts=tier.starts | {lane: LanePosition(index, seq)}))
     return index
 
 
-def _holes(plan: DecisionPlan, tier: Tier, lane: int, start: int, frontier: int) -> list[Hole]:
+def _holes(plan: DecisionPlan, tier: Tier, lane: int, first: LanePosition, behind: LanePosition) -> list[Hole]:
     """The holes between a lane's start in its table and its frontier: those known before, and those of ranges now."""
+    (start, _), (frontier, _) = first, behind
     known = [hole for hole in tier.holes.get(lane, ()) if hole.stop > start]
     last = known[-1].stop if known else start
     ranges = [range_ for _, range_ in plan.list(ranges_prefix(lane), Range)]
@@ -194,3 +209,10 @@ def _new(ask: OpenTier) -> Tier:
 def _check_text(text: str) -> None:
     if len(text.encode()) > TIER_TEXT_BYTES_MAX:
         raise BadValue(f"{text[:60]!r}... has {len(text.encode())} bytes", f"use at most {TIER_TEXT_BYTES_MAX}")
+
+
+def checked_hot_retention(hot_retention_s: int) -> int:
+    """How long brokers keep what is in the topic's table."""
+    if not 0 <= hot_retention_s <= RETENTION_S_MAX:
+        raise BadValue(f"hot_retention_s {hot_retention_s} is out of range", f"use 0 to {RETENTION_S_MAX}")
+    return hot_retention_s

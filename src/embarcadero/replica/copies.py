@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from embarcadero.config import Config
-from embarcadero.env import Disk, Env, Journal, Missing, Part
+from embarcadero.env import COUNTS, LATENCY_US, Disk, Env, Histogram, Journal, Missing, Part
 from embarcadero.errors import BadSegment, DiskFull, EmbarcaderoError
 from embarcadero.fabric.durability import DurableLines, create_durable, durable_through, first_woken
-from embarcadero.fabric.frontier import FrontierWriter, TaggedWriter, Tags
 from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.lines import FrontierWriter, TaggedWriter
 from embarcadero.fabric.region import Fabric
-from embarcadero.meters import COUNTS, LATENCY_US, Histogram
 from embarcadero.placement.directory import Directory
 from embarcadero.steps import Step
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.writing import Damage, DamageKind
-from embarcadero.types import Range, ReplicaMember, ReplicaRef, Trouble
+from embarcadero.storage.segment import Damage, DamageKind
+from embarcadero.types import Range, RangeKey, ReplicaMember, ReplicaRef, Trouble
 
 
 class ReplicaCounters:
@@ -73,7 +72,7 @@ class Health:
 
     def __init__(self, word: FrontierWriter, journal: Journal) -> None:
         self._word, self._journal = word, journal
-        self._ill: dict[Tags, _Ill] = {}
+        self._ill: dict[RangeKey, _Ill] = {}
         self._lacking = False
         self.reason = ""  # of the last trouble
 
@@ -82,12 +81,12 @@ class Health:
         """What is wrong now."""
         return Trouble(self._word.value)
 
-    def may_try(self, tags: Tags, now_us: int) -> bool:
+    def may_try(self, tags: RangeKey, now_us: int) -> bool:
         """Whether a copy is well, or it is time to try again."""
         ill = self._ill.get(tags)
         return ill is None or now_us >= ill.retry_us
 
-    def failed(self, tags: Tags, error: Exception, doing: str, now_us: int) -> None:
+    def failed(self, tags: RangeKey, error: Exception, doing: str, now_us: int) -> None:
         """Something failed: this copy counts no further until it succeeds."""
         before, found = self._ill.get(tags), trouble_of(error)
         self.reason = str(error)
@@ -99,13 +98,13 @@ class Health:
         self._ill[tags] = _Ill(found, now_us + wait_us, wait_us)
         self._tell()
 
-    def worked(self, tags: Tags) -> None:
+    def worked(self, tags: RangeKey) -> None:
         """It succeeded, or the copy is gone."""
         if (ill := self._ill.pop(tags, None)) is not None:
             self._journal.note("disk trouble is over", was=ill.trouble.name, lane=tags[0], range=tags[1])
             self._tell()
 
-    def keep(self, tags: set[Tags]) -> None:
+    def keep(self, tags: set[RangeKey]) -> None:
         """All others are not ours any more: what was wrong with them never succeeds, and is over."""
         for gone in self._ill.keys() - tags:
             self.worked(gone)
@@ -129,7 +128,7 @@ class Copy:
 
     def __init__(self, range_: Range, log: RangeLog) -> None:
         self.range_, self.log = range_, log
-        self.tags: Tags = (range_.lane, range_.number)
+        self.tags = range_.key
         self.behind = False  # what follows left the fabric: another replica's files have it
         self.syncing = False
         self.reading = False  # a piece of another replica's files is on its way

@@ -14,13 +14,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from embarcadero.env import Doorbell
-from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import LINE, ORDER, BrokerLine, Entries, fold_line, frontier_offset
 from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.lines import FrontierReader, RingReader
 from embarcadero.fabric.log import BrokerLogs
-from embarcadero.fabric.names import broker_frontiers_region
-from embarcadero.fabric.region import Fabric, attach_unless_removed
-from embarcadero.fabric.ring import RingReader
+from embarcadero.fabric.region import Fabric, attach_unless_removed, broker_frontiers_region
 from embarcadero.limits import BROKER_LANES_FIRST, MIB
 from embarcadero.replica.copies import Copy
 from embarcadero.steps import Step

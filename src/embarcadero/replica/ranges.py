@@ -30,15 +30,14 @@ from typing import Final, NamedTuple
 
 from embarcadero.env import Missing
 from embarcadero.errors import BadSegment, DiskFailed, EmbarcaderoError
-from embarcadero.fabric.frontier import Tags
 from embarcadero.fabric.leader import LeaderView
 from embarcadero.replica.copies import Copy, ReplicaContext
 from embarcadero.steps import Step
 from embarcadero.storage.layout import begun_range, lane_folder, range_folder, repair_folder
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.recovery import remove_range
-from embarcadero.storage.writing import Damage, DamageKind, RangeSettings
-from embarcadero.types import Range, ReplicaMember, ReplicaState
+from embarcadero.storage.segment import Damage, DamageKind, RangeSettings
+from embarcadero.types import Range, RangeKey, ReplicaMember, ReplicaState
 
 _LANE: Final = re.compile(r"lane-(\d{10})", re.ASCII)
 _RANGE: Final = re.compile(r"range-(\d{10})", re.ASCII)
@@ -47,9 +46,9 @@ _NO_RANGE: Final = 0
 """Ranges count from 1: this one stands for what lies beside the ranges of a lane."""
 
 
-def tags_of(range_: Range) -> Tags:
+def tags_of(range_: Range) -> RangeKey:
     """How a range is called in tables."""
-    return range_.lane, range_.number
+    return range_.key
 
 
 def _cut_doubts(log: RangeLog, synced: int) -> None:
@@ -86,18 +85,18 @@ class RangeCopies:
         self._settings = RangeSettings(
             cluster=context.directory.log_id, segment_bytes=settings.segment_bytes, segment_age_s=settings.segment_s
         )
-        self.copies: dict[Tags, Copy] = {}
-        self.adopted: dict[Tags, int] = {}  # ranges that we complete in place of another replica, by its number
-        self.refilled: set[Tags] = set()  # open ranges of a disk that is gone, whose end is known: copied onto this one
+        self.copies: dict[RangeKey, Copy] = {}
+        self.adopted: dict[RangeKey, int] = {}  # ranges that we complete in place of another replica, by its number
+        self.refilled: set[RangeKey] = set()  # open ranges of a lost disk, whose end is known: copied onto this one
         self._trims: dict[int, int] = {}
-        self._wanted: dict[Tags, Range] = {}  # to be opened
+        self._wanted: dict[RangeKey, Range] = {}  # to be opened
         self._leaving: list[Copy] = []  # to be closed and removed, once no worker has them
         self._on_disk = set(self._folders())
-        self._surplus: list[Tags] = []  # folders to be removed
+        self._surplus: list[RangeKey] = []  # folders to be removed
         self._remove_us = 0  # not before: that failed
-        self._doubts: dict[Tags, int] = {}  # copies closed after a failed sync -> up to where they are to be trusted
+        self._doubts: dict[RangeKey, int] = {}  # copies closed after a failed sync -> up to where they are trusted
 
-    def _folders(self) -> Iterator[Tags]:
+    def _folders(self) -> Iterator[RangeKey]:
         """Copies that are here, or were once. The folder of a lane without ranges is listed as its range 0.
 
         A crash after the last range of a lane was removed leaves that folder, with session checkpoints in it.
@@ -105,7 +104,7 @@ class RangeCopies:
         yield from filter(None, map(begun_range, self._disk.list("")))
         for lane in filter(None, map(_LANE.fullmatch, self._disk.list(""))):
             numbers = [int(number[1]) for number in filter(None, map(_RANGE.fullmatch, self._disk.list(lane[0])))]
-            yield from ((int(lane[1]), number) for number in numbers or [_NO_RANGE])
+            yield from (RangeKey(int(lane[1]), number) for number in numbers or [_NO_RANGE])
 
     # --- what the store says ------------------------------------------------------------------------------------------
     def update(self, ranges: list[Range], trims: dict[int, int]) -> None:
@@ -134,7 +133,7 @@ class RangeCopies:
             return True
         return tags_of(range_) in self.refilled
 
-    def _is_open_here(self, tags: Tags) -> bool:
+    def _is_open_here(self, tags: RangeKey) -> bool:
         """Whether a worker may still be busy with a copy that was given up: nobody else may have its folder."""
         return any(copy.tags == tags for copy in self._leaving)
 
@@ -157,7 +156,7 @@ class RangeCopies:
                 return True
         return self._restart_doubtful(now_us) or self._remove_one()
 
-    def _open(self, tags: Tags, range_: Range) -> None:
+    def _open(self, tags: RangeKey, range_: Range) -> None:
         self._on_disk.add(tags)  # also if it fails: some of it may be there
         try:
             log = self._recover(range_)
@@ -270,7 +269,7 @@ class RangeCopies:
         self._journal.warn("loss accepted", lane=copy.tags[0], range=copy.tags[1], has=copy.log.end)
         return True
 
-    def _failed(self, tags: Tags, error: Exception, doing: str) -> None:
+    def _failed(self, tags: RangeKey, error: Exception, doing: str) -> None:
         self._counters.disk_errors += 1
         self._health.failed(tags, error, doing, self._clock.now_us())
 
@@ -333,7 +332,7 @@ class RangeCopies:
                 self._journal.note("range removed", lane=tags[0], range=tags[1])
         return True
 
-    def _remove_folder(self, tags: Tags) -> None:
+    def _remove_folder(self, tags: RangeKey) -> None:
         folder, lane = range_folder(*tags), lane_folder(tags[0])
         remove_range(self._disk, repair_folder(folder))  # first: without its range nobody would look for it
         remove_range(self._disk, folder)
@@ -383,11 +382,11 @@ class Moving:
         self._sealed: list[Range] = []
         self._bereft: list[Range] = []  # open ranges that name a disk of ours which is gone
         self._leaving: set[int] = set()
-        self._untold: dict[Tags, Copy] = {}  # complete copies that the store could not be told of yet
+        self._untold: dict[RangeKey, Copy] = {}  # complete copies that the store could not be told of yet
         self._look_us = 0
         self._members: list[ReplicaMember] = []
-        self._stalled: dict[Tags, int] = {}  # adopted ranges that no source could help with -> where their copies end
-        self._failures: dict[Tags, _Failure] = {}  # ranges that were dropped for it
+        self._stalled: dict[RangeKey, int] = {}  # adopted ranges that no source can help with -> where their copies end
+        self._failures: dict[RangeKey, _Failure] = {}  # ranges that were dropped for it
 
     def update(self, members: list[ReplicaMember], ranges: list[Range]) -> None:
         """Take note of who is there, and of all ranges."""

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from embarcadero.errors import EmbarcaderoError, NotAvailable, Trimmed
-from embarcadero.fabric.frontier import Tags
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.leader import LeaderView
 from embarcadero.limits import REPAIR_STEP_BYTES
@@ -22,8 +21,8 @@ from embarcadero.replica.ranges import RangeCopies
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.repair import Found, Scrub, heal_tails, mend
-from embarcadero.storage.writing import Damage
-from embarcadero.types import LanePosition, Range, ReplicaMember, ReplicaState
+from embarcadero.storage.segment import Damage
+from embarcadero.types import LanePosition, Range, RangeKey, ReplicaMember, ReplicaState
 
 _TRY_AGAIN_US: Final = 500_000
 _DEBT_US_MAX: Final = 1_000_000
@@ -41,7 +40,7 @@ class RepairPiece(NamedTuple):
 
 class _Source(NamedTuple):
     member: ReplicaMember
-    tags: Tags
+    tags: RangeKey
     start: int  # of the range
 
 
@@ -67,8 +66,8 @@ class Repair:
         self._members: dict[int, ReplicaMember] = {}
         self._readers: dict[_Source, RangeReader] = {}
         self._in_use: set[_Source] = set()  # a worker reads there just now
-        self._tried: dict[Tags, tuple[int, int]] = {}  # how many peers were tried in vain, and when to go on
-        self._gave_up_us: dict[Tags, int] = {}  # when no peer could help with a copy that got nothing since
+        self._tried: dict[RangeKey, tuple[int, int]] = {}  # how many peers were tried in vain, and when to go on
+        self._gave_up_us: dict[RangeKey, int] = {}  # when no peer could help with a copy that got nothing since
         self._free_us = 0  # when the allowance of bytes is paid back
 
     def update(self, members: list[ReplicaMember]) -> None:
@@ -164,7 +163,7 @@ class Repair:
     def _durable_elsewhere(self, range_: Range) -> Iterator[int]:
         for ref in range_.replicas:
             table = self._lines.of(ref) if ref.replica != self._me.replica else None
-            line = None if table is None else table.load((range_.lane, range_.number))
+            line = None if table is None else table.load(range_.key)
             if line is not None:
                 yield line
 
@@ -190,7 +189,7 @@ class Repair:
         named = [self._members.get(ref.replica) for ref in range_.replicas if ref.replica != self._me.replica]
         found = [member for member in named if member is not None]
         found.sort(key=lambda member: member.state is ReplicaState.DEAD)
-        return [_Source(member, (range_.lane, range_.number), range_.start) for member in found] if self._disks else []
+        return [_Source(member, range_.key, range_.start) for member in found] if self._disks else []
 
     def _reader(self, source: _Source) -> RangeReader:
         """In a worker. One job reads one range, so a reader has one user at a time."""

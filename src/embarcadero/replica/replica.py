@@ -17,12 +17,11 @@ from embarcadero.config import DEFAULTS, Config
 from embarcadero.config.table import ReplicaKeys as Settings
 from embarcadero.env import Disk, Env, Journal
 from embarcadero.errors import EmbarcaderoError, TooMany
-from embarcadero.fabric.frontier import TaggedWriter
 from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.lines import TaggedWriter
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import HEARTBEAT_S
-from embarcadero.placement.directory import Directory
-from embarcadero.placement.store import NOT_SEEN
+from embarcadero.placement.directory import Directory, StoreChange, StoreWatch
 from embarcadero.replica.copies import Commits, Copy, Health, ReplicaContext, ReplicaCounters
 from embarcadero.replica.follow import COMMIT_BYTES_MAX, BrokerRegions, Follower
 from embarcadero.replica.ranges import Moving, RangeCopies
@@ -79,7 +78,7 @@ class Replica:
         self.scrubber = Scrubber(context, self.ranges, self._take_stock)
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
         self._ranges: list[Range] = []
-        self._revision, self._outline = -1, NOT_SEEN
+        self._watch = StoreWatch(directory)
         self._due = _Due()
         self._following: list[Copy] = []
         self._open_copies: list[Copy] = []
@@ -121,15 +120,14 @@ class Replica:
     # --- the world around ---------------------------------------------------------------------------------------------
     def _refresh(self) -> None:
         """Learn from the store, if it changed."""
-        revision = self._directory.revision()
-        if revision == self._revision:
+        change = self._watch.look()
+        if change is StoreChange.NOTHING:
             return
-        if (outline := self._directory.outline()) == self._outline:
+        if change is StoreChange.ELECTIONS:
             self.leader.advance(self._directory.elections.started_epoch())
         else:
-            self._outline = NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
             self._read_all()
-        self._revision, self._outline = revision, outline
+        self._watch.done()
 
     def _read_all(self) -> None:
         members = self._directory.replicas.all()

@@ -22,8 +22,7 @@ from typing import Final
 
 from embarcadero.errors import BadRegion, EmbarcaderoError
 from embarcadero.fabric.leader import LeaderView
-from embarcadero.fabric.names import checkpoint_region
-from embarcadero.fabric.region import Region
+from embarcadero.fabric.region import Region, checkpoint_region
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.placement.ranges import below_start
 from embarcadero.replica.copies import Copy, ReplicaContext
@@ -32,7 +31,7 @@ from embarcadero.sequencer.order.checkpoint import newest_index, read_checkpoint
 from embarcadero.steps import Step
 from embarcadero.storage.folder import drop_foreign, drop_older, newest_checkpoint, sweep_drafts, write_checkpoint
 from embarcadero.storage.layout import lane_folder
-from embarcadero.storage.writing import SegmentInfo
+from embarcadero.storage.segment import SegmentInfo
 from embarcadero.types import NO_INDEX, Range, ReplicaRef, Tier, Topic
 
 CHECKPOINT: Final = 1
@@ -169,7 +168,7 @@ class LaneRetention:
         if ref == self._me:
             return self._sessions.on_disk(open_.lane)
         table = self._lines.of(ref)
-        return (table.load((open_.lane, open_.number), CHECKPOINT) or 0) if table is not None else 0
+        return (table.load(open_.key, CHECKPOINT) or 0) if table is not None else 0
 
     def look(self, now_us: int) -> bool:
         """Ask for trims that bounds demand, and drop what is trimmed. True if damage went with it."""

@@ -37,7 +37,7 @@ from embarcadero.limits import (
     STAGED_DIGEST_BITS,
     WRITE_NAME_BYTES_MAX,
 )
-from embarcadero.wire.payload import encode_batch, raw_batch
+from embarcadero.wire.schemas import encode_batch, raw_batch
 
 PARTITIONS: Final = 2
 PAYLOADS: Final = 0

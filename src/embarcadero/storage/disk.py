@@ -247,9 +247,9 @@ class RealDisk:
         return found.f_bavail * found.f_frsize
 
     def lock(self, path: str) -> RealLock:
-        place = self._at(path)
-        with _typed("lock", place):
-            descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        path_on_disk = self._at(path)
+        with _typed("lock", path_on_disk):
+            descriptor = os.open(path_on_disk, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -257,7 +257,7 @@ class RealDisk:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 hint = "two replicas can't share a folder; stop the other one, or give each its own"
                 raise WrongFolder(f"{self.root} is in use by another process", hint) from error
-            raise _as_ours(error, "lock", place) from error
+            raise _as_ours(error, "lock", path_on_disk) from error
         self._locks.append(lock := RealLock(descriptor))
         return lock
 

@@ -31,17 +31,17 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from embarcadero.errors import BadSegment
+from embarcadero.errors import BadSegment, invariant
 from embarcadero.fabric.layout import Entries, table
-from embarcadero.invariants import invariant
 from embarcadero.limits import LINE_BYTES
+from embarcadero.types import RangeKey
 from embarcadero.wire.codec import payload_crc
 
 FORMAT_VERSION: Final = 1
 
 _SEGMENT: Final = int.from_bytes(b"EMBSEGMT", "little")
 _FOOTER: Final = int.from_bytes(b"EMBSEALD", "little")
-_PLACE: Final = int.from_bytes(b"EMBPLACE", "little")
+_POSITION: Final = int.from_bytes(b"EMBPLACE", "little")
 _CHECKPOINT: Final = int.from_bytes(b"EMBSESSN", "little")
 
 HEADER: Final = table(
@@ -54,7 +54,7 @@ FOOTER: Final = table(
     magic=("<u8", 0), base_index=("<u8", 8), base_seq=("<u8", 16), end_index=("<u8", 24), end_seq=("<u8", 32),
     bytes=("<u8", 40), last_us=("<u8", 48), last=("<u4", 56), check=("<u4", 68),
 )  # fmt: skip
-PLACE: Final = table(
+POSITION: Final = table(
     64, magic=("<u8", 0), index=("<u8", 8), seq=("<u8", 16), position=("<u8", 24), lane=("<u8", 32), range=("<u8", 40),
     kind=("<u4", 48), check=("<u4", 60),
 )  # fmt: skip
@@ -62,8 +62,8 @@ CHECKPOINT: Final = table(
     64, magic=("<u8", 0), version=("<u4", 8), crc=("<u4", 12), index=("<u8", 16), bytes=("<u8", 24),
     topic=("<u8", 32), check=("<u4", 60),
 )  # fmt: skip
-_PLACE_ROW: Final = struct.Struct("<6QI8x")
-"""All of a place but its check: one is written for every sync."""
+_POSITION_ROW: Final = struct.Struct("<6QI8x")
+"""All of a position but its check: one is written for every sync."""
 INDEX: Final = np.dtype([("key", ">u8"), ("position", ">u4")])
 
 HEADER_BYTES: Final = HEADER.itemsize
@@ -72,12 +72,12 @@ FOOTER_BYTES: Final = FOOTER.itemsize
 for _name, _dtype, _size in (
     ("segment header", HEADER, 128),
     ("segment footer", FOOTER, 72),
-    ("place", PLACE, LINE_BYTES),
+    ("position", POSITION, LINE_BYTES),
     ("checkpoint header", CHECKPOINT, LINE_BYTES),
     ("index entry", INDEX, 12),
 ):
     invariant(_dtype.itemsize == _size, f"a {_name} has {_size} bytes")
-invariant(_PLACE_ROW.size == PLACE.itemsize - 4, "a place ends with its check")
+invariant(_POSITION_ROW.size == POSITION.itemsize - 4, "a position ends with its check")
 
 LOG, INDEX_FILE, TIME_INDEX_FILE, DAMAGED, MENDED = ".log", ".index", ".timeindex", ".damaged", ".mended"
 _BEGUN: Final = ".begun"
@@ -85,7 +85,7 @@ START_FILE: Final = "start"
 """Where a range's copy starts. What is missing above it was not dropped by us."""
 MARK_FILE: Final = "synced"
 """Up to where the copy was synced, as far as somebody had time to note it."""
-_PLACE_KINDS: Final = {START_FILE: 1, MARK_FILE: 2}
+_POSITION_KINDS: Final = {START_FILE: 1, MARK_FILE: 2}
 """So that neither is taken for the other; 0: it does not say, as in files of earlier versions."""
 _BEGUN_NAME = re.compile(r"lane-(\d{10})-range-(\d{10})\.begun")
 _LOG_NAME = re.compile(r"(\d{20})\.log")
@@ -115,16 +115,16 @@ class Footer(NamedTuple):
 
 
 class FilePosition(NamedTuple):
-    """A place in a copy: a segment by its base seq, or an index with its seq; and a position in that segment."""
+    """A position in a copy: a segment by its base seq, or an index with its seq; and a position in that segment."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     seq: int
     position: int
     lane: int = 0
-    range: int = 0  # whose place it is; 0: it does not say, as in files of earlier versions
+    range: int = 0  # whose position it is; 0: it does not say, as in files of earlier versions
 
     def belongs_to(self, lane: int, number: int) -> bool:
-        """Whether it may be a place of this range."""
+        """Whether it may be a position of this range."""
         return not self.range or (self.lane, self.range) == (lane, number)
 
 
@@ -201,16 +201,16 @@ def decode_footer(data: bytes) -> Footer | None:
     return Footer(base_index, base_seq, end_index, end_seq, size, last_us, bool(row["last"]))
 
 
-def encode_place(place: FilePosition, name: str) -> bytes:
+def encode_position(position: FilePosition, name: str) -> bytes:
     """The content of a start file or a mark, by the file's name."""
-    data = _PLACE_ROW.pack(_PLACE, *place, _PLACE_KINDS[name])
+    data = _POSITION_ROW.pack(_POSITION, *position, _POSITION_KINDS[name])
     return data + payload_crc(data).to_bytes(4, "little")
 
 
-def decode_place(data: bytes, name: str) -> FilePosition | None:
-    """A place; None if the bytes are damaged, or of the other file."""
-    row = _open(data, PLACE, _PLACE)
-    if row is None or int(row["kind"]) not in (0, _PLACE_KINDS[name]):
+def decode_position(data: bytes, name: str) -> FilePosition | None:
+    """A position; None if the bytes are damaged, or of the other file."""
+    row = _open(data, POSITION, _POSITION)
+    if row is None or int(row["kind"]) not in (0, _POSITION_KINDS[name]):
         return None
     return FilePosition(int(row["index"]), int(row["seq"]), int(row["position"]), int(row["lane"]), int(row["range"]))
 
@@ -277,10 +277,10 @@ def begun_name(folder: str) -> str:
     return folder.replace("/", "-") + _BEGUN
 
 
-def begun_range(name: str) -> tuple[int, int] | None:
-    """(lane, range) of such a name; None if it is another file's."""
+def begun_range(name: str) -> RangeKey | None:
+    """The range of such a name; None if it is another file's."""
     match = _BEGUN_NAME.fullmatch(name)
-    return (int(match[1]), int(match[2])) if match else None
+    return RangeKey(int(match[1]), int(match[2])) if match else None
 
 
 def damaged_name(first: int, end: int, kind: str) -> str:

@@ -14,9 +14,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from embarcadero.env import Disk, File, Part
-from embarcadero.errors import BadSegment, BadValue, DiskFailed, EmbarcaderoError, TooMany
+from embarcadero.errors import BadSegment, BadValue, DiskFailed, EmbarcaderoError, TooMany, invariant
 from embarcadero.fabric.layout import Entries
-from embarcadero.invariants import invariant
 from embarcadero.limits import LINE_BYTES, SEGMENT_BYTES_MAX
 from embarcadero.storage.disk import join, write_whole
 from embarcadero.storage.layout import (
@@ -29,18 +28,18 @@ from embarcadero.storage.layout import (
     Header,
     damaged_name,
     encode_header,
-    encode_place,
+    encode_position,
     segment_name,
 )  # fmt: skip
 from embarcadero.storage.recovery import RecoveredRange, recover_range
 from embarcadero.storage.scan import SparseIndex
-from embarcadero.storage.segment import SegmentReader
-from embarcadero.storage.writing import (
+from embarcadero.storage.segment import (
     Damage,
     DamageKind,
     RangeSettings,
     SegmentInfo,
-    Writing,
+    SegmentReader,
+    SegmentWriter,
     begin_segment,
     check_records,
     put_segment_aside,
@@ -51,8 +50,8 @@ from embarcadero.storage.writing import (
 class _Written(NamedTuple):
     """All that was written so far: segments that were rolled over, the active one, and where it ends."""
 
-    rolled: tuple[Writing, ...]
-    active: Writing
+    rolled: tuple[SegmentWriter, ...]
+    active: SegmentWriter
     position: int
     end: int
 
@@ -66,7 +65,7 @@ class RangeLog:
         self._sealed_segments = found.segments
         self._active = found.active
         self._written = _Written((), found.active, found.active.position, found.active.end)
-        self._finished: deque[Writing] = deque()
+        self._finished: deque[SegmentWriter] = deque()
         self._syncing = self._failed = False
         self._mark: File | None = None
         self._unmarked: _Written | None = None  # what was synced since the mark was noted
@@ -256,9 +255,9 @@ class RangeLog:
         if written is None:
             return
         header = written.active.header
-        place = FilePosition(written.end, header.base_seq, written.position, header.lane, header.range_number)
+        position = FilePosition(written.end, header.base_seq, written.position, header.lane, header.range_number)
         with suppress(EmbarcaderoError):
-            self._mark_file().pwrite([encode_place(place, MARK_FILE)], 0)
+            self._mark_file().pwrite([encode_position(position, MARK_FILE)], 0)
 
     def _mark_file(self) -> File:
         if self._mark is None:
@@ -302,7 +301,7 @@ class RangeLog:
         self._continue(segments, keep, position, index, seq, last_us)
 
     def begin_at(self, index: int, seq: int) -> None:
-        """Drop all that is here, and begin at a place above it: what comes before is trimmed. Synced on return.
+        """Drop all that is here, and begin at a position above it: what comes before is trimmed. Synced on return.
 
         What was missing above, or nobody knows how far, still is: a crash on the way leaves no less on record.
         """
@@ -319,7 +318,7 @@ class RangeLog:
         """Before anything goes: only what is below was dropped by us."""
         header = self._active.header
         self._floor = FilePosition(index, seq, HEADER_BYTES, header.lane, header.range_number)
-        write_whole(self.disk, join(self.folder, START_FILE), [encode_place(self._floor, START_FILE)])
+        write_whole(self.disk, join(self.folder, START_FILE), [encode_position(self._floor, START_FILE)])
 
     def _begin_again(self) -> None:
         """Drop all that is here, and go on where the copy starts."""
@@ -339,7 +338,7 @@ class RangeLog:
         for one in (*self._written.rolled, self._active):
             one.file.close()
 
-    def _go_on(self, active: Writing, before: tuple[SegmentInfo, ...]) -> None:
+    def _go_on(self, active: SegmentWriter, before: tuple[SegmentInfo, ...]) -> None:
         """From what is synced, with these segments before it."""
         self._sealed_segments = before
         self._active = active
@@ -347,10 +346,10 @@ class RangeLog:
         self.synced = active.end
         self._failed = False
 
-    def _lower(self, place: FilePosition) -> None:
+    def _lower(self, position: FilePosition) -> None:
         """Before anything goes: the mark must not say that it was synced."""
         self._unmarked = None
-        self._mark_file().pwrite([encode_place(place, MARK_FILE)], 0)
+        self._mark_file().pwrite([encode_position(position, MARK_FILE)], 0)
         self._mark_file().sync()
 
     def _place_of(self, info: SegmentInfo, index: int) -> tuple[int, int, int]:
@@ -389,7 +388,9 @@ class RangeLog:
         file.pwrite([encode_header(header)], 0)  # a failed sync may have lost it, and the segment's name with it
         file.sync()
         self.disk.sync_folder(self.folder)
-        active = Writing(file, header, position, index, seq, SparseIndex(self.settings.index_every_bytes), last_us)
+        active = SegmentWriter(
+            file, header, position, index, seq, SparseIndex(self.settings.index_every_bytes), last_us
+        )
         reader = SegmentReader(self.disk, self.folder, base.base_seq, header.lane, header.range_number)
         for entries, positions in reader.walk(HEADER_BYTES, base.base_index):
             active.index.add(entries, positions)
@@ -432,7 +433,7 @@ class RangeLog:
 
     # --- damage -------------------------------------------------------------------------------------------------------
     def begin_later(self, damage: Damage, index: int, seq: int) -> Damage:
-        """What is missing at the copy's start is trimmed up to this place; returns what is still missing."""
+        """What is missing at the copy's start is trimmed up to this position; returns what is still missing."""
         left = self.quarantine(index, damage.end, DamageKind.FILE, b"")
         self._note_start(index, seq)
         self.healed(damage)

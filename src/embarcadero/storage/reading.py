@@ -19,14 +19,14 @@ from embarcadero.errors import BadSegment, Trimmed
 from embarcadero.fabric.layout import Entries, join, sealed
 from embarcadero.storage.layout import START_FILE, base_seqs, segment_name
 from embarcadero.storage.scan import NO_ENTRIES
-from embarcadero.storage.segment import Point, SegmentReader, Spot, read_place
+from embarcadero.storage.segment import Point, SegmentReader, Spot, read_position
 
 T = TypeVar("T")
 
 _OPEN_MAX = 16
 """Segments that a reader keeps open."""
-_PLACES_MAX = 64
-"""Places from which reads are expected to go on."""
+_POSITIONS_MAX = 64
+"""Positions from which reads are expected to go on."""
 
 
 class RangeReader:
@@ -39,7 +39,7 @@ class RangeReader:
         self._disk, self.folder, self._lane, self._range_number = disk, folder, lane, range_number
         self._start = start
         self._open: OrderedDict[int, SegmentReader] = OrderedDict()
-        self._places: OrderedDict[int, tuple[int, Spot]] = OrderedDict()
+        self._positions: OrderedDict[int, tuple[int, Spot]] = OrderedDict()
         self._bases: list[int] = []
         self._indices: dict[int, int] = {}
         self.refresh()
@@ -62,7 +62,7 @@ class RangeReader:
         for segment in self._open.values():
             segment.close()
         self._open.clear()
-        self._places.clear()
+        self._positions.clear()
         self._indices.clear()
 
     def _look(self, look: Callable[[], T | None]) -> T | None:
@@ -82,7 +82,7 @@ class RangeReader:
 
         The owner notes where its copy starts before it drops anything: a file that is missing above was deleted.
         """
-        start = read_place(self._disk, self.folder, START_FILE, self._lane, self._range_number)
+        start = read_position(self._disk, self.folder, START_FILE, self._lane, self._range_number)
         if start is None:
             return self._first_without_note()
         if start.seq not in self._bases:
@@ -171,15 +171,15 @@ class RangeReader:
     def _read(self, index: int, end: int, max_bytes: int) -> tuple[Entries, list[memoryview]] | None:
         if index >= end:
             return NO_ENTRIES, []
-        known = self._places.pop(index, None)
+        known = self._positions.pop(index, None)
         if known is not None and known[0] in self._open:
             segment, spot = self._segment(known[0]), known[1]
         else:
             holding = self._holding(index)
-            place = None if holding is None else self._locate(holding, index)
-            if holding is None or place is None:
+            located = None if holding is None else self._locate(holding, index)
+            if holding is None or located is None:
                 return None
-            segment, spot = holding, place
+            segment, spot = holding, located
         piece = segment.read(spot, index, end, max_bytes)
         if not piece.payloads:
             return None
@@ -189,9 +189,9 @@ class RangeReader:
         return piece.entries, piece.payloads
 
     def _remember(self, index: int, segment: SegmentReader, spot: Spot) -> None:
-        self._places[index] = segment.header.base_seq, spot
-        if len(self._places) > _PLACES_MAX:
-            self._places.popitem(last=False)
+        self._positions[index] = segment.header.base_seq, spot
+        if len(self._positions) > _POSITIONS_MAX:
+            self._positions.popitem(last=False)
 
     def _locate(self, segment: SegmentReader, index: int) -> Spot | None:
         spot = segment.locate(index)

@@ -36,20 +36,21 @@ from embarcadero.storage.layout import (
     damaged_span,
     decode_header,
     encode_header,
-    encode_place,
+    encode_position,
     segment_name,
     was_header,
 )  # fmt: skip
 from embarcadero.storage.scan import SegmentScan, SparseIndex, Wrong, scan_segment
-from embarcadero.storage.segment import read_footer, read_place
-from embarcadero.storage.writing import (
+from embarcadero.storage.segment import (
     Damage,
     DamageKind,
     RangeSettings,
     SegmentInfo,
-    Writing,
+    SegmentWriter,
     begin_segment,
     put_segment_aside,
+    read_footer,
+    read_position,
     remove_lone_indexes,
     remove_segment,
 )  # fmt: skip
@@ -61,7 +62,7 @@ class RecoveredRange:
 
     floor: FilePosition  # where the copy starts, or should
     segments: tuple[SegmentInfo, ...]
-    active: Writing
+    active: SegmentWriter
     damage: list[Damage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     closed: bool = False
@@ -105,8 +106,8 @@ class _Recovery:
         self._disk, self._folder, self._first, self._settings = disk, folder, first, settings
         self._damage: list[Damage] = []
         self._notes: list[str] = []
-        self._start = read_place(disk, folder, START_FILE, first.lane, first.range_number)
-        self._mark = read_place(disk, folder, MARK_FILE, first.lane, first.range_number)
+        self._start = read_position(disk, folder, START_FILE, first.lane, first.range_number)
+        self._mark = read_position(disk, folder, MARK_FILE, first.lane, first.range_number)
         self._begun = disk.exists(begun_name(folder))
         self._infos: list[SegmentInfo] = []
         self._floor = self._start or FilePosition(first.base_index, first.base_seq, HEADER_BYTES)
@@ -119,7 +120,7 @@ class _Recovery:
             if (span := damaged_span(name)) is not None:
                 self._recall(Damage(span[0], span[1], DamageKind(span[2]), name))
         seen = self._in_order([one for base_seq in self._bases() if (one := self._see(base_seq)) is not None])
-        active: Writing | None = None
+        active: SegmentWriter | None = None
         closed = False
         for number, one in enumerate(seen):
             if not self._follows(one):
@@ -225,7 +226,7 @@ class _Recovery:
             self._infos.append(SegmentInfo(*footer[:-1], True))
         self._index, self._seq = footer.end_index, footer.end_seq
 
-    def _closed(self, footer: Footer, header: Header) -> Writing:
+    def _closed(self, footer: Footer, header: Header) -> SegmentWriter:
         """The last segment of a sealed range."""
         file = self._disk.open(self._path(footer.base_seq))
         file.close()  # nobody writes to it any more
@@ -234,7 +235,7 @@ class _Recovery:
         active.last_us, active.footer = footer.last_us, footer
         return active
 
-    def _open(self, one: Seen, later: list[Seen]) -> Writing | None:
+    def _open(self, one: Seen, later: list[Seen]) -> SegmentWriter | None:
         """Look through a segment that nobody vouches for. None: it is complete, and others follow."""
         file = self._disk.open(self._path(one.base_seq), writable=True)
         limit = later[0].header.base_index if later else 1 << 63
@@ -260,7 +261,7 @@ class _Recovery:
         self._index, self._seq = scan.end, scan.end_seq
         return active
 
-    def _complete(self, file: File, active: Writing, scan: SegmentScan, one: Seen, after: Seen) -> None:
+    def _complete(self, file: File, active: SegmentWriter, scan: SegmentScan, one: Seen, after: Seen) -> None:
         """A segment that lacks only its footer: all of it is there, or what is not is noted as damage."""
         size = file.size()
         if scan.end < after.header.base_index:
@@ -295,7 +296,7 @@ class _Recovery:
             return 0
         return mark.position if mark.seq == base_seq else 1 << 63
 
-    def _begin(self) -> Writing:
+    def _begin(self) -> SegmentWriter:
         """Go on with an empty segment: the first one, or one in place of what is missing at the end."""
         if self._begun or self._start is not None or self._infos:
             known = self._mark.index if self._mark is not None else 0
@@ -341,7 +342,7 @@ class _Recovery:
             file.pwrite([file.pread(min(SCAN_BYTES, stop - position), position)], position)
         file.sync()
 
-    def _settle(self, active: Writing, closed: bool) -> None:
+    def _settle(self, active: SegmentWriter, closed: bool) -> None:
         """Everything is synced, names included, before anybody counts on it."""
         if not closed:
             active.file.sync()
@@ -352,17 +353,17 @@ class _Recovery:
             first = self._infos[0] if self._infos else active.info
             at = min(first.base_index, self._first.base_index), min(first.base_seq, self._first.base_seq)
             start = FilePosition(*at, HEADER_BYTES, self._first.lane, self._first.range_number)
-            write_whole(self._disk, join(self._folder, START_FILE), [encode_place(start, START_FILE)])
+            write_whole(self._disk, join(self._folder, START_FILE), [encode_position(start, START_FILE)])
         if not self._begun:  # after all the rest: what was never whole is not to be missed
             with suppress(EmbarcaderoError):
                 self._disk.open(begun_name(self._folder), create=True).close()
                 self._disk.sync_folder("")
 
 
-def begin_nothing(file: File, header: Header, settings: RangeSettings) -> Writing:
+def begin_nothing(file: File, header: Header, settings: RangeSettings) -> SegmentWriter:
     """A segment that is there already, as if it were empty."""
     index = SparseIndex(settings.index_every_bytes)
-    return Writing(file, header, HEADER_BYTES, header.base_index, header.base_seq, index)
+    return SegmentWriter(file, header, HEADER_BYTES, header.base_index, header.base_seq, index)
 
 
 def remove_range(disk: Disk, folder: str) -> None:

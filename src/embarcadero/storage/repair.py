@@ -7,7 +7,7 @@ somebody who knows where the range ends can say when it is whole.
 Scrubbing: finished segments are read through again and again, slowly, so that rot is found while peers are whole.
 
 A step reads a little and says when the next one is due. Steps are jobs for a worker; what they find is noted in the
-role's own thread. A step may write a footer or an index anew: nobody cuts, drops or seals its log meanwhile. `place`
+role's own thread. A step may write a footer or an index anew: nobody cuts, drops or seals its log meanwhile. `position`
 says how far it came: give it to the next scrub to go on there.
 """
 
@@ -40,8 +40,7 @@ from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.recovery import begin_nothing, remove_range
 from embarcadero.storage.scan import load_index, scan_segment
-from embarcadero.storage.segment import SegmentReader, Spot
-from embarcadero.storage.writing import Damage, DamageKind, SegmentInfo, record_parts
+from embarcadero.storage.segment import Damage, DamageKind, SegmentInfo, SegmentReader, Spot, record_parts
 
 
 def copy_span(peer: RangeReader, log: RangeLog, end: int, max_bytes: int = SCAN_BYTES, pieces: int = 1 << 62) -> int:
@@ -252,9 +251,11 @@ class Found(NamedTuple):
 class Scrub:
     """Goes round and round over the finished segments of some logs."""
 
-    def __init__(self, clock: Clock, bytes_per_s: int = SCRUB_BYTES_PER_S, place: ScrubPosition | None = None) -> None:
+    def __init__(
+        self, clock: Clock, bytes_per_s: int = SCRUB_BYTES_PER_S, position: ScrubPosition | None = None
+    ) -> None:
         self._clock, self._bytes_per_s = clock, bytes_per_s
-        self.place = place or ScrubPosition()
+        self.position = position or ScrubPosition()
         self.due_us = clock.now_us()
         self._round_us = 0  # the next round does not begin before
         self.checked_bytes = self.rounds = 0
@@ -297,7 +298,7 @@ class Scrub:
             return []
         except EmbarcaderoError as error:
             # the next step goes on after this segment
-            self.place = ScrubPosition(log.folder, info.base_seq, info.end_index, info.bytes)
+            self.position = ScrubPosition(log.folder, info.base_seq, info.end_index, info.bytes)
             if isinstance(error, BadSegment):
                 return self._explain(log, info)
             if log.disk.exists(join(log.folder, segment_name(info.base_seq))):
@@ -309,13 +310,13 @@ class Scrub:
 
     def _choose(self, segments: list[tuple[RangeLog, SegmentInfo]]) -> tuple[RangeLog, SegmentInfo] | None:
         """The segment to go on with: the one we are in, or the next one, or the first one again once that is due."""
-        place = self.place
+        position = self.position
         for log, info in segments:
             here = log.folder, info.base_seq
-            if here == place[:2] and place.index < info.end_index:
+            if here == position[:2] and position.index < info.end_index:
                 return log, info
-            if here > place[:2]:
-                self.place = ScrubPosition(*here, info.base_index, 0)
+            if here > position[:2]:
+                self.position = ScrubPosition(*here, info.base_index, 0)
                 return log, info
         now_us = self._clock.now_us()
         if not segments or now_us < self._round_us:
@@ -323,7 +324,7 @@ class Scrub:
         self._round_us = now_us + int(SCRUB_ROUND_S * 1_000_000)
         self.rounds += 1
         log, info = segments[0]
-        self.place = ScrubPosition(log.folder, info.base_seq, info.base_index, 0)
+        self.position = ScrubPosition(log.folder, info.base_seq, info.base_index, 0)
         return log, info
 
     def _check(self, log: RangeLog, info: SegmentInfo) -> int:
@@ -333,13 +334,13 @@ class Scrub:
         try:
             if reader.footer is None or reader.footer[:-1] != info[:-1]:
                 raise BadSegment(f"{reader.name} does not end as it should", "it is repaired from a peer")
-            place = self.place
-            spot = Spot(place.position, 64) if place.position else reader.locate(place.index)
+            position = self.position
+            spot = Spot(position.position, 64) if position.position else reader.locate(position.index)
             if spot is None:
-                raise BadSegment(f"record {place.index} is not in {reader.name}", "it is repaired from a peer")
-            piece = reader.read(spot._replace(bytes=64), place.index, info.end_index, SCRUB_STEP_BYTES)
-            index = place.index + len(piece.payloads)
-            self.place = place._replace(index=index, position=piece.position)
+                raise BadSegment(f"record {position.index} is not in {reader.name}", "it is repaired from a peer")
+            piece = reader.read(spot._replace(bytes=64), position.index, info.end_index, SCRUB_STEP_BYTES)
+            index = position.index + len(piece.payloads)
+            self.position = position._replace(index=index, position=piece.position)
             if index >= info.end_index:
                 self._check_indexes(log, info, reader)
             return piece.position - spot.position

@@ -141,8 +141,6 @@ def payloads(data: bytes, entries: Entries, offsets: list[int]) -> list[memoryvi
     return [view[offset + LINE_BYTES : offset + LINE_BYTES + size] for offset, size in zip(offsets, sizes, strict=True)]
 
 
-Ints = npt.NDArray[np.integer[Any]]
-
 
 class SparseIndex:
     """The index of one segment in memory: points of which index, seq, append time and position are known."""
@@ -189,8 +187,8 @@ class FileIndex:
     """One index file of a finished segment, loaded."""
 
     def __init__(self, rows: Entries) -> None:
-        self.keys: Ints = rows["key"][:-1].astype(np.uint64)
-        self.positions: Ints = rows["position"][:-1].astype(np.int64)
+        self.keys: npt.NDArray[np.integer[Any]] = rows["key"][:-1].astype(np.uint64)
+        self.positions: npt.NDArray[np.integer[Any]] = rows["position"][:-1].astype(np.int64)
 
     def floor(self, key: int, below: bool = False) -> int | None:
         """Which entry is the last one at (or below, if asked) a key; None if there is none."""

@@ -42,7 +42,7 @@ from embarcadero.storage.layout import (
     segment_name,
 )  # fmt: skip
 from embarcadero.storage.scan import SegmentScan, load_index, scan_segment
-from embarcadero.storage.segment import read_footer, read_place
+from embarcadero.storage.segment import read_footer, read_position
 from embarcadero.types import Range
 
 FROM_PEERS: Final = "start the replica: it gets these records from its peers"
@@ -319,7 +319,7 @@ class _Copy:
     ) -> None:
         self._disk, self._folder, self.lane, self.number = disk, folder, lane, number
         self._identity, self._report, self._progress = identity, report, progress
-        self._mark = read_place(disk, folder, MARK_FILE, lane, number)
+        self._mark = read_position(disk, folder, MARK_FILE, lane, number)
         self.first = self.end = 0
         self.empty = False
 
@@ -335,7 +335,7 @@ class _Copy:
                 problem = "a file that was not what its name says, put aside"
                 self._report.add(Severity.NOTE, join(self._folder, name), problem, "remove it once you have seen it")
         bases = base_seqs(names)
-        start = read_place(self._disk, self._folder, START_FILE, self.lane, self.number)
+        start = read_position(self._disk, self._folder, START_FILE, self.lane, self.number)
         self.empty = start is None and not bases
         if start is None and bases:
             advice = "start the replica: it makes it anew"

@@ -8,8 +8,8 @@ import sys
 from collections import defaultdict
 from typing import Final, NamedTuple
 
-from embarcadero.invariants import invariant
-from embarcadero.meters import Histogram
+from embarcadero.env import Histogram
+from embarcadero.errors import invariant
 
 
 class Metric(NamedTuple):

@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 
 from embarcadero.errors import BadRegion, EmbarcaderoError
-from embarcadero.fabric.frontier import COUNT_LINE, FIRST_LINE
 from embarcadero.fabric.layout import (
     EPOCH_LINE,
     ORDER,
@@ -28,8 +27,8 @@ from embarcadero.fabric.layout import (
     frontier_offset,
     sealed,
 )
+from embarcadero.fabric.lines import COUNT_LINE, FIRST_LINE, RingReader
 from embarcadero.fabric.region import Region, Shape, read_superblock
-from embarcadero.fabric.ring import RingReader
 from embarcadero.fabric.shared import SharedFabric, SharedRegion, choose
 from embarcadero.limits import FRONTIER_BYTES, LANES_MAX, LINE_BYTES
 from embarcadero.sequencer.order.checkpoint import read_checkpoint

@@ -10,7 +10,7 @@ import numpy as np
 from embarcadero.errors import BadValue, EmbarcaderoError, FuturePosition, Refused, UnknownTopic
 from embarcadero.fabric.layout import BrokerLine, Entries, SequencerLine, frontier_offset, pick
 from embarcadero.fabric.log import LogReader
-from embarcadero.fabric.names import (
+from embarcadero.fabric.region import (
     broker_frontiers_region,
     frontiers_region,
     held_region,
@@ -25,7 +25,7 @@ from embarcadero.types import REQUEST_OUTCOMES, EntryKind, Member, Order, Topic,
 from embarcadero.watch.regions import Facts, ReadOnlyFabric, ring_of, rows, valid_entries
 from embarcadero.watch.segments import ReplicaFolders
 from embarcadero.wire.codec import payload_crc
-from embarcadero.wire.payload import RAW_SCHEMA, decode_batch
+from embarcadero.wire.schemas import RAW_SCHEMA, decode_batch
 
 _RECORDS_SHOWN = 5
 _BYTES_SHOWN = 64

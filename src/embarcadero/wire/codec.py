@@ -49,9 +49,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero import limits
-from embarcadero.errors import BadFrame, BadMagic, BadVersion, ChecksumMismatch, FrameTooLarge, ProtocolError
+from embarcadero.errors import BadFrame, BadMagic, BadVersion, ChecksumMismatch, FrameTooLarge, ProtocolError, invariant
 from embarcadero.fabric.layout import ORDER, Entries, every, sealed, table
-from embarcadero.invariants import invariant
 from embarcadero.types import BATCH_KIND, Gap, GapKind, Outcome
 from embarcadero.wire.messages import AnyMessage, Message
 

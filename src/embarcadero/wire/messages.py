@@ -35,12 +35,11 @@ from typing import Annotated, Any
 import msgspec
 
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX, SESSION_SEQUENCE_MAX
-from embarcadero.types import NO_HANDLE, Cut, Range, ReaderProgress, Span, Tier, Topic, TopicLane
+from embarcadero.types import NO_HANDLE, U63, Cut, LanePosition, Range, ReaderProgress, Span, Tier, Topic, TopicLane
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 SessionSequence = Annotated[int, msgspec.Meta(ge=0, le=SESSION_SEQUENCE_MAX)]
-U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """Numbers from outside are in range once decoded."""
 
 # `topic_id` of a request names the topic that the client means. A broker refuses it with TopicReplaced once that topic
@@ -264,7 +263,7 @@ class TailIs(Message, frozen=True, kw_only=True):
 
 
 class Find(Message, frozen=True, kw_only=True):
-    """Ask where a place in a lane is: by index, seq or time as in Fetch. `table`: in the topic's table alone."""
+    """Ask where a position in a lane is: by index, seq or time as in Fetch. `table`: in the topic's table alone."""
 
     lane: U32
     by: str
@@ -273,7 +272,7 @@ class Find(Message, frozen=True, kw_only=True):
 
 
 class Trim(Message, frozen=True, kw_only=True):
-    """Move the start of a lane up to a place, given as in Find. Going back changes nothing.
+    """Move the start of a lane up to a position, given as in Find. Going back changes nothing.
 
     `seq`: with an index below what brokers have: the seq that belongs to it. Without `cold` only the part that brokers
     have gets another start, at most where the topic's table ends.
@@ -288,7 +287,7 @@ class Trim(Message, frozen=True, kw_only=True):
 
 
 class PlaceIs(Message, frozen=True, kw_only=True):
-    """A place in a lane: the batch found, or the first one that is readable after a trim.
+    """A position in a lane: the batch found, or the first one that is readable after a trim.
 
     `table`: the broker looked in the topic's table; `missing`: the table does not have it.
     """
@@ -330,7 +329,7 @@ class NoteProgress(Message, frozen=True, kw_only=True):
 
     topic: str
     reader: str
-    places: dict[U32, tuple[U63, U63]]
+    places: dict[U32, LanePosition]
     topic_id: U63 = 0
 
 
@@ -374,13 +373,13 @@ class OpenTier(Message, frozen=True, kw_only=True):
 
 
 class AdvanceTier(Message, frozen=True, kw_only=True):
-    """All below these places of lanes, (index, seq), is in the table, as `metadata` describes it."""
+    """All below these positions of lanes is in the table, as `metadata` describes it."""
 
     topic: str
     epoch: U63
     metadata: str
-    frontiers: dict[U32, tuple[U63, U63]]
-    starts: dict[U32, tuple[U63, U63]] = {}  # of lanes that are new to the table
+    frontiers: dict[U32, LanePosition]
+    starts: dict[U32, LanePosition] = {}  # of lanes that are new to the table
     topic_id: U63 = 0
     engine: str = ""  # what wrote the files, for `status`
 

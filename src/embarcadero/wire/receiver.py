@@ -28,9 +28,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from embarcadero import limits
-from embarcadero.errors import BadFrame, EmbarcaderoError, FrameTooLarge
+from embarcadero.errors import BadFrame, EmbarcaderoError, FrameTooLarge, invariant
 from embarcadero.fabric.layout import ORDER, Entries
-from embarcadero.invariants import invariant
 from embarcadero.types import Gap
 from embarcadero.wire import codec
 from embarcadero.wire.codec import ACK, HEADER_BYTES, BatchHeader, FetchedHeader, FrameKind

@@ -1,23 +1,356 @@
-"""A topic's schema and its versions. Columns are only added at the end, so every version is a prefix of the newest.
+"""Schemas of topics, and payloads of batches: Arrow record batches of these schemas.
 
-That makes a history small (the newest schema, and how many columns each version has), and lets a reader that knows an
-old version decode a newer batch: its first columns are the ones that the reader knows. Version 0 is raw records.
+A payload is one Arrow IPC record batch message, without its schema, which the topic knows. Nothing is parsed per
+record: encoding copies columns into one buffer, decoding makes arrays that lie on the received bytes.
+
+A payload's CRC shows that nothing changed it, not that its publisher was honest, so decoding trusts nothing in it:
+Arrow verifies the metadata, every buffer is checked to fit, and the sizes that buffers, lists and maps claim are added
+up before any memory is asked for. What is inside the columns (offsets, UTF-8, nulls where none may be) is checked if
+asked (`full`), at a few ns a record; without it, read columns only of publishers you trust.
+
+In a compressed message each buffer begins with its unpacked length (8 bytes; -1: stored as it is). Arrow allocates what
+that length says, so all of them are read and added up first. Buffers that are not compressed may overlap, and lists of
+values without bytes (nulls, empty strings) may have any length, so buffers and list entries are added up as well.
+
+A batch of one plain record is written without Arrow's help: making four columns and a message of one row takes Arrow 60
+us, and a publisher that sends records one by one waits for each. All such payloads look alike: a head with a few
+numbers that depend on the value's length, the value, padding, and a tail with the time. What is constant, and where the
+numbers are, is learned once from two payloads that Arrow made.
+
+Columns of a schema are only added at the end, so every version is a prefix of the newest. That makes a history small
+(the newest schema, and how many columns each version has), and lets a reader that knows an old version decode a newer
+batch: its first columns are the ones that the reader knows. Version 0 is raw records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from embarcadero.errors import BadSchema, Corrupt
-from embarcadero.limits import SCHEMA_BYTES_MAX, SCHEMA_COLUMNS_MAX, SCHEMA_DEPTH_MAX, SCHEMA_ROW_BYTES_MAX
-from embarcadero.wire.payload import RAW_SCHEMA
+from embarcadero.errors import BadSchema, BadValue, Corrupt
+from embarcadero.limits import (
+    BATCH_BUFFERS_MAX,
+    DECODED_BYTES_MAX,
+    HEADERS_PER_BATCH_MAX,
+    LIST_ENTRIES_MAX,
+    SCHEMA_BYTES_MAX,
+    SCHEMA_COLUMNS_MAX,
+    SCHEMA_DEPTH_MAX,
+    SCHEMA_ROW_BYTES_MAX,
+)
 
+# --- compressed messages, and the size of any message before it is unpacked -------------------------------------------
+COMPRESSIONS: Final = ("lz4", "zstd")
+
+_ADVICE: Final = "skip this batch and look at the program that published it"
+_CONTINUES_BYTES: Final = 8  # before the metadata of a message: a mark, and the metadata's length
+_STORED_AS_IT_IS: Final = -1
+_BUFFER: Final = np.dtype([("offset", "<i8"), ("length", "<i8")])
+_NODE: Final = np.dtype([("length", "<i8"), ("null_count", "<i8")])
+_OLD_COMPRESSION: Final = b"ARROW:experimental_compression"
+"""A key in the metadata of Arrow 0.17's messages. Arrow's reader still unpacks them; no other writer makes them."""
+
+# Positions of fields in the flatbuffer tables of Arrow's Message.fbs.
+_MESSAGE_HEADER: Final = 2
+_BATCH_LENGTH: Final = 0
+_BATCH_NODES: Final = 1
+_BATCH_BUFFERS: Final = 2
+_BATCH_COMPRESSION: Final = 3
+
+
+@cache
+def _options(compression: str) -> pa.ipc.IpcWriteOptions:
+    return pa.ipc.IpcWriteOptions(compression=compression)
+
+
+def compressed(batch: pa.RecordBatch, compression: str) -> pa.Buffer:
+    """The message of a record batch, compressed: cut out of a stream, since Arrow has no other way to make it."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=_options(compression)) as stream:
+        stream.write_batch(batch)
+    whole = sink.getvalue()
+    (schema_bytes,) = struct.unpack_from("<i", whole, 4)
+    start = _CONTINUES_BYTES + schema_bytes  # the message of the schema comes first, and has no body
+    return whole.slice(start, whole.size - start - _CONTINUES_BYTES)  # the end of the stream comes last
+
+
+def check_unpacked(metadata: bytes, body: Any, schema: pa.Schema, count: int, entries_max: int) -> None:
+    """Raise Corrupt if a message has other than `count` records, or would unpack to too much.
+
+    `entries_max`: entries that all its lists and maps together may have. Arrow has verified the offsets in the
+    metadata; nothing else is believed, and nothing is unpacked.
+    """
+    if _OLD_COMPRESSION in metadata:
+        raise Corrupt("a payload uses the experimental compression of Arrow 0.17", "use lz4 or zstd of Arrow 1.0")
+    (message,) = struct.unpack_from("<I", metadata)
+    batch = _table(metadata, message, _MESSAGE_HEADER)
+    if batch is None:
+        raise Corrupt("a payload's message has no record batch", _ADVICE)
+    length = _field(metadata, batch, _BATCH_LENGTH)
+    rows = 0 if length is None else int(struct.unpack_from("<q", metadata, length)[0])
+    if rows != count:
+        raise Corrupt(f"a payload has {rows} records, its entry says {count}", _ADVICE)
+    claimed = sum(_claims(metadata, batch, memoryview(body) if body is not None else memoryview(b"")))
+    if claimed > DECODED_BYTES_MAX:
+        raise Corrupt(f"a payload unpacks to {claimed} bytes, more than {DECODED_BYTES_MAX}", _ADVICE)
+    _check_lists(_vector(metadata, batch, _BATCH_NODES, _NODE)["length"].tolist(), schema, entries_max)
+
+
+def _check_lists(lengths: list[int], schema: pa.Schema, entries_max: int) -> None:
+    """Raise Corrupt if the lists and maps of a batch have too many entries in all.
+
+    `lengths`: of all columns and, after each, of the columns within it; columns that `schema` lacks come last.
+    """
+    if len(lengths) <= len(schema):
+        return  # no column has others within it, or Arrow refuses the batch
+    entries = at = 0
+    for kind in schema.types:
+        found, at = _list_entries(lengths, kind, at)
+        entries += found
+    if entries > entries_max:
+        raise Corrupt(f"lists and maps of a payload have {entries} entries in all, more than {entries_max}", _ADVICE)
+
+
+def _list_entries(lengths: list[int], kind: pa.DataType, at: int) -> tuple[int, int]:
+    """Entries in all lists of a column, whose own length is the one at `at`; and where the next column's is."""
+    entries, at = 0, at + 1
+    is_list = kind.num_fields > 0 and not pa.types.is_struct(kind)
+    for number in range(kind.num_fields):
+        if is_list and at < len(lengths):
+            entries += max(0, lengths[at])
+        found, at = _list_entries(lengths, kind.field(number).type, at)
+        entries += found
+    return entries, at
+
+
+def _claims(metadata: bytes, batch: int, body: memoryview) -> list[int]:
+    """Unpacked length of each buffer of a record batch, as it claims."""
+    buffers = _vector(metadata, batch, _BATCH_BUFFERS, _BUFFER)
+    if _field(metadata, batch, _BATCH_COMPRESSION) is None:
+        return list(map(abs, buffers["length"].tolist()))  # Arrow refuses negative ones; they must not hide others
+    claims = []
+    for offset, length in buffers.tolist():
+        if not length:
+            continue
+        if length < 8 or offset < 0 or offset + length > len(body):
+            raise Corrupt(f"a compressed buffer of {length} bytes at {offset} of {len(body)}", _ADVICE)
+        (unpacked,) = struct.unpack_from("<q", body, offset)
+        if unpacked < _STORED_AS_IT_IS:
+            raise Corrupt(f"a compressed buffer unpacks to {unpacked} bytes", _ADVICE)
+        claims.append(length if unpacked == _STORED_AS_IT_IS else unpacked)
+    return claims
+
+
+def _vector(metadata: bytes, table: int, number: int, dtype: np.dtype[np.void]) -> np.ndarray[Any, np.dtype[np.void]]:
+    """The structs that a field of a flatbuffer table points to."""
+    vector = _table(metadata, table, number)
+    if vector is None:
+        return np.empty(0, dtype)
+    (count,) = struct.unpack_from("<I", metadata, vector)
+    if count > BATCH_BUFFERS_MAX:
+        raise Corrupt(f"a payload has {count} buffers or columns, more than {BATCH_BUFFERS_MAX}", _ADVICE)
+    return np.frombuffer(metadata, dtype, count, vector + 4)
+
+
+def _table(metadata: bytes, table: int, number: int) -> int | None:
+    """Where the table or vector is that a field of a flatbuffer table points to."""
+    field = _field(metadata, table, number)
+    return None if field is None else field + int(struct.unpack_from("<I", metadata, field)[0])
+
+
+def _field(metadata: bytes, table: int, number: int) -> int | None:
+    """Where a field of a flatbuffer table is; None if absent."""
+    vtable = table - struct.unpack_from("<i", metadata, table)[0]
+    (vtable_bytes,) = struct.unpack_from("<H", metadata, vtable)
+    entry = 4 + 2 * number
+    offset = struct.unpack_from("<H", metadata, vtable + entry)[0] if entry < vtable_bytes else 0
+    return table + offset if offset else None
+
+
+# --- payloads ---------------------------------------------------------------------------------------------------------
+RAW_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("headers", pa.map_(pa.string(), pa.binary())),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+    ]
+)
+"""Records of a topic without a schema of its own."""
+
+TIMESTAMP_US_MIN: Final = -62_135_596_800_000_000
+TIMESTAMP_US_MAX: Final = 253_402_300_799_999_999
+"""Times that a datetime can be: the years 1 to 9999."""
+
+_KEY, _VALUE, _HEADERS, _TIMESTAMP = RAW_SCHEMA.types
+_ARROW_ERRORS: Final = (pa.ArrowException, EOFError, OSError, ValueError, TypeError, OverflowError)
+
+
+def raw_batch(
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes],
+    headers: Sequence[Mapping[str, bytes] | None],
+    timestamps_us: Sequence[int],
+) -> pa.RecordBatch:
+    """Records as columns; all four have the same length."""
+    count = len(values)
+    try:
+        columns = [
+            _nullable(keys, _KEY),
+            pa.array(values, _VALUE),
+            _nullable(headers, _HEADERS, _pairs),
+            pa.array(np.fromiter(timestamps_us, np.int64, len(timestamps_us))).view(_TIMESTAMP),
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+    except (*_ARROW_ERRORS, AttributeError) as error:
+        raise BadValue(
+            f"{count} records can't be made a batch: {error}",
+            "keys and values are bytes, headers map str to bytes, timestamps are microseconds since 1970",
+        ) from error
+    if batch.column(1).null_count:
+        raise BadValue("a record without a value", "send b'' for an empty value")
+    return batch
+
+
+def _nullable(items: Sequence[Any], kind: pa.DataType, convert: Callable[[Any], Any] | None = None) -> pa.Array:
+    """A column that is often all null, which then costs next to nothing."""
+    if items.count(None) == len(items):
+        return pa.nulls(len(items), kind)
+    return pa.array(items if convert is None else list(map(convert, items)), kind)
+
+
+def _pairs(headers: Mapping[str, bytes] | None) -> list[tuple[str, bytes]] | None:
+    return None if headers is None else list(headers.items())
+
+
+def plain_batch(values: Sequence[bytes], times_s: Sequence[float]) -> pa.RecordBatch:
+    """Records that have only a value and the time of a clock, in seconds: the quick way to make a raw batch."""
+    count = len(values)
+    times = np.rint(np.fromiter(times_s, np.float64, count) * 1e6).astype(np.int64)
+    ends = np.zeros(count + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, values), np.int32, count), out=ends[1:])
+    columns = [  # laid out by hand: pa.array would load pandas first, if there is one, for a third of a second
+        pa.nulls(count, _KEY),
+        pa.Array.from_buffers(_VALUE, count, [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]),
+        pa.nulls(count, _HEADERS),
+        pa.Array.from_buffers(_TIMESTAMP, count, [None, pa.py_buffer(times)]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+
+
+def encode_batch(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
+    """The payload of a batch frame; `compression` is None, "lz4" or "zstd"."""
+    return batch.serialize() if compression is None else compressed(batch, compression)
+
+
+def list_entries_max(schema: pa.Schema) -> int:
+    """How many entries all lists and maps of a batch of this schema may have, together."""
+    return HEADERS_PER_BATCH_MAX if schema is RAW_SCHEMA or schema.equals(RAW_SCHEMA) else LIST_ENTRIES_MAX
+
+
+def decode_batch(buffer: Any, schema: pa.Schema, count: int, *, full: bool = False) -> pa.RecordBatch:
+    """The record batch in a payload, lying on `buffer`. Corrupt, if it is no batch of `count` records of `schema`."""
+    try:
+        message = pa.ipc.read_message(buffer)
+        if message.type != "record batch":
+            raise Corrupt(f"a payload holds a {message.type} message", "its publisher must send record batches")
+        check_unpacked(message.metadata.to_pybytes(), message.body, schema, count, list_entries_max(schema))
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=full)
+        if full and any(not field.nullable and batch.column(i).null_count for i, field in enumerate(schema)):
+            raise Corrupt("a payload lacks values that its topic's schema demands", _ADVICE)
+    except (*_ARROW_ERRORS, struct.error) as error:
+        raise Corrupt(f"a payload is no record batch of its topic's schema: {error}", _ADVICE) from error
+    if batch.num_rows != count:
+        raise Corrupt(f"a payload has {batch.num_rows} records, its entry says {count}", _ADVICE)
+    return batch
+
+
+# --- the payload of one plain record ----------------------------------------------------------------------------------
+_ALIGN: Final = 8
+_SHORTER, _LONGER = 61, 70  # their lengths and their padded lengths differ by different numbers, so both are told apart
+_NUMBER: Final = struct.Struct("<I")
+_TIME: Final = struct.Struct("<q")
+_HEADS_KEPT: Final = 256
+_PADDING: Final = tuple(bytes(missing) for missing in range(_ALIGN))
+
+
+class _Form(NamedTuple):
+    """What all payloads of one plain record have in common."""
+
+    head: bytes
+    lengths: list[tuple[int, int]]  # where in the head a number is, and what it has beyond the value's length
+    padded: list[tuple[int, int]]  # the same for numbers that count padding as well
+    before_time: bytes
+    after_time: bytes
+
+
+def _example(size: int) -> tuple[bytes, int, int]:
+    """A payload that Arrow made of a value of zeros: its bytes, where the value begins and where the time does."""
+    made = encode_batch(plain_batch([bytes(size)], [0.0]))
+    columns = pa.ipc.read_record_batch(pa.ipc.read_message(made), RAW_SCHEMA).columns
+    value_at, time_at = (column.buffers()[-1].address - made.address for column in (columns[1], columns[3]))
+    return made.to_pybytes(), value_at, time_at
+
+
+@cache
+def _form() -> _Form | None:
+    """None: this release of Arrow does something that we don't expect, and is to encode by itself."""
+    (payload, value_at, time_at), (longer, value_at_too, time_at_too) = _example(_SHORTER), _example(_LONGER)
+    grown = _LONGER - _SHORTER
+    tail_at, tail_at_too = value_at + _padded(_SHORTER), value_at_too + _padded(_LONGER)
+    heads = [np.frombuffer(made[:value_at], dtype="<u4").astype(np.int64) for made in (payload, longer)]
+    numbers = np.flatnonzero(heads[0] != heads[1]).tolist()
+    by = {at: int(heads[1][at] - heads[0][at]) for at in numbers}
+    alike = value_at == value_at_too and payload[tail_at:] == longer[tail_at_too:] and time_at > tail_at
+    known = set(by.values()) <= {grown, _padded(_LONGER) - _padded(_SHORTER)}
+    if not (alike and known and time_at_too - tail_at_too == time_at - tail_at):
+        return None
+    return _Form(
+        payload[:value_at],
+        [(4 * at, int(heads[0][at]) - _SHORTER) for at in numbers if by[at] == grown],
+        [(4 * at, int(heads[0][at]) - _padded(_SHORTER)) for at in numbers if by[at] != grown],
+        payload[tail_at:time_at],
+        payload[time_at + _TIME.size :],
+    )
+
+
+def _padded(size: int) -> int:
+    return (size + _ALIGN - 1) & -_ALIGN
+
+
+@lru_cache(maxsize=_HEADS_KEPT)
+def _head(size: int) -> bytes:
+    """What comes before a value of this many bytes: publishers send many of the same."""
+    form = _form()
+    if form is None:
+        return b""
+    head, room = bytearray(form.head), _padded(size)
+    for at, beyond in form.lengths:
+        _NUMBER.pack_into(head, at, size + beyond)
+    for at, beyond in form.padded:
+        _NUMBER.pack_into(head, at, room + beyond)
+    return bytes(head)
+
+
+def lone_payload(value: bytes, time_s: float) -> bytes:
+    """The same bytes as `plain_batch` of one value and time (in seconds), encoded without compression."""
+    form, size = _form(), len(value)
+    if form is None:
+        return bytes(memoryview(encode_batch(plain_batch([value], [time_s]))))
+    time_us = _TIME.pack(round(time_s * 1e6))
+    return b"".join((_head(size), value, _PADDING[-size % _ALIGN], form.before_time, time_us, form.after_time))
+
+
+# --- schemas and their versions ---------------------------------------------------------------------------------------
 SEQ_COLUMN: Final = "_seq"
 """The column that bounded reads add."""
 

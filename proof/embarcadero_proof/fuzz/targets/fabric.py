@@ -12,13 +12,11 @@ from typing import Final
 import numpy as np
 
 from embarcadero.errors import EmbarcaderoError
-from embarcadero.fabric.frontier import TaggedReader
 from embarcadero.fabric.layout import ORDER, SUPERBLOCK, Entries, RegionKind, seal, sealed, superblock_check
 from embarcadero.fabric.leader import EpochTable
+from embarcadero.fabric.lines import RingReader, TaggedReader
 from embarcadero.fabric.log import LogReader
-from embarcadero.fabric.names import EPOCHS_REGION
-from embarcadero.fabric.region import Bytes
-from embarcadero.fabric.ring import RingReader
+from embarcadero.fabric.region import EPOCHS_REGION, Bytes
 from embarcadero.limits import LINE_BYTES, MIB
 from embarcadero.sequencer.leader.takeover import Legacy, readmit
 from embarcadero.sequencer.order.batches import LaneOrder
@@ -175,11 +173,11 @@ def _read(fabric: PlainFabric, name: str) -> str:
         return f"{kind.name} {min(len(found), 2)}"
     if kind in (RegionKind.DURABLE, RegionKind.RANGES):
         lines = TaggedReader(region)
-        tags = lines.tags()
-        agree(len(tags) <= region.shape.slots, "more lines than there is room for")
-        for tag in tags[:9]:
-            lines.load(tag)
-        return f"{kind.name} {min(len(tags), 3)}"
+        keys = lines.keys()
+        agree(len(keys) <= region.shape.slots, "more lines than there is room for")
+        for key in keys[:9]:
+            lines.load(key)
+        return f"{kind.name} {min(len(keys), 3)}"
     if kind is RegionKind.CHECKPOINT:
         found_checkpoint = read_checkpoint(fabric, name)
         if found_checkpoint is not None:

@@ -26,9 +26,18 @@ from embarcadero.limits import (
 )
 from embarcadero.types import Gap, GapKind
 from embarcadero.wire.codec import payload_crc
-from embarcadero.wire.payload import decode_batch, encode_batch, raw_batch
 from embarcadero.wire.receiver import FetchedReceived, FrameReceiver
-from embarcadero.wire.schemas import RAW, TopicSchemas, checked_schema, decode_schema, decode_versions, encode_schema
+from embarcadero.wire.schemas import (
+    RAW,
+    TopicSchemas,
+    checked_schema,
+    decode_batch,
+    decode_schema,
+    decode_versions,
+    encode_batch,
+    encode_schema,
+    raw_batch,
+)
 from embarcadero_proof.fuzz.mutate import mutated
 from embarcadero_proof.fuzz.samples import (
     COUNT_AND_SCHEMA,

@@ -22,7 +22,7 @@ from embarcadero.limits import (
     MIB,
     SCRATCH_BYTES,
 )
-from embarcadero.types import Order, StagedBatch
+from embarcadero.types import LanePosition, Order, StagedBatch
 from embarcadero.watch.endpoints import EndpointFiles
 from embarcadero.watch.http import Endpoint
 from embarcadero.wire import codec, messages
@@ -52,7 +52,7 @@ def _conversations() -> Inputs:
         codec.control_frame(messages.Trim(lane=1, by="index", before=1), 7),
         codec.control_frame(messages.Find(lane=1, by="seq", start=1), 8),
         codec.control_frame(messages.GetTail(lane=0), 9),
-        codec.control_frame(messages.NoteProgress(topic="total", reader="r", places={0: (1, 2)}), 10),
+        codec.control_frame(messages.NoteProgress(topic="total", reader="r", places={0: LanePosition(1, 2)}), 10),
         codec.control_frame(messages.CreateTopic(name="new", order=5, partitions=3), 11),
         codec.control_frame(messages.AlterTopic(name="total", gap_timeout_ms=50), 12),
         codec.control_frame(messages.GetLanes(lane=2), 13), batch_frame(raw_payload(1), lane=2, session=0),

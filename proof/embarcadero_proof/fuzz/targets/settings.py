@@ -21,7 +21,7 @@ from embarcadero.fabric.region import check_name
 from embarcadero.node.folder import ClusterFolder, ClusterInfo, NodeInfo
 from embarcadero.node.process import parse_cores
 from embarcadero.node.roles import parse_roles
-from embarcadero.placement.topic_rules import check_topic_name
+from embarcadero.placement.topics import check_topic_name
 from embarcadero.storage.layout import base_seqs, damaged_span
 from embarcadero.watch.endpoints import EndpointFiles, NodeEndpoint
 from embarcadero_proof.fuzz.mutate import mutated

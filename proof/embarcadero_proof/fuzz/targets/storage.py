@@ -21,8 +21,8 @@ from embarcadero.storage.folder import IDENTITY_FILE, Identity, open_folder, rea
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.repair import copy_span, heal_tails, mend
+from embarcadero.storage.segment import RangeSettings
 from embarcadero.storage.verify import verify_folder
-from embarcadero.storage.writing import RangeSettings
 from embarcadero.types import EntryKind, Topic
 from embarcadero.wire.codec import payload_crc
 from embarcadero_proof.fuzz.archive import MENDED, Files, archive_mutation, pack, unpack

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from embarcadero.errors import BadRegion, EmbarcaderoError
+from embarcadero.errors import BadRegion, EmbarcaderoError, InvariantBroken, invariant
 from embarcadero.fabric.layout import SUPERBLOCK
 from embarcadero.fabric.region import Bytes, Shape, write_superblock
-from embarcadero.invariants import InvariantBroken, invariant
 from embarcadero.limits import LINE_BYTES
 
 GENERATION = 1

@@ -1,4 +1,4 @@
-"""Scope "ring": one writer, one reader, slots that are used again. All of it is the code of fabric/ring.py."""
+"""Scope "ring": one writer, one reader, slots that are used again. All of it is the code of fabric/lines.py."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import ORDER, RegionKind, frontier_offset
+from embarcadero.fabric.lines import FrontierReader, FrontierWriter, RingReader, RingWriter, ring_shape
 from embarcadero.fabric.region import Shape
-from embarcadero.fabric.ring import RingReader, RingWriter, ring_shape
 from embarcadero_proof.sim.exhaustive.actor import Lines, Stage
 from embarcadero_proof.sim.exhaustive.explore import Facts, Scope
 from embarcadero_proof.sim.exhaustive.regions import make_region

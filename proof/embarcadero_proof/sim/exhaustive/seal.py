@@ -1,7 +1,7 @@
 """Scope "seal": a range is sealed while replicas append, sync and tell, and a broker counts as durable.
 
 What runs here: fabric/durability.py (who counts), sequencer/ranges `RangeKeeper.seal` (who seals), and for replicas the
-order of replica/copies.py: append, sync, and only then the durable line, by the tables of fabric/frontier.py. A disk
+order of replica/copies.py: append, sync, and only then the durable line, by the tables of fabric/lines.py. A disk
 is two numbers, appended and synced; a crash loses what is not synced. The store holds the seal.
 """
 
@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from embarcadero.env import NO_STEPS, SilentBell, SilentJournal
 from embarcadero.fabric.durability import Durability, DurableLines, create_durable, create_ranges
-from embarcadero.fabric.frontier import FIRST_LINE, FrontierWriter, TaggedWriter
 from embarcadero.fabric.layout import frontier_offset
 from embarcadero.fabric.leader import EpochTable, create_epochs
-from embarcadero.fabric.names import EPOCHS_REGION, durable_region, ranges_region
+from embarcadero.fabric.lines import FIRST_LINE, FrontierWriter, TaggedWriter
+from embarcadero.fabric.region import EPOCHS_REGION, durable_region, ranges_region
 from embarcadero.sequencer.ranges.keeper import Kept, RangeKeeper, Replicas, SequencerCounters
-from embarcadero.types import Range, ReplicaRef, Topic
+from embarcadero.types import Range, RangeKey, ReplicaRef, Topic
 from embarcadero_proof.bugs.table import is_injected
 from embarcadero_proof.sim.exhaustive.actor import Lines, Play, Stage
 from embarcadero_proof.sim.exhaustive.explore import Facts, Scope
@@ -71,9 +71,9 @@ class _Seal:
         table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
         table.open(1)
         table.start(1)
-        create_ranges(fabric, 1).add((0, 0), 1 << 1)
+        create_ranges(fabric, 1).add(RangeKey(0, 0), 1 << 1)
         for ref in self._range.replicas:
-            create_durable(fabric, ref).add((0, 1), 0)
+            create_durable(fabric, ref).add(RangeKey(0, 1), 0)
         return (None, ((0, 0),) * len(self._range.replicas))
 
     def call(self, world: Any, actor: str, asked: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -144,7 +144,7 @@ def _prepare(keeper: RangeKeeper, stage: Stage, range_: Range) -> None:
     """A keeper that has kept this range for a while: its words are in memory, and it has nothing else to look after."""
     words = TaggedWriter(stage.attach(ranges_region(1), writable=True))
     at = frontier_offset(FIRST_LINE)
-    words._values[0, 0] = (
+    words._values[RangeKey(0, 0)] = (
         FrontierWriter(stage.attach(ranges_region(1)), at + 16), FrontierWriter(stage.attach(ranges_region(1)), at + 24)
     )  # fmt: skip
     keeper._fabric, keeper._directory, keeper._bell = stage, _Directory(stage, range_), SilentBell()  # type: ignore[assignment]

@@ -19,7 +19,7 @@ import numpy as np
 from embarcadero.broker.write.pending import Relay, Waiting
 from embarcadero.config import FabricSizes
 from embarcadero.env import Env, SystemClock
-from embarcadero.fabric.frontier import FrontierWriter
+from embarcadero.errors import invariant
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
@@ -35,10 +35,8 @@ from embarcadero.fabric.layout import (
     seal,
 )
 from embarcadero.fabric.leader import EpochTable, LeaderView, create_epochs
-from embarcadero.fabric.names import EPOCHS_REGION, order_region, results_region
-from embarcadero.fabric.region import Fabric, Shape
-from embarcadero.fabric.ring import RingReader, RingWriter, create_ring
-from embarcadero.invariants import invariant
+from embarcadero.fabric.lines import FrontierWriter, RingReader, RingWriter, create_ring
+from embarcadero.fabric.region import EPOCHS_REGION, Fabric, Shape, order_region, results_region
 from embarcadero.sequencer.leader.brokers import BrokerIncarnations, PendingSource
 from embarcadero.sequencer.leader.takeover import Foreseen, Legacy, read_lane
 from embarcadero.sequencer.order.batches import LaneOrder, OpenedFacts, open_entry, order_line, result_line

@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from embarcadero.client.api.aio_calls import HeldName
 from embarcadero.env import SilentJournal
-from embarcadero.errors import SessionFenced, StagedGone
-from embarcadero.invariants import invariant
+from embarcadero.errors import SessionFenced, StagedGone, invariant
 from embarcadero.staging.commit import Committed, Ledger, Prepared, commit
 from embarcadero.staging.manifest import (
     Begun,

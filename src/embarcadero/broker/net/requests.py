@@ -41,9 +41,8 @@ from embarcadero.limits import (
     READERS_PER_TOPIC_MAX,
 )
 from embarcadero.orders import session_order
-from embarcadero.placement.decisions import check_id
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.records import ReaderNote
+from embarcadero.placement.records import ReaderNote, check_id
 from embarcadero.placement.store import rested_us
 from embarcadero.types import CRC32C, NO_SESSION, EntryKind, OnGap, Order, ReaderProgress, Topic
 from embarcadero.wire import messages as m

@@ -27,9 +27,9 @@ from embarcadero.broker.read.results import FetchResult, FetchSource, Hot, Locat
 from embarcadero.errors import BadValue, EmbarcaderoError, FuturePosition, UnknownTopic
 from embarcadero.fabric.layout import ORDER, Entries, join, pick
 from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.lines import RingReader
 from embarcadero.fabric.log import BrokerLogs
 from embarcadero.fabric.region import Fabric, attach_unless_removed
-from embarcadero.fabric.ring import RingReader
 from embarcadero.limits import FETCH_ENTRIES_MAX
 from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Gap, GapKind, Order, Tier, TopicLane

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from embarcadero.errors import Corrupt, EmbarcaderoError
 from embarcadero.fabric.layout import ORDER, Entries
-from embarcadero.fabric.ring import RingReader
+from embarcadero.fabric.lines import RingReader
 from embarcadero.types import BATCH_KIND, Cut, EntryKind, Gap, Tier
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import TopicSchemas

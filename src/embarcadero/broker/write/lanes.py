@@ -19,15 +19,12 @@ from embarcadero.broker.durable import AwaitingDurability, AwaitingLane, Durable
 from embarcadero.broker.write.pending import Ingest
 from embarcadero.config import FabricSizes
 from embarcadero.env import Doorbell
-from embarcadero.errors import LATER, BadFrame, BadValue, FabricFull, TooMany
-from embarcadero.fabric.frontier import FrontierReader
+from embarcadero.errors import LATER, BadFrame, BadValue, FabricFull, TooMany, invariant
 from embarcadero.fabric.layout import ORDER, BrokerLine, RegionKind, frontier_offset
 from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.lines import FrontierReader, create_ring
 from embarcadero.fabric.log import Reservation
-from embarcadero.fabric.names import broker_frontiers_region
-from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.ring import create_ring
-from embarcadero.invariants import invariant
+from embarcadero.fabric.region import Fabric, broker_frontiers_region
 from embarcadero.limits import FETCH_WAIT_MS_MAX, FETCHES_PARKED_PER_CONNECTION_MAX, SESSIONS_PER_CONNECTION_MAX
 from embarcadero.placement.store import rested_us
 from embarcadero.steps import Step

@@ -24,8 +24,15 @@ from embarcadero.broker.clients import Peer
 from embarcadero.broker.durable import AwaitingLane, one_ack
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Steps
-from embarcadero.errors import Backpressure, EmbarcaderoError, SessionFenced, TooMany, UnknownSession, UnknownTopic
-from embarcadero.fabric.frontier import FrontierWriter
+from embarcadero.errors import (
+    Backpressure,
+    EmbarcaderoError,
+    SessionFenced,
+    TooMany,
+    UnknownSession,
+    UnknownTopic,
+    invariant,
+)
 from embarcadero.fabric.layout import (
     LINE,
     PENDING,
@@ -38,11 +45,9 @@ from embarcadero.fabric.layout import (
     pick,
 )
 from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.lines import FrontierWriter, create_ring
 from embarcadero.fabric.log import LogWriter, Reservation, create_log
-from embarcadero.fabric.names import pending_region
-from embarcadero.fabric.region import Fabric, Region
-from embarcadero.fabric.ring import create_ring
-from embarcadero.invariants import invariant
+from embarcadero.fabric.region import Fabric, Region, pending_region
 from embarcadero.limits import FRAME_BYTES_MAX
 from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Member, Outcome

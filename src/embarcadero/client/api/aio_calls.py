@@ -13,7 +13,7 @@ from embarcadero.client.read.spans import lanes_of, tail_of
 from embarcadero.client.results import TopicInfo
 from embarcadero.config.secrets import public_properties
 from embarcadero.errors import BadFrame, NotAvailable, Refused, Trimmed, UnknownTopic
-from embarcadero.types import NO_SESSION, Order, Tail, Tier
+from embarcadero.types import NO_SESSION, LanePosition, Order, Tail, Tier
 from embarcadero.wire import messages as m
 
 # ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`
@@ -94,8 +94,8 @@ class TierCalls:
             topic=topic,
             epoch=epoch,
             metadata=metadata,
-            frontiers=dict(frontiers),
-            starts=dict(starts or {}),
+            frontiers={lane: LanePosition(*at) for lane, at in frontiers.items()},
+            starts={lane: LanePosition(*at) for lane, at in (starts or {}).items()},
             topic_id=topic_id,
             engine=engine,
         )

@@ -56,13 +56,13 @@ from embarcadero.errors import (
     TopicReplaced,
     Unreachable,
     as_reported,
+    invariant,
     raise_as_one,
 )
 from embarcadero.forks import tell_of_forks
-from embarcadero.invariants import invariant
 from embarcadero.limits import CLOSE_TIMEOUT_S, PIECES_MAX
 from embarcadero.orders import parse_order
-from embarcadero.types import MURMUR2, Cut, Order, Position, ReaderProgress, Tail, Topic
+from embarcadero.types import MURMUR2, Cut, LanePosition, Order, Position, ReaderProgress, Tail, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.schemas import encode_schema
 
@@ -354,7 +354,8 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
 
             await log.note_progress("orders", "billing", {batch.lane: (batch.index + 1, batch.seq + batch.count)})
         """
-        ask = m.NoteProgress(topic=topic, reader=reader, places=dict(places), topic_id=topic_id)
+        positions = {lane: LanePosition(*at) for lane, at in places.items()}
+        ask = m.NoteProgress(topic=topic, reader=reader, places=positions, topic_id=topic_id)
         await self._ask(ask, m.Done, timeout)
 
     async def readers(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> list[ReaderProgress]:

@@ -15,9 +15,17 @@ from embarcadero.client.arguments import PublisherOptions, check_timeout, close_
 from embarcadero.client.net.brokers import BrokerPool
 from embarcadero.client.read.driver import ReaderCore, SubscriberDriver, forked_reader
 from embarcadero.client.results import Batch, RecordFuture, TableResult, TopicInfo
-from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut, fresh, raise_as_one
+from embarcadero.errors import (
+    Backpressure,
+    Closed,
+    EmbarcaderoError,
+    OutcomeUnknown,
+    TimedOut,
+    fresh,
+    invariant,
+    raise_as_one,
+)
 from embarcadero.forks import tell_of_forks
-from embarcadero.invariants import invariant
 from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Position, StagedBatch
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.invariants import invariant
+from embarcadero.errors import invariant
 from embarcadero.wire.messages import AnyMessage
 from embarcadero.wire.receiver import FetchedReceived, FullReceived
 

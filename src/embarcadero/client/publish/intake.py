@@ -22,13 +22,18 @@ import pyarrow as pa
 from embarcadero.client.publish.losses import merged
 from embarcadero.client.publish.tables import by_partition, encoded, fitted, pieces
 from embarcadero.client.results import BatchResult, RecordFuture, Waitable
-from embarcadero.errors import Backpressure, BadSchema, BadValue, EmbarcaderoError, RecordsLost
-from embarcadero.invariants import invariant
+from embarcadero.errors import Backpressure, BadSchema, BadValue, EmbarcaderoError, RecordsLost, invariant
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORD_OVERHEAD_BYTES, RECORDS_PER_BATCH_MAX
 from embarcadero.types import NO_INDEX, StagedBatch
 from embarcadero.wire.partitioners import partition_of
-from embarcadero.wire.payload import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, lone_payload, plain_batch, raw_batch
-from embarcadero.wire.schemas import TopicSchemas
+from embarcadero.wire.schemas import (
+    TIMESTAMP_US_MAX,
+    TIMESTAMP_US_MIN,
+    TopicSchemas,
+    lone_payload,
+    plain_batch,
+    raw_batch,
+)
 
 Headers = Mapping[str, bytes]
 GivenRecord = tuple[bytes, float | int, bytes | None, Headers | None]

@@ -57,8 +57,8 @@ from embarcadero.errors import (
     UnknownSession,
     UnknownTopic,
     from_wire,
+    invariant,
 )
-from embarcadero.invariants import invariant
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.orders import order_label
 from embarcadero.types import NO_INDEX, NO_SESSION, Order, Outcome, Position, StagedBatch

@@ -16,8 +16,15 @@ import pyarrow.types as kinds
 from embarcadero.errors import BadSchema, BadValue
 from embarcadero.limits import DECODED_BYTES_MAX, MIB, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
 from embarcadero.wire.partitioners import NO_PARTITION, partitions_of
-from embarcadero.wire.payload import RAW_SCHEMA, TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, compressed, list_entries_max
-from embarcadero.wire.schemas import TopicSchemas, named
+from embarcadero.wire.schemas import (
+    RAW_SCHEMA,
+    TIMESTAMP_US_MAX,
+    TIMESTAMP_US_MIN,
+    TopicSchemas,
+    compressed,
+    list_entries_max,
+    named,
+)
 
 _KEPT_BYTES = 32 * MIB
 _BYTES_TYPES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())

@@ -29,7 +29,6 @@ import numpy.typing as npt
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Env, Steps
 from embarcadero.errors import FabricFull
-from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
@@ -48,7 +47,10 @@ from embarcadero.fabric.layout import (
     seal,
     sealed,
 )
-from embarcadero.fabric.names import (
+from embarcadero.fabric.lines import FrontierReader, FrontierWriter, RingWriter, attach_ring, create_ring
+from embarcadero.fabric.region import (
+    Fabric,
+    Region,
     broker_frontiers_region,
     is_broker_lane,
     log_region,
@@ -56,10 +58,8 @@ from embarcadero.fabric.names import (
     results_region,
     writer_of,
 )
-from embarcadero.fabric.region import Fabric, Region
-from embarcadero.fabric.ring import RingWriter, attach_ring, create_ring
-from embarcadero.heartbeats import Pulses
 from embarcadero.limits import BROKER_SILENT_S
+from embarcadero.liveness import Pulses
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.order.batches import words
 from embarcadero.steps import Step

@@ -9,7 +9,7 @@ import numpy as np
 
 from embarcadero.errors import FabricFull
 from embarcadero.fabric.layout import ORDER, Entries, pick
-from embarcadero.fabric.names import checkpoint_region, held_region, order_region
+from embarcadero.fabric.region import checkpoint_region, held_region, order_region
 from embarcadero.sequencer.leader.leadership import Leadership
 from embarcadero.sequencer.order.batches import Decisions, LaneOrder
 from embarcadero.sequencer.order.control import fence

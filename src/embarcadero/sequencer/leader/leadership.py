@@ -11,8 +11,7 @@ from embarcadero.env import Env
 from embarcadero.errors import LATER, BadRegion
 from embarcadero.fabric.layout import SEQUENCER_FRONTIERS_BYTES, RegionKind
 from embarcadero.fabric.leader import EpochTable
-from embarcadero.fabric.names import EPOCHS_REGION, frontiers_region
-from embarcadero.fabric.region import Fabric, Shape
+from embarcadero.fabric.region import EPOCHS_REGION, Fabric, Shape, frontiers_region
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import rested_us
 from embarcadero.sequencer.ranges.keeper import SequencerCounters

@@ -9,8 +9,7 @@ from __future__ import annotations
 from embarcadero.config import DEFAULTS, FabricSizes
 from embarcadero.config.table import SequencerKeys as Settings
 from embarcadero.env import Env, Journal
-from embarcadero.fabric.names import epoch_folder, writer_of
-from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.region import Fabric, epoch_folder, writer_of
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.leader.brokers import BrokerIncarnations
 from embarcadero.sequencer.leader.lanes import LeaderLanes

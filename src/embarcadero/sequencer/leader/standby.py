@@ -18,7 +18,7 @@ from embarcadero.env import Clock, Journal, SilentJournal
 from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import EPOCHS_AHEAD_MAX, STANDBY_LOOKS
-from embarcadero.placement.directory import Directory
+from embarcadero.placement.directory import Directory, StoreChange, StoreWatch
 from embarcadero.placement.records import Epochs, HandOver, LeadershipRecord
 
 _NOBODY: Final = ""
@@ -43,7 +43,7 @@ class Candidate:
         self._journal = journal or SilentJournal()
         self.hurries = True  # nobody may reign: the epoch that was won last has to start at once
         self._leader = LeaderView(fabric)
-        self._revision = -1
+        self._watch = StoreWatch(directory)
         self._epochs = Epochs()
         self._reign: LeadershipRecord | None = None
         self._asked: HandOver | None = None
@@ -83,9 +83,9 @@ class Candidate:
     def look(self) -> int | None:
         """See how the one that reigns is. An epoch: it is ours, take over now."""
         now_us = self._clock.now_us()
-        revision = self._directory.revision()
-        if revision != self._revision:
-            self._learn(revision)
+        if self._watch.look() is not StoreChange.NOTHING:
+            self._learn()
+            self._watch.done()
         sign = (self._epochs.handed_out, self._leader.beats(self._epochs.handed_out))
         if sign != self._sign:
             self._sign, self._sign_us = sign, now_us
@@ -95,7 +95,7 @@ class Candidate:
         last = self._epochs.started
         superseded = last if self._leader.table.superseded(last) else None
         epoch = self._directory.elections.elect(self.number, self.mark, self._epochs.handed_out, superseded)
-        self._revision = -1  # whoever won, the store has changed
+        self._watch.reread()  # whoever won, the store has changed
         self._ended = _NOBODY  # acted upon
         self._sign_us = now_us
         if epoch is not None:
@@ -103,8 +103,7 @@ class Candidate:
             self._journal.note("elected", epoch=epoch, candidate=self.number, reason=reason)
         return epoch
 
-    def _learn(self, revision: int) -> None:
-        self._revision = revision
+    def _learn(self) -> None:
         self._epochs, self._reign = self._directory.elections.newest_epochs(), self._directory.elections.leadership()
         self._asked, self._stopping = self._directory.elections.asked_hand_over(), self._directory.elections.stopping
         if self._ended != self.watched:

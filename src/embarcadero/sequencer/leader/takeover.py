@@ -23,7 +23,6 @@ import numpy.typing as npt
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import Corrupt, FabricFull
-from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import (
     ORDER,
     RESULT,
@@ -33,7 +32,9 @@ from embarcadero.fabric.layout import (
     join,
     pick,
 )
-from embarcadero.fabric.names import (
+from embarcadero.fabric.lines import FrontierReader, RingReader, attach_ring
+from embarcadero.fabric.region import (
+    Fabric,
     broker_frontiers_region,
     checkpoint_region,
     frontiers_region,
@@ -41,8 +42,6 @@ from embarcadero.fabric.names import (
     order_region,
     results_region,
 )
-from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.ring import RingReader, attach_ring
 from embarcadero.sequencer.leader.brokers import BrokerIncarnations, BrokerLegacy, ResultsRead
 from embarcadero.sequencer.leader.lanes import LeaderLanes
 from embarcadero.sequencer.leader.leadership import Leadership

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Final
 
 from embarcadero.env import Journal
-from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import SequencerLine, frontier_offset
-from embarcadero.fabric.names import epoch_of, is_incarnation, is_replica, writer_of
+from embarcadero.fabric.lines import FrontierWriter
+from embarcadero.fabric.region import epoch_of, is_incarnation, is_replica, writer_of
 from embarcadero.limits import DRAIN_CHECKPOINT_S_MAX, DRAIN_DURABLE_S_MAX, HEARTBEAT_S
-from embarcadero.placement.store import NOT_SEEN
+from embarcadero.placement.directory import StoreChange, StoreWatch
 from embarcadero.sequencer.leader.brokers import BrokerIncarnations
 from embarcadero.sequencer.leader.lanes import LeaderLanes
 from embarcadero.sequencer.leader.leadership import Leadership
@@ -30,7 +30,7 @@ from embarcadero.sequencer.order.lane import Lane
 from embarcadero.sequencer.ranges.keeper import RangeKeeper
 from embarcadero.sequencer.ranges.recovery import BrokerRanges
 from embarcadero.steps import Step
-from embarcadero.types import Member, MemberState, ReplicaState, Topic
+from embarcadero.types import Member, MemberState, RangeKey, ReplicaState, Topic
 
 _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
 _FIRST_US: Final = 300_000
@@ -145,7 +145,7 @@ class Drain:
         if kept is None or kept.lane is None:
             return True
         tables = [self._keeper.lines.of(ref) for ref in kept.range_.replicas]
-        tags, end = (number, kept.range_.number), kept.lane.order.next_index
+        tags, end = RangeKey(number, kept.range_.number), kept.lane.order.next_index
         return any(table is not None and table.load(tags, _CHECKPOINT) == end for table in tables)
 
     def _seal(self) -> None:
@@ -172,7 +172,7 @@ class Upkeep:
         self._awake = FrontierWriter(leader.frontiers, frontier_offset(SequencerLine.AWAKE))
         self._broker_ranges = BrokerRanges(leader.fabric, leader.directory, lanes.ranges, lanes.recovery)
         self._beat_us = 0
-        self._revision, self._outline = -1, NOT_SEEN  # of the store, as of the last look
+        self._watch = StoreWatch(leader.directory)
         self._all_on_disk = False  # every topic has replicas
         self._cleanups: dict[int, dict[int, int]] = {}  # dead broker's handle -> lane -> where its batches end
         self._unseen = False  # replicas were not told yet that we lead
@@ -182,7 +182,8 @@ class Upkeep:
     # --- beginning ----------------------------------------------------------------------------------------------------
     def look_at_store(self) -> None:
         """Note which revision the values are of that are read from here on."""
-        self._revision, self._outline = self._leader.directory.revision(), self._leader.directory.outline()
+        self._watch.look()
+        self._watch.done()  # if the reading fails, the leadership ends
 
     def learn_topics(self, topics: dict[int, Topic], members: list[Member]) -> None:
         """Look after the ranges of brokers' lanes."""
@@ -241,16 +242,15 @@ class Upkeep:
     def refresh(self) -> None:
         """Learn of topics and brokers that came or went."""
         directory, brokers = self._leader.directory, self._brokers
-        revision = directory.revision()
-        if revision == self._revision and not brokers.awaited:
+        change = self._watch.look()
+        if change is StoreChange.NOTHING and not brokers.awaited:
             return
-        before, self._revision, self._outline = self._outline, -1, NOT_SEEN  # all of it again, if the store fails
-        outline = directory.outline()
-        if outline != before:
+        self._watch.reread()  # if the store fails from here on
+        if change is StoreChange.EVERYTHING:
             self._follow_topics({topic.lane: topic for topic in directory.topics.all()})
         brokers.update(brokers.members, {})
         if not self._lanes.roomless:  # else look again soon
-            self._revision, self._outline = revision, outline
+            self._watch.done()
         while brokers.problems:
             self._leader.problems.append(brokers.problems.pop())
 

@@ -38,7 +38,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.env import Journal, SilentJournal
+from embarcadero.env import COUNTS, Histogram, Journal, SilentJournal
+from embarcadero.errors import invariant
 from embarcadero.fabric.layout import (
     OPEN_STRONG,
     OPEN_TAKEN,
@@ -46,15 +47,14 @@ from embarcadero.fabric.layout import (
     PENDING,
     RESULT,
     Entries,
+    Flags,
     Line,
     every,
     fold_line,
     join,
     pick,
 )
-from embarcadero.invariants import invariant
 from embarcadero.limits import GAP_TIMEOUT_DEPARTED_MS, SESSION_SEQUENCE_MAX
-from embarcadero.meters import COUNTS, Histogram
 from embarcadero.sequencer.order.reorder import HeldSlots
 from embarcadero.sequencer.order.sessions import FENCED, LOST, NEVER, W_MASK, Ints, SessionTable, W
 from embarcadero.types import BATCH_KIND, NO_HANDLE, NO_INDEX, NO_SESSION, EntryKind, OnGap, Order, Outcome, Topic
@@ -68,8 +68,6 @@ _ID_MASK: Final = (1 << _ID_BITS) - 1
 _AHEAD_MASK: Final = (1 << _AHEAD_BITS) - 1
 _NONE: Final[Ints] = np.empty(0, dtype=np.int64)
 invariant(W == 1 << _AHEAD_BITS, "how far ahead a sequence is fits its part of a sort key")
-
-Flags = npt.NDArray[np.bool_]
 
 
 class _Step:

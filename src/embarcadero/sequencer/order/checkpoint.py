@@ -24,10 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.env import NO_STEPS, Steps
-from embarcadero.errors import Corrupt
+from embarcadero.errors import Corrupt, invariant
 from embarcadero.fabric.layout import SUPERBLOCK, Entries, RegionKind, pick, table
 from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
-from embarcadero.invariants import invariant
 from embarcadero.limits import SESSION_SEQUENCE_MAX
 from embarcadero.sequencer.order.batches import LaneOrder, opened_facts
 from embarcadero.sequencer.order.control import mark_lost

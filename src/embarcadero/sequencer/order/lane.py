@@ -18,13 +18,13 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import Env
 from embarcadero.fabric.layout import (
     ORDER,
     Entries,
+    Flags,
     Line,
     RegionKind,
     SequencerLine,
@@ -34,9 +34,8 @@ from embarcadero.fabric.layout import (
     pick,
     sealed,
 )
-from embarcadero.fabric.names import checkpoint_region, order_region
-from embarcadero.fabric.region import Fabric, Region
-from embarcadero.fabric.ring import RingReader, create_ring
+from embarcadero.fabric.lines import RingReader, create_ring
+from embarcadero.fabric.region import Fabric, Region, checkpoint_region, order_region
 from embarcadero.limits import CHECKPOINT_S, EXPIRED_PER_ROUND_MAX, RECORDS_PER_BATCH_MAX
 from embarcadero.sequencer.order.batches import LaneOrder, control_entry, order_line, order_one
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter
@@ -270,8 +269,6 @@ class Lane:
         self._frontiers.flush(self._line, 16)
         self._unpublished = False
 
-
-Flags = npt.NDArray[np.bool_]
 
 CONTROL_ENTRIES: Final = 4
 """Order entries that one session request may need."""

@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from embarcadero.errors import invariant
 from embarcadero.fabric.layout import PENDING, SLOTS_OFFSET, Entries, RegionKind, pick, seal, sealed
 from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
-from embarcadero.invariants import invariant
 from embarcadero.limits import LINE_BYTES, REGION_HANDLES
 from embarcadero.types import EntryKind
 

@@ -20,13 +20,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from embarcadero.env import Env
+from embarcadero.env import COUNTS, LATENCY_US, Env, Histogram
 from embarcadero.fabric.durability import NO_RANGE, DurableLines, create_ranges, durable_through, first_woken
 from embarcadero.fabric.layout import ORDER, RangeWord
-from embarcadero.fabric.names import durable_region
-from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.ring import RingReader, attach_ring
-from embarcadero.heartbeats import Pulses
+from embarcadero.fabric.lines import RingReader, attach_ring
+from embarcadero.fabric.region import Fabric, durable_region
 from embarcadero.limits import (
     CEILING_AHEAD,
     CEILING_AHEAD_HANDLES,
@@ -41,12 +39,12 @@ from embarcadero.limits import (
     REPLICA_SILENT_S,
     SEALS_PER_LOOK_MAX,
 )
-from embarcadero.meters import COUNTS, LATENCY_US, Histogram
+from embarcadero.liveness import Pulses
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.order.lane import Lane
 from embarcadero.sequencer.order.sessions import TAKEN
 from embarcadero.steps import Step
-from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState, Topic, TopicLane
+from embarcadero.types import Range, RangeKey, ReplicaMember, ReplicaRef, ReplicaState, Topic, TopicLane
 
 _LOOK_US: Final = 20_000
 _MEMBERS_US: Final = 100_000
@@ -147,7 +145,7 @@ class RangeKeeper:
     def say(self, lane: int, number: int, closing: bool, target: int = 0) -> None:
         """Publish a lane's range word; what follows a closing word sees all that was counted before."""
         word = RangeWord(number, closing).encode() if number else NO_RANGE
-        tags = (lane, 0)
+        tags = RangeKey(lane, 0)
         if tags not in self._words:
             self._words.add(tags, word, target)
         else:

@@ -136,7 +136,7 @@ class LaneRecovery:
         found = {}
         for member in desk.keeper.replicas.live():
             table = desk.keeper.lines.of(member.ref)
-            line = None if table is None else table.load((range_.lane, range_.number))
+            line = None if table is None else table.load(range_.key)
             if member.disk not in disks:
                 continue
             if line is not None:
@@ -150,7 +150,7 @@ class LaneRecovery:
         found: dict[int, int] = {}
         for member in desk.keeper.replicas.live():
             table = desk.keeper.lines.of(member.ref) if member.replica in named else None
-            line = None if table is None else table.load((range_.lane, range_.number))
+            line = None if table is None else table.load(range_.key)
             if line is not None:
                 found[member.replica] = max(line, found.get(member.replica, 0))
         return list(found.values())

@@ -6,7 +6,7 @@ What replicas have on disk, read through their folders: only for lanes that come
 
 What the mirrors of lost fabrics tell about lanes: how far each was ordered, exactly.
 
-Theory of operation. A writer's entries are in the mirror before anybody sees them (fabric/mirror.py), and the processes
+Theory of operation. A writer's entries are in the mirror before anybody sees them (fabric/shared.py), and the processes
 of a lost generation are gone for good before the next one begins, so its mirror does not change any more. A lane is
 read as a takeover reads it: the newest whole checkpoint, and the valid contiguous entries after it, in the ring of
 the newest epoch that started; never the frontier, which only has to be at or below that end. The mirror's own epoch
@@ -34,18 +34,17 @@ import numpy as np
 
 from embarcadero.env import Disk
 from embarcadero.errors import BadSegment, EmbarcaderoError
-from embarcadero.fabric.frontier import TaggedReader
 from embarcadero.fabric.layout import ORDER, Entries, RangeWord, join
 from embarcadero.fabric.leader import EpochTable
-from embarcadero.fabric.names import (
+from embarcadero.fabric.lines import RingReader, TaggedReader, attach_ring
+from embarcadero.fabric.region import (
     EPOCHS_REGION,
+    Fabric,
     checkpoint_region,
     frontiers_region,
     order_region,
     ranges_region,
 )
-from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.ring import RingReader, attach_ring
 from embarcadero.placement.records import EarlierGeneration
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import (
@@ -63,7 +62,17 @@ from embarcadero.sequencer.order.sessions import OPEN, SessionTable
 from embarcadero.storage.folder import newest_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.reading import RangeReader
-from embarcadero.types import NO_HANDLE, NO_SESSION, EntryKind, Range, ReplicaMember, ReplicaState, Topic, TopicLane
+from embarcadero.types import (
+    NO_HANDLE,
+    NO_SESSION,
+    EntryKind,
+    Range,
+    RangeKey,
+    ReplicaMember,
+    ReplicaState,
+    Topic,
+    TopicLane,
+)
 
 _CHUNK: Final = 4_096
 _POSITIONS: Final = 65_536
@@ -327,7 +336,7 @@ def _at_least(found: LaneRemains | None, range_: Range) -> LaneRemains | None:
 def _open_range(fabric: Fabric, epoch: int, lane: int) -> int:
     """The number of the range that the epoch's sequencer last said was open in a lane; 0: none."""
     name = ranges_region(epoch)
-    word = TaggedReader(fabric.attach(name)).load((lane, 0)) if fabric.exists(name) else None
+    word = TaggedReader(fabric.attach(name)).load(RangeKey(lane, 0)) if fabric.exists(name) else None
     return RangeWord.decode(word).number if word else 0
 
 

@@ -10,7 +10,7 @@ from embarcadero.errors import BadValue
 from embarcadero.limits import BATCH_BYTES_DEFAULT, FRAME_BYTES_MAX, WRITE_NAME_BYTES_MAX
 from embarcadero.spark.read.options import brokers_of, named, topic_of
 from embarcadero.staging.manifest import EPOCH_MAX
-from embarcadero.wire.payload import COMPRESSIONS
+from embarcadero.wire.schemas import COMPRESSIONS
 
 WRITE_OPTIONS: Final = {
     "brokers": "addresses of brokers, host:port with commas",

@@ -27,8 +27,7 @@ from embarcadero.spark.write.options import WriteOptions
 from embarcadero.tier.columns import table_type
 from embarcadero.types import HIDDEN_PREFIX, Order
 from embarcadero.wire.partitioners import NO_PARTITION, is_key_type, partitions_of
-from embarcadero.wire.payload import RAW_SCHEMA
-from embarcadero.wire.schemas import TopicSchemas
+from embarcadero.wire.schemas import RAW_SCHEMA, TopicSchemas
 
 if TYPE_CHECKING:
     from embarcadero.client.api.sync_log import Log

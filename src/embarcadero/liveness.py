@@ -1,10 +1,17 @@
-"""Whether a process is still the one that it was: its number alone is not enough, since numbers are used again."""
+"""Whether a process is still the one that it was, and whether it is alive.
+
+Numbers of processes are used again, so a process is named by a mark: this run of the machine, its number, its start.
+Heartbeat timeouts are measured on the local clock. Time during which this process was paused does not count.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Final, Generic, TypeVar
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _STAT_BYTES_MAX = 4_096
@@ -69,3 +76,42 @@ def _mark_without_proc(pid: int) -> str:
     except PermissionError:
         pass
     return f"-/{pid}/-"
+
+
+# --- heartbeats -------------------------------------------------------------------------------------------------------
+_LOOK_US_MAX: Final = 500_000
+"""A longer time between two looks was a pause of this process: a role that beat meanwhile gets time to do it again."""
+
+Who = TypeVar("Who", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Pulse:
+    """The last heartbeat of one incarnation, when we looked last, and how long it has been the same."""
+
+    beat: int
+    looked_us: int
+    silent_us: int = 0
+
+
+class Pulses(Generic[Who]):
+    """The heartbeats of some incarnations."""
+
+    def __init__(self) -> None:
+        self._pulses: dict[Who, _Pulse] = {}
+
+    def silent_us(self, who: Who, beat: int, now_us: int) -> int:
+        """Look once more: for how long its heart has stood still."""
+        pulse = self._pulses.get(who)
+        if pulse is None or pulse.beat != beat:
+            pulse = self._pulses[who] = _Pulse(beat, now_us)
+        pulse.silent_us += min(now_us - pulse.looked_us, _LOOK_US_MAX)
+        pulse.looked_us = now_us
+        return pulse.silent_us
+
+    def keep(self, known: set[Who]) -> set[Who]:
+        """Forget all others. Returns them."""
+        gone = self._pulses.keys() - known
+        for who in gone:
+            del self._pulses[who]
+        return gone
