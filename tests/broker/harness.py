@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from embarcadero.broker.broker import Broker
+from embarcadero.broker.connection import Connection
 from embarcadero.broker.context import BrokerContext
-from embarcadero.broker.net.connection import Connection
 from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.env import Env
 from embarcadero.fabric.leader import create_epochs

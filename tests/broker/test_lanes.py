@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from embarcadero.broker.write.lanes import lane_margin, lane_slots
+from embarcadero.broker.own_lanes import lane_margin, lane_slots
 from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError, FabricFull
 from embarcadero.types import Gap, GapKind, Outcome, TopicLane
 from embarcadero.wire import messages as m

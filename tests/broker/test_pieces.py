@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embarcadero.broker.disk_reads import Segments
 from embarcadero.broker.durable import LaneRanges
-from embarcadero.broker.read.disk import Segments
-from embarcadero.broker.read.positions import cuts
+from embarcadero.broker.positions import cuts
 from embarcadero.config import FabricSizes
 from embarcadero.limits import FETCH_ENTRIES_MAX
 from embarcadero.storage.disk import RealDisk

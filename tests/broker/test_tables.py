@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embarcadero.broker.read.disk import TableJobs
+from embarcadero.broker.disk_reads import TableJobs
 from embarcadero.config.secrets import public_properties
 from embarcadero.env import Inline
 from embarcadero.errors import TierUnavailable

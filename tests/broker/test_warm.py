@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from embarcadero.broker.read import disk
-from embarcadero.broker.read.disk import Segments
+from embarcadero.broker import disk_reads
+from embarcadero.broker.disk_reads import Segments
 from embarcadero.client.read.spans import tail_of, with_lags
 from embarcadero.errors import Backpressure
 from embarcadero.limits import WARM_JOBS_MAX
@@ -806,7 +806,7 @@ def test_a_reader_of_files_that_is_let_go_is_in_nobody_elses_hands(
     kept, other = copies.borrow(range_, first), copies.borrow(range_, second)
     copies.give_back(range_, first, kept, good=True)
     copies._idle = {key: Shelf(files) for key, files in copies._idle.items()}
-    monkeypatch.setattr(disk, "WARM_READERS_MAX", 0)
+    monkeypatch.setattr(disk_reads, "WARM_READERS_MAX", 0)
     with ThreadPoolExecutor(1) as pool:
         taken = pool.submit(copies.borrow, range_, first)
         assert taking.wait(10)

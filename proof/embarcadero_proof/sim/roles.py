@@ -13,9 +13,9 @@ import msgspec
 
 from embarcadero.broker.broker import Broker
 from embarcadero.broker.clients import Transport
+from embarcadero.broker.connection import Connection
 from embarcadero.broker.context import BrokerContext, lane_margin
-from embarcadero.broker.net.connection import Connection
-from embarcadero.broker.read.disk import TableJobs
+from embarcadero.broker.disk_reads import TableJobs
 from embarcadero.config import DEFAULTS
 from embarcadero.env import Env
 from embarcadero.errors import DiskFailed, DiskFull, WrongFolder

@@ -1,7 +1,7 @@
 """One broker, put together: no sockets, no clock of its own, no threads. The simulator runs the same code.
 
-A broker owns three regions (log, pending ring, frontiers) of one incarnation. Batches come in through `write/`,
-requests through `net/requests.py`, and reads of any broker's data are served by `read/`.
+A broker owns three regions (log, pending ring, frontiers) of one incarnation. `admission.py` takes batches in,
+`connection.py` requests, and `fetches.py` and `positions.py` serve reads of the data of any broker.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from embarcadero import limits
+from embarcadero.broker.admission import Admission, AttachedSessions, OutcomeCounts, WritePath
 from embarcadero.broker.clients import Peer, Transport, UnreadBytes
-from embarcadero.broker.context import BrokerContext, StoreView
-from embarcadero.broker.counters import BrokerCounters
+from embarcadero.broker.connection import Connection, Requests, Services
+from embarcadero.broker.context import BrokerContext, BrokerCounters, StoreView
+from embarcadero.broker.disk_reads import TableJobs
 from embarcadero.broker.durable import AwaitingDurability, DurableFrontiers
-from embarcadero.broker.net.connection import Connection, Services
-from embarcadero.broker.net.requests import Requests
-from embarcadero.broker.read.disk import TableJobs
-from embarcadero.broker.read.fetches import Fetches
-from embarcadero.broker.read.lane_reader import LaneReaders
-from embarcadero.broker.read.positions import Positions
-from embarcadero.broker.write.admission import Admission, AttachedSessions, OutcomeCounts, WritePath
-from embarcadero.broker.write.lanes import OwnLanes
-from embarcadero.broker.write.pending import Ingest, Relay, Waiting
+from embarcadero.broker.fetches import Fetches
+from embarcadero.broker.lane_reader import LaneReaders
+from embarcadero.broker.own_lanes import OwnLanes
+from embarcadero.broker.pending import Ingest, Relay, Waiting
+from embarcadero.broker.positions import Positions
 from embarcadero.config.table import BrokerKeys as BrokerSettings
 from embarcadero.env import Inline, Journal
 from embarcadero.fabric.frontier import FrontierWriter

@@ -27,8 +27,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from embarcadero.broker.counters import BrokerCounters
-from embarcadero.broker.read.results import FetchResult
+from embarcadero.broker.context import BrokerCounters
 from embarcadero.config.table import BrokerKeys as BrokerSettings
 from embarcadero.env import Clock
 from embarcadero.errors import DiskFailed, DiskFull, EmbarcaderoError, Retriable, TooMany
@@ -40,17 +39,13 @@ from embarcadero.wire import messages as m
 from embarcadero.wire.codec import (
     ACK,
     NO_ACK,
-    PAYLOAD_ALIGN,
     BatchHeader,
     ack_frame,
     control_frame,
     credit_frame,
-    fetched_header,
     full_frame,
     one_ack_frame,
 )
-
-_PADDING: Final = bytes(PAYLOAD_ALIGN)
 
 SMALL_BYTES: Final = 4 * KIB
 """A connection that holds no more than this is not counted: acks of clients that read are not worth the work."""
@@ -300,24 +295,9 @@ class Replies(ABC):
         """There has been no room for too long, in the broker or in a lane; `full_frame` has the meaning."""
         self._send(full_frame(lane, replica, trouble))
 
-    def send_result(self, request: int, result: FetchResult) -> None:
-        """The answer to a fetch."""
-        body: list[bytes | memoryview] = []
-        for payload in result.payloads:
-            body.append(payload)
-            if pad := -len(payload) % PAYLOAD_ALIGN:
-                body.append(_PADDING[:pad])
-        entries = result.entries.tobytes()
-        length = len(entries) + sum(map(len, body))
-        header = fetched_header(
-            request=request,
-            next_index=result.next_index,
-            tail_index=result.tail_index,
-            count=len(result.entries),
-            gap=result.gap,
-            length=length,
-        )
-        self._send(header, entries, *body)
+    def send_fetched(self, frame: list[bytes | memoryview]) -> None:
+        """The answer to a fetch: `FetchResult.frame`."""
+        self._send(*frame)
 
 
 @dataclass(slots=True)

@@ -25,8 +25,8 @@ import uvloop
 
 from embarcadero.broker.broker import Broker
 from embarcadero.broker.context import BrokerContext
-from embarcadero.broker.net.server import Left, serve_broker
-from embarcadero.broker.read.disk import TableJobs
+from embarcadero.broker.disk_reads import TableJobs
+from embarcadero.broker.server import Left, serve_broker
 from embarcadero.config import DEFAULTS, Config
 from embarcadero.config.secrets import secret_values
 from embarcadero.env import NO_STEPS, Env, Inline, Steps, SystemClock, Workers
@@ -51,8 +51,7 @@ from embarcadero.node.standby import ProcessServices, SharedState, Standby, cand
 from embarcadero.node.tables import table_reader
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.stores import open_store
-from embarcadero.replica.replica import Replica
-from embarcadero.replica.server import serve_replica
+from embarcadero.replica.replica import Replica, serve_replica
 from embarcadero.sequencer.leader.server import serve_candidate
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder

@@ -1,17 +1,17 @@
 """The replica's logic: no files of its own, no clock, no threads. The driver and the simulator run the same code.
 
-One pass: take what was ordered since the last one (follow.py), append it, have it synced, publish the durable lines
-(copies.py), ring those who wait for them (follow.py). Beside that, a little at a time: see what the store says
-(ranges.py), copy from other replicas' files what left the fabric (repair.py), keep session checkpoints (sessions.py),
-give up what was trimmed (retention.py), take over what leaves another replica (moving.py), and look through old files
-for damage.
+One pass: take what was ordered since the last one, append it, have it synced, publish the durable lines, and ring the
+brokers and replicas that wait for them (copies.py). Beside that, a little at a time: read the store and take over
+ranges of other replicas (ranges.py), copy from other replicas' files what left the fabric and look through old files
+for damage (repair.py), keep session checkpoints and give up what was trimmed (retention.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from embarcadero.config import DEFAULTS, Config
 from embarcadero.config.table import ReplicaKeys as Settings
@@ -23,8 +23,16 @@ from embarcadero.fabric.region import Fabric
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
-from embarcadero.replica.copies import Commits, Copy, Health, ReplicaContext, ReplicaCounters
-from embarcadero.replica.follow import COMMIT_BYTES_MAX, BrokerRegions, Follower
+from embarcadero.replica.copies import (
+    COMMIT_BYTES_MAX,
+    BrokerRegions,
+    Commits,
+    Copy,
+    Follower,
+    Health,
+    ReplicaContext,
+    ReplicaCounters,
+)
 from embarcadero.replica.ranges import Moving, RangeCopies
 from embarcadero.replica.repair import Repair, Scrubber
 from embarcadero.replica.retention import LaneRetention, SessionCheckpoints
@@ -336,3 +344,35 @@ class Replica:
         """Let go of all files; what was appended last and not synced is not counted by anybody."""
         self.repair.close()
         self.ranges.close()
+
+
+# --- the driver -------------------------------------------------------------------------------------------------------
+class StopEvent(Protocol):
+    """Is set when the replica is to end."""
+
+    def is_set(self) -> bool: ...
+
+
+class ReplicaBell(Protocol):
+    """A doorbell that can be waited for."""
+
+    async def wait(self, timeout_s: float, on_ring: Callable[[], bool] | None = None) -> None: ...
+
+
+async def serve_replica(replica: Replica, bell: ReplicaBell, stop: StopEvent) -> None:
+    """Run until stopped or deposed. What was appended is synced before it ends."""
+    idle_wait_s = replica.settings.idle_wait_ms / 1_000
+
+    def rung() -> bool:
+        return replica.poll() or replica.deposed
+
+    try:
+        while not stop.is_set() and not replica.deposed:
+            moved = replica.poll()
+            await bell.wait(0 if moved else idle_wait_s, rung)
+        if replica.deposed:
+            replica.journal.warn("deposed", reason="it was taken for dead, or replaced")
+        else:
+            replica.journal.note("left", commits=replica.counters.commits, entries=replica.counters.entries)
+    finally:
+        replica.close()

@@ -21,10 +21,9 @@ from typing import Final, NamedTuple, Protocol
 
 from embarcadero.broker.clients import Peer
 from embarcadero.broker.context import BrokerContext, StoreView
-from embarcadero.broker.read.disk import Segments
-from embarcadero.broker.read.lane_reader import LaneReaders
-from embarcadero.broker.read.results import FetchResult
-from embarcadero.broker.write.pending import Ingest
+from embarcadero.broker.disk_reads import FetchResult, Segments
+from embarcadero.broker.lane_reader import LaneReaders
+from embarcadero.broker.pending import Ingest
 from embarcadero.errors import EmbarcaderoError, FuturePosition, TooMany, UnknownTopic
 from embarcadero.fabric.log import Reservation
 from embarcadero.limits import REFERENCES_WAITING_MAX

@@ -27,10 +27,10 @@ from typing import Final, NamedTuple
 from embarcadero.broker.clients import Peer
 from embarcadero.broker.context import BrokerContext, StoreView
 from embarcadero.broker.durable import AwaitingDurability, DurableFrontiers
-from embarcadero.broker.read.lane_reader import LaneReaders
-from embarcadero.broker.write.lanes import OwnLanes
-from embarcadero.broker.write.pending import Entry, Ingest, Relay, Waiting
-from embarcadero.broker.write.references import References
+from embarcadero.broker.lane_reader import LaneReaders
+from embarcadero.broker.own_lanes import OwnLanes
+from embarcadero.broker.pending import Entry, Ingest, Relay, Waiting
+from embarcadero.broker.references import References
 from embarcadero.config.table import BrokerKeys as BrokerSettings
 from embarcadero.errors import Backpressure, BadFrame, ChecksumMismatch, FrameTooLarge, OverCredit, TimedOut
 from embarcadero.fabric.layout import Entries

@@ -1,23 +1,31 @@
-"""Requests of clients: a table of handlers; settings of new topics, tables of topics, progress of readers.
+"""One client's connection, without a socket, and the requests that come over it. A driver moves the bytes.
 
-Readers say how far they are often, and a commit in the store waits for a disk: notes are written once a second at most.
+A connection parses and frames. Batches go to admission, requests to a table of handlers, and replies leave through the
+connection's peer. A mistake of the peer ends its connection with one typed error; a refusal of one batch is an ack with
+that outcome.
+
+Readers report their progress often, and a commit in the store waits for a disk, so notes are written at most once a
+second.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 from embarcadero import limits
-from embarcadero.broker.clients import Peer
+from embarcadero.broker.admission import Admission, WritePath, peer_number
+from embarcadero.broker.clients import Peer, Transport, UnreadBytes
 from embarcadero.broker.context import BrokerContext, StoreView
-from embarcadero.broker.read.fetches import Fetches
-from embarcadero.broker.read.positions import Positions
-from embarcadero.broker.write.admission import Admission, WritePath, peer_number
-from embarcadero.broker.write.pending import Entry
+from embarcadero.broker.fetches import Fetches
+from embarcadero.broker.pending import Entry
+from embarcadero.broker.positions import Positions
 from embarcadero.config import Config
 from embarcadero.env import Clock
 from embarcadero.errors import (
@@ -25,6 +33,7 @@ from embarcadero.errors import (
     BadFrame,
     BadName,
     BadValue,
+    BadVersion,
     Deposed,
     EmbarcaderoError,
     Retriable,
@@ -33,7 +42,9 @@ from embarcadero.errors import (
 )
 from embarcadero.fabric.layout import OPEN_STRONG
 from embarcadero.limits import (
+    CONTROL_BYTES_MAX,
     COPIES_DEFAULT,
+    HELLO_BYTES_MAX,
     READER_LANES_MAX,
     READER_NAME_BYTES_MAX,
     READER_NOTES_S,
@@ -47,8 +58,9 @@ from embarcadero.placement.records import ReaderNote
 from embarcadero.placement.store import rested_us
 from embarcadero.types import CRC32C, NO_SESSION, EntryKind, OnGap, Order, ReaderProgress, Topic
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import PROTOCOL_VERSION
+from embarcadero.wire.codec import PROTOCOL_VERSION, REFERENCE, BatchHeader, FrameKind, parse_reference
 from embarcadero.wire.messages import CreateTopic
+from embarcadero.wire.receiver import BatchReceived, ControlReceived, Event, FrameReceiver
 
 
 def check_partitions(partitions: int | None, config: Config) -> None:
@@ -111,7 +123,7 @@ def answer_tier(directory: Directory, ask: TierQuestion, wall_us: int) -> m.Mess
 _PLACE_BYTES = 32
 
 
-class ReaderNotes:
+class ProgressNotes:
     """What readers told this broker. What comes within a second of the last write is written with the next one."""
 
     def __init__(self, directory: Directory, clock: Clock) -> None:
@@ -204,7 +216,7 @@ class Requests:
         self._context, self._directory, self._clock = context, context.directory, context.env.clock
         self._store, self._admission, self._path = store, admission, path
         self._fetches, self._positions, self._status = fetches, positions, status
-        self.notes = ReaderNotes(context.directory, context.env.clock)
+        self.notes = ProgressNotes(context.directory, context.env.clock)
         self._handlers: dict[type[m.Message], Handler] = {
             m.Fetch: fetches.fetch,
             m.OpenSession: self._open_session,
@@ -371,3 +383,150 @@ class Requests:
 
     def _ping(self, peer: Peer, request: int, ask: m.Ping) -> None:  # noqa: ARG002 - a handler
         peer.answer(request, m.Pong())
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the connections of one broker lead to."""
+
+    context: BrokerContext
+    unread: UnreadBytes
+    admission: Admission
+    requests: Requests
+    closed: Callable[[Peer], None]  # told of a peer whose transport is gone
+    scratch: memoryview
+
+
+class Connection:
+    """Parses what one client sends. Its `peer` is all that other parts of the broker know of it."""
+
+    def __init__(self, number: int, services: Services, transport: Transport) -> None:
+        self._services, self._admission = services, services.admission
+        self.peer = Peer(number, self, services.unread, services.context.counters, transport)
+        self._receiver = FrameReceiver(
+            allowed=frozenset({FrameKind.CONTROL, FrameKind.BATCH}),
+            scratch=services.scratch,
+            admit=self._admit,
+            full=partial(services.unread.stops, self.peer),
+            control_bytes_max=HELLO_BYTES_MAX,
+        )
+        self.get_buffer = self._receiver.get_buffer
+        self._references: deque[bytearray] = deque()  # bodies of batches by reference that are not taken yet, in order
+
+    # --- bytes in -----------------------------------------------------------------------------------------------------
+    def received(self, count: int) -> None:
+        """`count` bytes were put into the buffer that get_buffer gave."""
+        if not self.peer.closing:
+            self._take(partial(self._receiver.received, count))
+
+    def go_on(self) -> None:
+        """Take the requests that waited until the peer has read more."""
+        if not self.peer.closing:
+            self._take(self._receiver.go_on)
+            self.peer.transport.on_output()  # the driver may read from the socket again
+
+    def _take(self, events: Callable[[], list[Event]]) -> None:
+        peer = self.peer
+        try:
+            found = events()
+            while found:
+                for event in found:
+                    if peer.closing:
+                        break
+                    if isinstance(event, BatchReceived):
+                        self._batch(event.header)
+                    elif isinstance(event, ControlReceived):
+                        self._control(event.request, event.message)
+                found = [] if peer.closing else self._receiver.go_on()
+        except EmbarcaderoError as error:
+            self.hang_up(error)
+        self._admission.after_receive(peer)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether requests wait until the peer has read more: the driver should not read more of them."""
+        return self._receiver.stopped
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Requests that came and are not parsed yet."""
+        return self._receiver.waiting_bytes
+
+    # --- its end ------------------------------------------------------------------------------------------------------
+    def closed(self) -> None:
+        """The transport is gone."""
+        if not self.peer.gone:
+            self.peer.gone = self.peer.closing = True
+            self._drop_input()
+            self.peer.drop_output()
+            self._services.closed(self.peer)
+
+    def abort(self, error: EmbarcaderoError) -> None:
+        """End the connection without a word: the peer does not read."""
+        self.note_end(error)
+        self._drop_input()
+        self.peer.closing = self.peer.aborted = True
+        self.peer.drop_output()
+        self.peer.transport.on_output()
+
+    def hang_up(self, error: EmbarcaderoError) -> None:
+        """Tell the peer why, and end the connection."""
+        self.note_end(error)
+        self._drop_input()
+        self.peer.fail(0, error)
+        self.peer.closing = True
+
+    def note_end(self, error: EmbarcaderoError) -> None:
+        """Count and log that the connection is ended because of what its peer did."""
+        context, name = self._services.context, type(error).__name__
+        context.counters.hung_up[name] += 1
+        context.env.journal.warn(
+            "connection ended",
+            peer=self.peer.transport.address,
+            client=self.peer.client,
+            error=name,
+            reason=error.message,
+        )
+
+    def _drop_input(self) -> None:
+        self._receiver.drop()
+        self._references.clear()
+        self._admission.drop(self.peer)
+
+    # --- frames -------------------------------------------------------------------------------------------------------
+    def _admit(self, header: BatchHeader) -> memoryview | None:
+        """Check a batch before a byte of it is stored; None refuses this batch only."""
+        if not self.peer.greeted:
+            raise BadFrame("a batch before the hello", "send Hello first")
+        if header.flags & REFERENCE:
+            self._references.append(body := bytearray(header.length))
+            return memoryview(body)
+        return self._admission.admit(self.peer, header)
+
+    def _batch(self, header: BatchHeader) -> None:
+        if header.flags & REFERENCE:
+            self._admission.take_reference(self.peer, header, parse_reference(self._references.popleft()))
+        else:
+            self._admission.take_arrived(self.peer, header)
+
+    def _control(self, request: int, message: m.AnyMessage) -> None:
+        if isinstance(message, m.Hello):
+            self._hello(request, message)
+        elif not self.peer.greeted:
+            raise BadFrame(f"{type(message).__name__} before the hello", "send Hello first")
+        else:
+            try:
+                self._services.requests.handle(self.peer, request, message)
+            except EmbarcaderoError as error:
+                self.peer.fail(request, error)
+
+    def _hello(self, request: int, hello: m.Hello) -> None:
+        if PROTOCOL_VERSION not in hello.versions:
+            raise BadVersion(
+                f"the client speaks versions {hello.versions[:8]}, this broker {PROTOCOL_VERSION}",
+                "use a client of the same release",
+            )
+        self.peer.greeted, self.peer.client = True, hello.client[:100]
+        self._receiver.control_bytes_max = CONTROL_BYTES_MAX
+        self.peer.answer(request, self._services.requests.welcome())
+        self._admission.credit.grant(self.peer)

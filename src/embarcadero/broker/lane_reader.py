@@ -15,15 +15,24 @@ have written above that does not exist.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 import numpy as np
 
 from embarcadero.broker.clients import Peer
 from embarcadero.broker.context import BrokerContext, StoreView, lane_margin
+from embarcadero.broker.disk_reads import (
+    DiskCopies,
+    DiskReads,
+    FetchResult,
+    Segments,
+    TableJobs,
+    at_index,
+    no_disks,
+    wanted_entries,
+)
 from embarcadero.broker.durable import DurableFrontiers, LaneRanges
-from embarcadero.broker.read.disk import DiskCopies, DiskReads, Segments, TableJobs, no_disks
-from embarcadero.broker.read.results import FetchResult, FetchSource, Hot, Location, at_index, wanted_entries
 from embarcadero.errors import BadValue, EmbarcaderoError, FuturePosition, UnknownTopic
 from embarcadero.fabric.layout import ORDER, Entries, join, pick
 from embarcadero.fabric.leader import LeaderView
@@ -35,6 +44,44 @@ from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Gap, GapKind, Order, Tier, TopicLane
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
+
+
+class FetchSource(Enum):
+    """Where the batches are that a fetch asks for."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    GAP = "gap"
+    """Nowhere: they were trimmed, or are lost."""
+    END = "end"
+    """Nowhere: nothing of the lane is above."""
+
+
+@dataclass(slots=True)
+class Location:
+    """Where a fetch is answered."""
+
+    source: FetchSource
+    index: int  # MEMORY: where to start; GAP and END: where to go on
+    bound: int  # nothing at or above this is served
+    gap: Gap | None = None
+    ask: Fetch | None = None  # DISK: what segment files are to be asked
+    ring: RingReader | None = None  # what memory was looked at; None: this rests on what the store says alone
+    ordered: int = 0
+
+    def result(self) -> FetchResult:
+        """The answer, of what is not in memory."""
+        return FetchResult(np.zeros(0, dtype=ORDER), [], self.index, self.bound, self.gap, elsewhere=self.ask)
+
+
+@dataclass(frozen=True, slots=True)
+class Hot:
+    """Entries of a span that are in memory, from `start` on; `stop_seq` is the seq at its end, if memory knows it."""
+
+    start: int
+    entries: Entries
+    stop_seq: int | None
+
 
 _RETAINED_CACHE_US = 500_000
 

@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from embarcadero.broker.clients import Peer
 from embarcadero.broker.context import BrokerContext, StoreView
-from embarcadero.broker.read.disk import FairJobs, FoundBatch, Segments
-from embarcadero.broker.read.lane_reader import ON_DISK, LaneReader, LaneReaders, StoredLane
-from embarcadero.broker.read.results import Hot, raise_unknown, typed
+from embarcadero.broker.disk_reads import FairJobs, FoundBatch, Segments, raise_unknown, typed
+from embarcadero.broker.lane_reader import ON_DISK, Hot, LaneReader, LaneReaders, StoredLane
 from embarcadero.env import Clock
 from embarcadero.errors import BadValue, Corrupt, FuturePosition, Retriable, Trimmed
 from embarcadero.limits import INDEX_EVERY_BYTES, PIECES_MAX, TAIL_HOLES_MAX

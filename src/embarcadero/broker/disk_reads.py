@@ -22,13 +22,14 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from embarcadero.broker.clients import Peer
 from embarcadero.broker.durable import LaneRanges
-from embarcadero.broker.read.results import FetchResult, TableReader, wanted_entries
 from embarcadero.env import Disk, Workers
 from embarcadero.errors import (
     BadSegment,
@@ -52,10 +53,105 @@ from embarcadero.limits import (
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.segment import Point
-from embarcadero.types import Gap, GapKind, Range, ReplicaMember, ReplicaRef
+from embarcadero.types import BATCH_KIND, Cut, EntryKind, Gap, GapKind, Range, ReplicaMember, ReplicaRef, Tier
+from embarcadero.wire.codec import PAYLOAD_ALIGN, fetched_header
 from embarcadero.wire.messages import Fetch
+from embarcadero.wire.schemas import TopicSchemas
 
 T = TypeVar("T")
+
+_PADDING: Final = bytes(PAYLOAD_ALIGN)
+_SKIP_KIND: Final = int(EntryKind.SKIP)  # a plain number, see BATCH_KIND
+
+
+@dataclass(slots=True)
+class FetchResult:
+    """What a fetch found: entries with their payloads, and where to go on."""
+
+    entries: Entries
+    payloads: list[bytes | memoryview]
+    next_index: int
+    tail_index: int
+    gap: Gap | None = None
+    to_come: bool = False  # nothing was appended since the time that was asked for
+    elsewhere: Fetch | None = None  # memory does not have it: what segment files are to be asked
+
+    def over(self, ask: Fetch) -> bool:
+        """Whether the reader has all that it will ever ask for."""
+        return ask.stop is not None and self.elsewhere is None and self.next_index >= ask.stop
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no answer for the reader yet."""
+        return not self.payloads and self.gap is None
+
+    def frame(self, request: int) -> list[bytes | memoryview]:
+        """Return the buffers of the answer to a request, in order."""
+        body: list[bytes | memoryview] = []
+        for payload in self.payloads:
+            body.append(payload)
+            if pad := -len(payload) % PAYLOAD_ALIGN:
+                body.append(_PADDING[:pad])
+        entries = self.entries.tobytes()
+        header = fetched_header(
+            request=request,
+            next_index=self.next_index,
+            tail_index=self.tail_index,
+            count=len(self.entries),
+            gap=self.gap,
+            length=len(entries) + sum(map(len, body)),
+        )
+        return [header, entries, *body]
+
+
+def wanted_entries(entries: Entries, ask: Fetch) -> npt.NDArray[np.bool_]:
+    """Which entries a reader gets: batches (of its partitions) and skips; those of sessions if it asks for them."""
+    if ask.partitions is None and ask.control:
+        return np.ones(len(entries), dtype=bool)
+    kinds = entries["kind"]
+    wanted: npt.NDArray[np.bool_] = kinds == BATCH_KIND
+    if ask.partitions is not None:
+        wanted &= np.isin(entries["partition"], np.array(ask.partitions, dtype=np.uint16))
+    wanted |= (kinds != BATCH_KIND) if ask.control else (kinds == _SKIP_KIND)
+    return wanted
+
+
+class TableReader(Protocol):
+    """Reads tables of topics. Called on workers. Raises TierUnavailable, BadTable, or NotAvailable."""
+
+    def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> FetchResult:
+        """Batches of the table from index `ask.start` on and below `stop`, at most `ask.max_bytes` but for the first.
+
+        `stop` is at most the table's frontier. A hole in the table is a LOST gap. A batch has the payload as Arrow
+        encodes its columns now: its entry says so (`FROM_TABLE`).
+        """
+        ...
+
+    def find(self, tier: Tier, lane: int, by: str, value: int) -> tuple[int, int] | None:
+        """Index and seq of the batch with an index, with a seq in it, or of the first since a time; None: not there."""
+        ...
+
+    def cuts(self, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+        """Files with batches [start, stop), joined to pieces of about `piece_bytes`."""
+        ...
+
+
+def typed(error: Exception) -> EmbarcaderoError:
+    """What a client is told: also of an error that nobody thought of, for nobody else answers it."""
+    if isinstance(error, EmbarcaderoError):
+        return error
+    return Corrupt(f"this can't be read: {error!r}", "look at the broker's log, and report it: this is a bug")
+
+
+def raise_unknown(error: Exception) -> None:
+    """Let what is a bug be seen: on an event loop that is a line in the log, with its place."""
+    if not isinstance(error, EmbarcaderoError):
+        raise error
+
+
+def at_index(ask: Fetch, index: int) -> Fetch:
+    """The same fetch from an index on."""
+    return msgspec.structs.replace(ask, by="index", start=index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ import msgspec
 
 from embarcadero.broker.clients import Peer, UnreadBytes
 from embarcadero.broker.context import BrokerContext, StoreView
+from embarcadero.broker.disk_reads import FetchResult, at_index, raise_unknown, typed
 from embarcadero.broker.durable import DurableFrontiers
-from embarcadero.broker.read.lane_reader import LaneReader, LaneReaders, StoredLane
-from embarcadero.broker.read.results import FetchResult, at_index, raise_unknown, typed
+from embarcadero.broker.lane_reader import LaneReader, LaneReaders, StoredLane
 from embarcadero.errors import (
     BadFrame,
     BadTable,
@@ -219,7 +219,7 @@ class Fetches:
         if found.gap is not None and parked.begun is not None and found.gap.start > parked.begun:
             # entries that are not for readers came first: a gap begins where the reader is
             found = FetchResult(found.entries[:0], [], found.gap.start, found.tail_index)
-        parked.peer.send_result(parked.request, found)
+        parked.peer.send_fetched(found.frame(parked.request))
         self._unread.hold(parked.peer)
         lane, entries = parked.ask.lane, found.entries
         parked.peer.reading[lane] = (found.next_index, now_us)

@@ -16,7 +16,7 @@ import numpy as np
 from embarcadero.broker.clients import Peer
 from embarcadero.broker.context import BrokerContext, StoreView, lane_margin, lane_slots
 from embarcadero.broker.durable import AwaitingDurability, AwaitingLane, DurableFrontiers
-from embarcadero.broker.write.pending import Ingest
+from embarcadero.broker.pending import Ingest
 from embarcadero.config import FabricSizes
 from embarcadero.env import Doorbell
 from embarcadero.errors import LATER, BadFrame, BadValue, FabricFull, TooMany
