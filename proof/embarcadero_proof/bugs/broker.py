@@ -21,7 +21,7 @@ BUGS: Final = (
             Edit("embarcadero.broker.own_lanes:LaneWriter.stage", "        self.next_seq += header.count\n",
                  "        self.next_seq += header.count\n        self._ring.frontier.advance(index + 1)\n"),)),
     Bug("earliest-too-late", "a reader that asks for the earliest begins one behind it", "P4", witnesses=(26, 1),
-        edits=(Edit("embarcadero.broker.lane_reader:LaneReader._place",
+        edits=(Edit("embarcadero.broker.lane_reader:LaneReader._index_of",
                     "first = self._first_retained(ring, ordered, now_us)",
                     "first = min(self._first_retained(ring, ordered, now_us) + 1, bound)"),)),
     Bug("ack-before-durable", "a broker acks as durable what is only ordered", "P6", bias=POWER, witnesses=(0,),

@@ -37,7 +37,7 @@ from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.log import Reservation
 from embarcadero.limits import LINE_BYTES, STALLED_S
-from embarcadero.types import NO_SESSION, EntryKind, Order, Outcome
+from embarcadero.types import NO_SESSION, EntryKind, Order, Outcome, SessionKey, Span
 from embarcadero.wire.codec import (
     HEADER_BYTES,
     REFERENCE,
@@ -136,7 +136,7 @@ class AttachedSessions:
 
     def __init__(self, ingest: Ingest, waiting: dict[int, Waiting], per_connection_max: int) -> None:
         self._ingest, self._waiting, self._per_connection_max = ingest, waiting, per_connection_max
-        self.attached: dict[tuple[int, int], int] = {}  # (lane, session) -> connections that feed it
+        self.attached: dict[SessionKey, int] = {}  # how many connections feed a session
         self._owed: deque[Entry] = deque()  # detach entries that have no slot yet
 
     def request(self, peer: Peer, request: int, entry: Entry) -> None:
@@ -146,7 +146,7 @@ class AttachedSessions:
             raise Backpressure("the broker has no room for session requests now", "try again, or another broker")
         self._waiting[pending] = Waiting(entry.kind, entry.lane, None, peer, request)
 
-    def opened(self, peer: Peer, key: tuple[int, int]) -> None:
+    def opened(self, peer: Peer, key: SessionKey) -> None:
         """A session was opened: the sequencer counts it as connected here until a detach entry."""
         if peer.gone:
             self._owed.append(Entry(EntryKind.SESSION_DETACH, *key))
@@ -157,7 +157,7 @@ class AttachedSessions:
 
     def attach(self, peer: Peer, lane: int, session: int) -> bool:
         """Tell the sequencer that the session's publisher is here. False when there is no slot for that now."""
-        key = (lane, session)
+        key = SessionKey(lane, session)
         if key in peer.sessions:
             return True
         if key not in self.attached:
@@ -177,19 +177,19 @@ class AttachedSessions:
             entry = self._owed.popleft()
             self._waiting[pending] = Waiting(entry.kind, entry.lane, None, None)
 
-    def _remember(self, peer: Peer, key: tuple[int, int]) -> None:
+    def _remember(self, peer: Peer, key: SessionKey) -> None:
         """A session is fed by a connection. Of too many, the first one counts as left, until it sends again."""
         peer.sessions[key] = None
         if len(peer.sessions) > self._per_connection_max:
             self._leave(peer, next(iter(peer.sessions)))
 
-    def _leave(self, peer: Peer, key: tuple[int, int]) -> None:
+    def _leave(self, peer: Peer, key: SessionKey) -> None:
         """A connection feeds a session no longer. The sequencer is told if no other connection does."""
         self.forget(peer, key)
         if key not in self.attached:
             self._owed.append(Entry(EntryKind.SESSION_DETACH, *key))
 
-    def forget(self, peer: Peer, key: tuple[int, int]) -> None:
+    def forget(self, peer: Peer, key: SessionKey) -> None:
         """Have a session in mind no longer: it ended, or its connection did. Another batch would attach it again."""
         if key not in peer.sessions:
             return
@@ -220,7 +220,7 @@ class OutcomeCounts:
         """One came alone."""
         self._counters.answered_one(pending, outcome, self._clock.now_us())
 
-    def lost(self, lane: int) -> list[tuple[int, int]]:
+    def lost(self, lane: int) -> list[Span]:
         """A lane's LOST gaps."""
         return self._durable.chain(lane).lost
 

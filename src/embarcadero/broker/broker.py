@@ -135,9 +135,9 @@ class Broker:
             peer.lanes &= lanes
             for lane in peer.reading.keys() - lanes:
                 del peer.reading[lane]
-            for key in [key for key in peer.turns if key[0] not in lanes]:
+            for key in [key for key in peer.turns if key.lane not in lanes]:
                 del peer.turns[key]
-            for key in [key for key in peer.sessions if key[0] not in lanes]:
+            for key in [key for key in peer.sessions if key.lane not in lanes]:
                 self.sessions.forget(peer, key)
 
     def _advance(self, hint: int) -> bool:
@@ -282,8 +282,8 @@ class Broker:
         lags: dict[int, list[int]] = {}
         since_us = self._context.env.clock.now_us() - 2 * limits.FETCH_WAIT_MS_MAX * 1000
         for peer in self.peers.values():
-            for lane, (next_index, at_us) in peer.reading.items():
-                lag = self.readers.lag(lane, next_index) if at_us > since_us else None
+            for lane, last in peer.reading.items():
+                lag = self.readers.lag(lane, last.next_index) if last.at_us > since_us else None
                 if lag is not None:
                     lags.setdefault(self.store.topic_lane(lane), []).append(lag)
         return lags
@@ -306,6 +306,6 @@ class Broker:
             "unread_bytes": self.unread.used,
             "acks_waiting_for_disks": self.awaiting.waiting,
             "log_kept_for_disks": round(self.awaiting.kept_chunks / self.ingest.log.chunks, 4),
-            "durable": {str(lane): through for lane, (through, _) in self.awaiting.facts().items()},
+            "durable": {str(lane): facts.through for lane, facts in self.awaiting.facts().items()},
             "warm_jobs": self.readers.disks.running + self.readers.disks.waiting,
         }

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from embarcadero.errors import DiskFailed, DiskFull, EmbarcaderoError, Retriable
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.log import Reservation
 from embarcadero.limits import KIB, UNREAD_PAUSE_BYTES
-from embarcadero.types import NO_INDEX, Outcome
+from embarcadero.types import NO_INDEX, Outcome, SessionKey
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import (
     ACK,
@@ -314,6 +314,13 @@ class Credit:
         return self.received - self.staging
 
 
+class LastFetch(NamedTuple):
+    """The last fetch of a client in one lane: the next index to ask for, and when it was answered."""
+
+    next_index: int
+    at_us: int
+
+
 class Peer(Replies):
     """One client as all parts of the broker know it: where replies go, what it may send, and what it holds."""
 
@@ -327,12 +334,12 @@ class Peer(Replies):
         self.greeted = False
         self.credit = Credit()
         self.arriving: deque[Reservation] = deque()  # room given to batches that are not whole yet, in order
-        self.reading: dict[int, tuple[int, int]] = {}  # lane -> next index of its last fetch, and when that was
+        self.reading: dict[int, LastFetch] = {}  # by lane
         self.parked = 0  # long polls that wait
         self.acks_waiting = 0  # acks that wait for disks
         self.lanes: set[int] = set()  # lanes of brokers that it feeds (orders 0 and 1)
-        self.sessions: dict[tuple[int, int], None] = {}  # (lane, session) that it feeds (orders 2 and 5), oldest first
-        self.turns: dict[tuple[int, int], int] = {}  # order 1: (lane, session) -> the sequence whose turn it is
+        self.sessions: dict[SessionKey, None] = {}  # that it feeds (orders 2 and 5), oldest first
+        self.turns: dict[SessionKey, int] = {}  # order 1: the sequence whose turn it is
         self.reading_bytes = self.reserved_bytes = 0  # of reads of files: what was asked for, and what may come
         self.prompt = False  # whether the peer read its last answer soon
 

@@ -56,7 +56,7 @@ from embarcadero.placement.decisions import check_id
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import ReaderNote
 from embarcadero.placement.store import rested_us
-from embarcadero.types import CRC32C, NO_SESSION, EntryKind, OnGap, Order, ReaderProgress, Topic
+from embarcadero.types import CRC32C, NO_SESSION, EntryKind, LanePosition, OnGap, Order, ReaderProgress, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import PROTOCOL_VERSION, REFERENCE, BatchHeader, FrameKind, parse_reference
 from embarcadero.wire.messages import CreateTopic
@@ -120,7 +120,7 @@ def answer_tier(directory: Directory, ask: TierQuestion, wall_us: int) -> m.Mess
     return m.Done()
 
 
-_PLACE_BYTES = 32
+_POSITION_BYTES = 32
 
 
 class ProgressNotes:
@@ -148,7 +148,8 @@ class ProgressNotes:
             raise Backpressure(f"{len(self._notes)} readers wait for the store to take their notes", "tell it later")
         topic = self._directory.topics.get(ask.topic)
         check_id(topic, ask.topic_id)
-        note = ReaderNote(reader=ask.reader, places=dict(ask.places), at_us=self._clock.wall_us(), topic_id=topic.id)
+        positions = {lane: LanePosition(*position) for lane, position in ask.places.items()}
+        note = ReaderNote(reader=ask.reader, places=positions, at_us=self._clock.wall_us(), topic_id=topic.id)
         self._notes[ask.topic, ask.reader] = note
         self.poll(self._clock.now_us())
 
@@ -164,7 +165,7 @@ class ProgressNotes:
         self._write(self._clock.now_us())
         now_us, room, found = self._clock.wall_us(), READERS_ANSWER_BYTES_MAX, []
         for note in self._directory.readers.of(topic, now_us):
-            room -= len(note.reader.encode()) + _PLACE_BYTES * (1 + len(note.places))
+            room -= len(note.reader.encode()) + _POSITION_BYTES * (1 + len(note.places))
             if room < 0:
                 break
             ago_s = max(0, now_us - note.at_us) / 1e6

@@ -53,7 +53,17 @@ from embarcadero.limits import (
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.segment import Point
-from embarcadero.types import BATCH_KIND, Cut, EntryKind, Gap, GapKind, Range, ReplicaMember, ReplicaRef, Tier
+from embarcadero.types import (
+    BATCH_KIND,
+    Cut,
+    EntryKind,
+    Gap,
+    GapKind,
+    Range,
+    ReplicaMember,
+    ReplicaRef,
+    Tier,
+)
 from embarcadero.wire.codec import PAYLOAD_ALIGN, fetched_header
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import TopicSchemas
@@ -128,7 +138,7 @@ class TableReader(Protocol):
         ...
 
     def find(self, tier: Tier, lane: int, by: str, value: int) -> tuple[int, int] | None:
-        """Index and seq of the batch with an index, with a seq in it, or of the first since a time; None: not there."""
+        """The position of the batch with an index, with a seq in it, or of the first since a time; None: not there."""
         ...
 
     def cuts(self, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
@@ -144,7 +154,7 @@ def typed(error: Exception) -> EmbarcaderoError:
 
 
 def raise_unknown(error: Exception) -> None:
-    """Let what is a bug be seen: on an event loop that is a line in the log, with its place."""
+    """Raise unexpected errors again, so that the event loop logs them with a traceback."""
     if not isinstance(error, EmbarcaderoError):
         raise error
 
@@ -204,13 +214,13 @@ class Segments:
         """Answer a fetch. Raises Corrupt when no copy is good."""
         if ask.by == "index":
             return self._read(ask.start, ask)
-        place = self.locate(ask.by, ask.start)
-        if place is None:  # nothing there: the end, as far as files can tell
+        position = self.locate(ask.by, ask.start)
+        if position is None:  # nothing there: the end, as far as files can tell
             return FetchResult(_nothing(), [], self.bound, self.bound, to_come=ask.by == "time")
-        return self._read(place.index, ask)
+        return self._read(position.index, ask)
 
     def locate(self, by: str, value: int) -> FoundBatch | None:
-        """A place by index, seq or time, or the earliest one; None if it is at or above the bound."""
+        """Find a position by index, seq or time, or the earliest one; None if it is at or above the bound."""
         if by == "earliest":
             return self.first()
         if by == "seq":
@@ -244,7 +254,7 @@ class Segments:
 
     def _first_of(self, files: RangeFiles, start: int, stop: int) -> FoundBatch | None:
         first = files.first
-        return None if first is None or max(first, start) >= stop else self._place(files, max(first, start))
+        return None if first is None or max(first, start) >= stop else self._position(files, max(first, start))
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def _read(self, index: int, ask: Fetch) -> FetchResult:
@@ -305,8 +315,8 @@ class Segments:
         known = self.chain.seq_at(index)
         if known is not None:
             return known
-        place = self._at(self.chain.after_lost(index))
-        return None if place is None else place.seq
+        position = self._at(self.chain.after_lost(index))
+        return None if position is None else position.seq
 
     # --- looking up ---------------------------------------------------------------------------------------------------
     def _at(self, index: int) -> FoundBatch | None:
@@ -314,7 +324,7 @@ class Segments:
         range_ = self.chain.owner(index)
         if range_ is None or index >= self.bound:
             return None
-        found = self._best(range_, lambda files: self._place(files, index))
+        found = self._best(range_, lambda files: self._position(files, index))
         if found is None and index >= self._trimmed:
             raise self._no_good_copy(range_, index, ["no copy reaches it"])
         return found
@@ -330,7 +340,7 @@ class Segments:
                 return None
             if self._stop(range_) <= self._trimmed:
                 break  # all of it is trimmed, as far as it is durable
-            found = self._best(range_, lambda files: self._place(files, files.find_seq(seq)))
+            found = self._best(range_, lambda files: self._position(files, files.find_seq(seq)))
             if found is None:
                 raise self._no_good_copy(range_, range_.start, [f"no copy reaches seq {seq}"])
             return replace(found, instead=found.seq > seq)
@@ -380,9 +390,9 @@ class Segments:
         index = files.find_time(us)
         if index is None and files.entry(stop - 1) is None:
             raise BadSegment(f"its copy ends before {stop}", "the replica completes it from a peer")
-        return self._place(files, index)
+        return self._position(files, index)
 
-    def _place(self, files: RangeFiles, index: int | None) -> FoundBatch | None:
+    def _position(self, files: RangeFiles, index: int | None) -> FoundBatch | None:
         """An index with its seq, if this copy has it and it may be told. A copy that ends there can't answer."""
         if index is None:
             return None

@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from embarcadero.broker.clients import Peer, UnreadBytes
+from embarcadero.broker.clients import LastFetch, Peer, UnreadBytes
 from embarcadero.broker.context import BrokerContext, StoreView
 from embarcadero.broker.disk_reads import FetchResult, at_index, raise_unknown, typed
 from embarcadero.broker.durable import DurableFrontiers
@@ -222,7 +222,7 @@ class Fetches:
         parked.peer.send_fetched(found.frame(parked.request))
         self._unread.hold(parked.peer)
         lane, entries = parked.ask.lane, found.entries
-        parked.peer.reading[lane] = (found.next_index, now_us)
+        parked.peer.reading[lane] = LastFetch(found.next_index, now_us)
         if len(entries):
             size, topic = int(entries["size"].sum()), self._store.topic_lane(lane)
             self._counters.went_out[topic].add(len(entries), int(entries["count"].sum()), size)
@@ -268,7 +268,7 @@ class Fetches:
             return False
         if (tier := self._readers.tier(ask.lane)) is None:
             return False
-        start, frontier = tier.start(ask.lane)[0], tier.frontier(ask.lane)[0]
+        start, frontier = tier.start(ask.lane).index, tier.frontier(ask.lane).index
         if gap.start < start:  # trimmed from the table, too
             found.gap = Gap(GapKind.TRIMMED, gap.start, min(start, gap.stop))
             found.next_index = found.gap.stop
@@ -297,7 +297,7 @@ class Fetches:
                 parked.seen = _NOT_TRIED  # files were compacted or collected after the read was planned
             elif isinstance(result, Exception):
                 raise result
-            elif parked.peer.clogged or now is None or now.start(parked.ask.lane)[0] > _first_index(result):
+            elif parked.peer.clogged or now is None or now.start(parked.ask.lane).index > _first_index(result):
                 parked.seen = _NOT_TRIED
             else:
                 result.tail_index = max(result.tail_index, tail)

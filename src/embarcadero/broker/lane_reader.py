@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from embarcadero.fabric.region import Fabric, attach_unless_removed
 from embarcadero.fabric.ring import RingReader
 from embarcadero.limits import FETCH_ENTRIES_MAX
 from embarcadero.steps import Step
-from embarcadero.types import EntryKind, Gap, GapKind, Order, Tier, TopicLane
+from embarcadero.types import EntryKind, Gap, GapKind, LanePosition, Order, Span, Tier, TopicLane
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
 
@@ -88,6 +88,24 @@ _RETAINED_CACHE_US = 500_000
 
 ON_DISK: Final = -1
 """In place of an index: it is below what memory can tell."""
+
+
+class KnownPosition(NamedTuple):
+    """A position as far as memory knows it: an index or ON_DISK, and the seq if that is still known."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    seq: int | None
+
+
+ON_DISK_POSITION: Final = KnownPosition(ON_DISK, None)
+
+
+class _Retained(NamedTuple):
+    """The first index of what is wholly in memory, as it was found in an epoch."""
+
+    epoch: int
+    found_us: int
+    first: int
 
 
 class StoredLane:
@@ -179,7 +197,7 @@ class LaneReader:
     ) -> None:
         self._epoch, self._logs, self.lane, self._margin, self.stored = epoch, logs, lane, margin, stored
         self._begins = (-1, 0)  # epoch, the first index that its ring ever had
-        self._retained: tuple[int, int, int] | None = None  # epoch, when found, index
+        self._retained: _Retained | None = None
         self.trimmed = 0  # the lane was trimmed below this index; the store says so
 
     def ring(self) -> RingReader | None:
@@ -226,18 +244,18 @@ class LaneReader:
             return None
         return Ends(ordered, seq, durable, durable_seq)
 
-    def seq_holes(self) -> list[tuple[int, int]]:
+    def seq_holes(self) -> list[Span]:
         """Spans of seqs that restarts passed over, oldest first."""
         return [] if self.stored is None else self.stored.chain.seq_holes
 
-    def start(self, now_us: int) -> tuple[int, int] | None:
-        """Index and seq of the first entry that is in memory with all that follow; None while they can't be told."""
+    def start(self, now_us: int) -> LanePosition | None:
+        """The position of the first entry that is in memory with all that follow; None while it can't be told."""
         ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
         start = self._first_retained(ring, ordered, now_us)
         seq = self._seq_at(ring, start, ordered)
-        return None if seq is None or not self.may_serve() else (start, seq)
+        return None if seq is None or not self.may_serve() else LanePosition(start, seq)
 
     def locate(self, ask: Fetch, now_us: int) -> Location | None:
         """Where a fetch is answered: from memory, from disk, or by a gap. None while it can't be told.
@@ -283,8 +301,8 @@ class LaneReader:
             self._epoch.steps.at(Step.READ_CHECKED)
         return found
 
-    def position(self, by: str, value: int) -> tuple[int, int | None] | None:
-        """Index and (if it is still known) seq of a place, or ON_DISK; None while it can't be told.
+    def position(self, by: str, value: int) -> KnownPosition | None:
+        """Find a position in memory, or ON_DISK; None while it can't be told.
 
         Raises FuturePosition.
         """
@@ -293,14 +311,14 @@ class LaneReader:
             return None
         index = self._resolve(ring, ordered, ordered, Fetch(lane=self.lane, by=by, start=value, max_bytes=1), 0)
         if index is None or index == ON_DISK:
-            return None if index is None or not self.may_serve() else (ON_DISK, None)
+            return None if index is None or not self.may_serve() else ON_DISK_POSITION
         if self.stored is not None:
             index = self.stored.chain.after_lost(index)
         floor = self._ring_floor(ring, ordered)
         if self.stored is not None and index < floor:
-            return (ON_DISK, None) if self.may_serve() else None
+            return ON_DISK_POSITION if self.may_serve() else None
         seq = self._seq_at(ring, index, ordered) if index >= floor else None
-        return (index, seq) if self.may_serve() else None
+        return KnownPosition(index, seq) if self.may_serve() else None
 
     def measured(self, start: int, stop: int) -> Hot | None:
         """What memory knows of the batches of a span; None while it can't be told. Raises FuturePosition."""
@@ -344,17 +362,17 @@ class LaneReader:
         """First index of the suffix that is wholly in memory. It only grows, so an answer may be used for a while."""
         known = self._retained
         floor = self._readable_from(ring, ordered)
-        if known and known[0] == self._epoch.number and now_us - known[1] < _RETAINED_CACHE_US:
-            return max(known[2], floor)
+        if known and known.epoch == self._epoch.number and now_us - known.found_us < _RETAINED_CACHE_US:
+            return max(known.first, floor)
         entries = ring.read(floor, ordered)
         gone = np.flatnonzero(self._logs.gone(entries))
         first = floor + int(gone[-1]) + 1 if len(gone) else floor
-        self._retained = (self._epoch.number, now_us, first)
+        self._retained = _Retained(self._epoch.number, now_us, first)
         return first
 
     def _known_retained(self) -> int:
         """The same, as far as it is known."""
-        return self._retained[2] if self._retained is not None and self._retained[0] == self._epoch.number else 0
+        return self._retained.first if self._retained is not None and self._retained.epoch == self._epoch.number else 0
 
     def memory_from(self, now_us: int) -> int:
         """From here on everything is in memory, as far as that can be told."""
@@ -374,13 +392,13 @@ class LaneReader:
     def _resolve(self, ring: RingReader, ordered: int, bound: int, ask: Fetch, now_us: int) -> int | None:
         """The index at which a fetch starts, or ON_DISK; None while it can't be told. Raises FuturePosition."""
         try:
-            return self._place(ring, ordered, bound, ask, now_us)
+            return self._index_of(ring, ordered, bound, ask, now_us)
         except FuturePosition:
             if self.may_serve():
                 raise
             return None  # the end that we know is on the word of a sequencer that has a successor
 
-    def _place(self, ring: RingReader, ordered: int, bound: int, ask: Fetch, now_us: int) -> int | None:
+    def _index_of(self, ring: RingReader, ordered: int, bound: int, ask: Fetch, now_us: int) -> int | None:
         if ask.by == "earliest":
             first = self._first_retained(ring, ordered, now_us)
             return first if self.stored is None or first <= max(self.trimmed, self.stored.chain.start) else ON_DISK
@@ -422,12 +440,12 @@ class LaneReader:
         entries = ring.read(floor, ordered)
         if len(entries) < ordered - floor:
             return None  # overtaken by the writer since the frontier was loaded
-        place = int(np.searchsorted(entries["append_us"], np.uint64(us)))
-        if place == 0 and floor > 0:
+        row = int(np.searchsorted(entries["append_us"], np.uint64(us)))
+        if row == 0 and floor > 0:
             if self.stored is not None:
                 return ON_DISK
             return floor - 1  # what left the ring may be as young: the fetch will tell the gap
-        return floor + place
+        return floor + row
 
     def _collect(self, ring: RingReader, ordered: int, bound: int, start: int, ask: Fetch, now_us: int) -> FetchResult:
         found = FetchResult(np.zeros(0, dtype=ring.dtype), [], start, bound)
@@ -556,40 +574,40 @@ class BrokerLaneReader(LaneReader):
             return Ends(end, end_seq, end, end_seq)
         return super().ends()
 
-    def seq_holes(self) -> list[tuple[int, int]]:
+    def seq_holes(self) -> list[Span]:
         end_seq, holes = self.lane_is.end_seq, super().seq_holes()
         last = self.stored.chain.ranges[-1:] if self.stored is not None else []
         sealed = last[0].end_seq if last else None
-        return holes if sealed is None or end_seq is None or sealed >= end_seq else [*holes, (sealed, end_seq)]
+        return holes if sealed is None or end_seq is None or sealed >= end_seq else [*holes, Span(sealed, end_seq)]
 
     def _is_unwritten(self) -> bool:
         """Whether its writer has found no memory for it yet: then nothing in it was ever acked."""
         self._basis = self.lane_is
         return self._basis.open and self.ring() is None and self.may_serve()
 
-    def start(self, now_us: int) -> tuple[int, int] | None:
+    def start(self, now_us: int) -> LanePosition | None:
         end = self.lane_is.end
         if self._is_unwritten():
-            return 0, 0
+            return LanePosition(0, 0)
         if end is not None and (end == 0 or self.ring() is None):
-            return end, self.lane_is.end_seq or 0
+            return LanePosition(end, self.lane_is.end_seq or 0)
         return super().start(now_us)
 
-    def position(self, by: str, value: int) -> tuple[int, int | None] | None:
+    def position(self, by: str, value: int) -> KnownPosition | None:
         end = self.lane_is.end
         if end is None or self.ring() is not None:
             return super().position(by, value)
-        place = self._place_without_ring(by, value, end)
-        if self.stored is not None and place < end:
-            return ON_DISK, None
-        return place, self.lane_is.end_seq if place == end else None
+        index = self._index_without_ring(by, value, end)
+        if self.stored is not None and index < end:
+            return ON_DISK_POSITION
+        return KnownPosition(index, self.lane_is.end_seq if index == end else None)
 
     def measured(self, start: int, stop: int) -> Hot | None:
         end = self.lane_is.end
         if end is None or self.ring() is not None:
             return super().measured(start, stop)
         if stop > end:
-            self._place_without_ring("index", stop, end)
+            self._index_without_ring("index", stop, end)
         return Hot(stop, np.zeros(0, dtype=ORDER), self.lane_is.end_seq if stop == end else None)
 
     def fetch(self, ask: Fetch, now_us: int) -> FetchResult | None:
@@ -623,7 +641,7 @@ class BrokerLaneReader(LaneReader):
         replicated = self.stored is not None or self.lane_is.removed  # or may have been
         if replicated and ask.by == "index" and ask.start > end and ask.read == "ordered":
             ask = at_index(ask, end)
-        start, kept = self._place_without_ring(ask.by, ask.start, end), self._kept(ask.read, end)
+        start, kept = self._index_without_ring(ask.by, ask.start, end), self._kept(ask.read, end)
         if ask.by == "index" and kept is not None and kept <= start < end:
             return self._lost(ask, kept, end)
         if self.stored is not None and start < end:
@@ -651,13 +669,13 @@ class BrokerLaneReader(LaneReader):
         kind = GapKind.LOST if self.stored is None else self.stored.kind_for(ask, gap)
         return Location(FetchSource.GAP, end, end, Gap(kind, max(kept, trimmed), end))
 
-    def _place_without_ring(self, by: str, value: int, end: int) -> int:
+    def _index_without_ring(self, by: str, value: int, end: int) -> int:
         by_seq = 0 if value < (self.lane_is.end_seq or 0) else end
         others = 0 if self.stored is not None and by != "latest" else end
-        place = {"index": value, "seq": by_seq}.get(by, others)
-        if place > end:
-            raise FuturePosition(f"index {place} is beyond the end of the lane ({end})", "the lane is closed")
-        return place
+        index = {"index": value, "seq": by_seq}.get(by, others)
+        if index > end:
+            raise FuturePosition(f"index {index} is beyond the end of the lane ({end})", "the lane is closed")
+        return index
 
 
 class LaneReaders:
@@ -758,4 +776,4 @@ class LaneReaders:
             tier = self.tier(lane)
         except EmbarcaderoError:
             return None
-        return None if tier is None else tier.frontier(lane)[0]
+        return None if tier is None else tier.frontier(lane).index

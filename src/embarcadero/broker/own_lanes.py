@@ -31,7 +31,7 @@ from embarcadero.invariants import invariant
 from embarcadero.limits import FETCH_WAIT_MS_MAX, FETCHES_PARKED_PER_CONNECTION_MAX, SESSIONS_PER_CONNECTION_MAX
 from embarcadero.placement.store import rested_us
 from embarcadero.steps import Step
-from embarcadero.types import EntryKind, Member, Order, Outcome, Topic, TopicLane
+from embarcadero.types import EntryKind, LanePosition, Member, Order, Outcome, SessionKey, Topic, TopicLane
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import ACK, NO_ACK, PACKED_ACK, WANT_DURABLE, BatchHeader
 
@@ -130,9 +130,9 @@ class OwnLanes:
                 self._watches.append(watch)
         return moved or len(self._watches) != len(waiting)
 
-    def frontiers(self) -> dict[int, tuple[int, int]]:
-        """By topic's lane: next index and next seq of our own lane."""
-        return {topic: (writer.next, writer.next_seq) for topic, writer in self._writers.items()}
+    def frontiers(self) -> dict[int, LanePosition]:
+        """By topic's lane: where our own lane goes on."""
+        return {topic: LanePosition(writer.next, writer.next_seq) for topic, writer in self._writers.items()}
 
     def next_deadline_us(self) -> int | None:
         """When the next one who waits for lanes gives up."""
@@ -189,7 +189,7 @@ class OwnLanes:
             peer.refuse(header, Outcome.UNKNOWN_TOPIC if writer is None else Outcome.BACKPRESSURE)
             return False
         if wants_ack and topic.order == Order.BROKER:
-            key = (header.lane, header.session)
+            key = SessionKey(header.lane, header.session)
             peer.turns[key] = max(peer.turns.get(key, 0), header.session_seq + 1)
         self._ingest.keep(arrived)
         writer.stage(header, arrived.location, self._clock.wall_us())
@@ -207,7 +207,7 @@ class OwnLanes:
         turns = peer.turns
         if len(turns) > SESSIONS_PER_CONNECTION_MAX:
             del turns[next(iter(turns))]
-        return header.session_seq <= turns.get((header.lane, header.session), header.low)
+        return header.session_seq <= turns.get(SessionKey(header.lane, header.session), header.low)
 
     def publish(self, peer: Peer) -> bool:
         """Write what one read of a socket brought, then ack it if we may. True: some of it is for disks first."""

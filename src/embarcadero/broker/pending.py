@@ -45,7 +45,7 @@ from embarcadero.fabric.ring import create_ring
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRAME_BYTES_MAX
 from embarcadero.steps import Step
-from embarcadero.types import EntryKind, Member, Outcome
+from embarcadero.types import EntryKind, Member, Outcome, SessionKey, Span
 from embarcadero.wire.codec import ACK
 from embarcadero.wire.messages import Done, NameHeld, Opened
 
@@ -210,16 +210,16 @@ class OutcomeListener(Protocol):
         ...
 
     @property
-    def ended(self) -> Callable[[Peer, tuple[int, int]], None]:
+    def ended(self) -> Callable[[Peer, SessionKey], None]:
         """Told of a session (lane and number) that takes no more batches."""
         ...
 
     @property
-    def opened(self) -> Callable[[Peer, tuple[int, int]], None]:
+    def opened(self) -> Callable[[Peer, SessionKey], None]:
         """Told of a session that was opened for a client."""
         ...
 
-    def lost(self, lane: int) -> list[tuple[int, int]]:
+    def lost(self, lane: int) -> list[Span]:
         """A lane's LOST gaps."""
         ...
 
@@ -233,13 +233,13 @@ class NoListener:
     def relayed_one(self, pending: int, outcome: int) -> None:
         pass
 
-    def ended(self, peer: Peer, session: tuple[int, int]) -> None:
+    def ended(self, peer: Peer, session: SessionKey) -> None:
         pass
 
-    def opened(self, peer: Peer, session: tuple[int, int]) -> None:
+    def opened(self, peer: Peer, session: SessionKey) -> None:
         pass
 
-    def lost(self, lane: int) -> list[tuple[int, int]]:  # noqa: ARG002 - the protocol's signature
+    def lost(self, lane: int) -> list[Span]:  # noqa: ARG002 - the protocol's signature
         return []
 
 
@@ -356,11 +356,11 @@ class Relay:
                     waiting.awaiting.answered(outcomes[row], int(results["index"][row]), waiting.location)
             peer = waiting.peer
             if peer is not None and outcomes[row] == Outcome.OPENED:
-                self._listener.opened(peer, (waiting.lane, int(results["session"][row])))
+                self._listener.opened(peer, SessionKey(waiting.lane, int(results["session"][row])))
             if peer is None or peer.gone:
                 continue
             if outcomes[row] in _ENDED:
-                self._listener.ended(peer, (waiting.lane, int(results["session"][row])))
+                self._listener.ended(peer, SessionKey(waiting.lane, int(results["session"][row])))
             if waiting.awaiting is not None and waiting.durable:
                 for_disks.setdefault((peer, waiting.awaiting), []).append(row)
             elif waiting.kind == EntryKind.BATCH:
@@ -378,7 +378,7 @@ class Relay:
     def _answer(self, peer: Peer, waiting: Waiting, result: Entries) -> None:
         outcome = Outcome(int(result["outcome"][0]))
         if outcome == Outcome.OPENED:
-            *before, (lost_from, lost_to) = self._listener.lost(waiting.lane) or [(0, 0)]
+            *before, (lost_from, lost_to) = self._listener.lost(waiting.lane) or [Span(0, 0)]
             peer.answer(
                 waiting.request,
                 Opened(

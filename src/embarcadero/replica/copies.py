@@ -446,11 +446,11 @@ class Follower:
     def _gather_one(self, copy: Copy, source: _OrderSource, index: int) -> Take | None:
         """The same for a single entry, in plain numbers: somebody waits for just this one."""
         line = source.ring.line(index)
-        size, place = line[5] & _LOW, line[6]
+        size, origin_crc = line[5] & _LOW, line[6]
         whole = line[0] == index and line[7] >> 32 == fold_line(line)
         payload: bytes | None = b""
         if whole and size:
-            payload = self._brokers.payload(place >> 32 & 0xFFFF, line[4] >> 32, size, place & _LOW)
+            payload = self._brokers.payload(origin_crc >> 32 & 0xFFFF, line[4] >> 32, size, origin_crc & _LOW)
         if not whole or payload is None:
             copy.behind = True
             return None
