@@ -51,6 +51,7 @@ from embarcadero.node.standby import ProcessServices, SharedState, Standby, cand
 from embarcadero.node.tables import table_reader
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.stores import open_store
+from embarcadero.replica.copies import ReplicaContext
 from embarcadero.replica.replica import Replica, serve_replica
 from embarcadero.sequencer.leader.server import serve_candidate
 from embarcadero.storage.disk import RealDisk
@@ -262,12 +263,14 @@ class Node:
         workers: Workers = Inline() if len(self._roles) == 1 else self._threads(_REPLICA_THREADS, name, bell.wake)
         steps = self._surroundings.steps(f"replica:{number}", self._folder.path)
         replica = Replica(
-            Env(clock, bell, journal, workers, steps, self._disks),
-            self._fabric,
-            self._directory,
-            disk,
-            member,
-            self._config,
+            ReplicaContext.create(
+                Env(clock, bell, journal, workers, steps, self._disks),
+                self._fabric,
+                self._directory,
+                disk,
+                member,
+                self._config,
+            )
         )
         journal.note("has its folder", folder=str(path), disk=identity.disk, ranges=replica.ranges.opening)
         return _Made(name, serve_replica(replica, bell, self._stop_replicas), WatchedReplica(replica))

@@ -183,6 +183,7 @@ class ReplicaContext:
     config: Config
     lines: TaggedWriter  # our durable lines
     all_lines: DurableLines  # those of all replicas
+    leader: LeaderView
     health: Health
     counters: ReplicaCounters
 
@@ -192,9 +193,18 @@ class ReplicaContext:
     ) -> ReplicaContext:
         """Begin an incarnation: its durable lines are there, and empty."""
         lines = create_durable(fabric, member.ref)
-        health = Health(lines.health, env.journal)
         return ReplicaContext(
-            env, fabric, directory, disk, member, config, lines, DurableLines(fabric), health, ReplicaCounters()
+            env,
+            fabric,
+            directory,
+            disk,
+            member,
+            config,
+            lines,
+            DurableLines(fabric),
+            LeaderView(fabric, steps=env.steps),
+            Health(lines.health, env.journal),
+            ReplicaCounters(),
         )
 
 

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 from embarcadero.errors import EmbarcaderoError, NotAvailable, Trimmed
 from embarcadero.fabric.frontier import Tags
 from embarcadero.fabric.layout import Entries
-from embarcadero.fabric.leader import LeaderView
 from embarcadero.limits import REPAIR_STEP_BYTES
 from embarcadero.replica.copies import Commits, Copy, ReplicaContext
 from embarcadero.replica.ranges import RangeCopies
@@ -63,13 +62,12 @@ class Repair:
         context: ReplicaContext,
         ranges: RangeCopies,
         commits: Commits,
-        leader: LeaderView,
         on_change: Callable[[], None],
         on_give_up: Callable[[Copy], None],
     ) -> None:
         """`on_change` is told when a copy may count that did not, or is gone; `on_give_up` when no source can help."""
         env = context.env
-        self._ranges, self._commits, self._leader, self._lines = ranges, commits, leader, context.all_lines
+        self._ranges, self._commits, self._leader, self._lines = ranges, commits, context.leader, context.all_lines
         self._workers, self._me, self._disks, self._clock = env.workers, context.member, env.disks, env.clock
         self._journal, self._counters = env.journal, context.counters
         self._bytes_per_s = context.config.replica.repair_bytes_per_s
