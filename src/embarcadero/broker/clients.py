@@ -33,7 +33,7 @@ from embarcadero.env import Clock
 from embarcadero.errors import DiskFailed, DiskFull, EmbarcaderoError, Retriable, TooMany
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.log import Reservation
-from embarcadero.limits import KIB, UNREAD_PAUSE_BYTES
+from embarcadero.limits import KIB, STORE_CALLS_PER_CONNECTION_MAX, UNREAD_PAUSE_BYTES
 from embarcadero.types import NO_INDEX, Outcome, SessionKey
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import (
@@ -98,8 +98,11 @@ class UnreadBytes:
         return True
 
     def stops(self, peer: Peer) -> bool:
-        """The same. If so, the connection goes on by itself later: see `go_on`."""
-        if not self.full(peer):
+        """Whether the requests of a connection wait: for it to read more, or for its calls of the store.
+
+        If so, the connection goes on by itself later: see `go_on`.
+        """
+        if not self.full(peer) and peer.store_calls < STORE_CALLS_PER_CONNECTION_MAX:
             return False
         self._stopped[peer] = None
         self.hold(peer)
@@ -337,6 +340,7 @@ class Peer(Replies):
         self.reading: dict[int, LastFetch] = {}  # by lane
         self.parked = 0  # long polls that wait
         self.acks_waiting = 0  # acks that wait for disks
+        self.store_calls = 0  # requests that wait for the store
         self.lanes: set[int] = set()  # lanes of brokers that it feeds (orders 0 and 1)
         self.sessions: dict[SessionKey, None] = {}  # that it feeds (orders 2 and 5), oldest first
         self.turns: dict[SessionKey, int] = {}  # order 1: the sequence whose turn it is

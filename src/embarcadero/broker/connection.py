@@ -4,30 +4,33 @@ A connection parses and frames. Batches go to admission, requests to a table of 
 connection's peer. A mistake of the peer ends its connection with one typed error; a refusal of one batch is an ack with
 that outcome.
 
-Readers report their progress often, and a commit in the store waits for a disk, so notes are written at most once a
-second.
+Calls of the store that commit, or read much of it, run on a worker, one at a time: a commit waits for a disk. A
+connection with several of them under way is not read further. Readers report their progress often, so notes are written
+at most once a second.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from embarcadero import limits
-from embarcadero.broker.admission import Admission, WritePath, peer_number
+from embarcadero.broker.admission import Admission, peer_number
 from embarcadero.broker.clients import Peer, Transport, UnreadBytes
-from embarcadero.broker.context import BrokerContext, StoreView
+from embarcadero.broker.context import BrokerContext
+from embarcadero.broker.disk_reads import raise_unknown, typed
+from embarcadero.broker.durable import BrokerView
 from embarcadero.broker.fetches import Fetches
+from embarcadero.broker.own_lanes import LaneWatches
 from embarcadero.broker.pending import Entry
 from embarcadero.broker.positions import Positions
 from embarcadero.config import Config
-from embarcadero.env import Clock
 from embarcadero.errors import (
     Backpressure,
     BadFrame,
@@ -37,6 +40,7 @@ from embarcadero.errors import (
     Deposed,
     EmbarcaderoError,
     Retriable,
+    TooMany,
     UnknownSession,
     UnknownTopic,
 )
@@ -56,7 +60,17 @@ from embarcadero.placement.decisions import check_id
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import ReaderNote
 from embarcadero.placement.store import rested_us
-from embarcadero.types import CRC32C, NO_SESSION, EntryKind, LanePosition, OnGap, Order, ReaderProgress, Topic
+from embarcadero.types import (
+    CRC32C,
+    NO_SESSION,
+    EntryKind,
+    LanePosition,
+    OnGap,
+    Order,
+    ReaderProgress,
+    Topic,
+    TopicLane,
+)
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import PROTOCOL_VERSION, REFERENCE, BatchHeader, FrameKind, parse_reference
 from embarcadero.wire.messages import CreateTopic
@@ -120,85 +134,119 @@ def answer_tier(directory: Directory, ask: TierQuestion, wall_us: int) -> m.Mess
     return m.Done()
 
 
-_POSITION_BYTES = 32
+_POSITION_BYTES: Final = 32
+_BROKER: Final = 0
+"""The broker's own calls of the store take turns with those of clients, which count from 1."""
 
 
 class ProgressNotes:
-    """What readers told this broker. What comes within a second of the last write is written with the next one."""
+    """How far readers are, as they reported it to this broker. Notes wait up to a second for the next write."""
 
-    def __init__(self, directory: Directory, clock: Clock) -> None:
-        self._directory, self._clock = directory, clock
-        self._notes: dict[tuple[str, str], ReaderNote] = {}
+    def __init__(self, context: BrokerContext) -> None:
+        self._directory, self._clock, self._calls = context.directory, context.env.clock, context.store_calls
+        self._notes: dict[tuple[str, str], ReaderNote] = {}  # by topic and reader
         self._write_from_us = 0
 
-    def take(self, ask: m.NoteProgress | m.RemoveReader) -> None:
-        """Note how far a reader is, or forget it. Raises UnknownTopic, BadName, BadValue."""
-        if isinstance(ask, m.RemoveReader):
-            self.remove(ask)
-        else:
-            self.note(ask)
-
-    def note(self, ask: m.NoteProgress) -> None:
-        """Take a reader's note of how far it is. Raises UnknownTopic, BadName, BadValue."""
+    def check(self, ask: m.NoteProgress) -> None:
+        """Refuse a note that is out of bounds. Raises BadName, BadValue, Backpressure."""
         if not 0 < len(ask.reader.encode()) <= READER_NAME_BYTES_MAX:
             raise BadName(f"a reader's name of {len(ask.reader.encode())} bytes", f"use 1 to {READER_NAME_BYTES_MAX}")
         if len(ask.places) > READER_LANES_MAX:
             raise BadValue(f"places in {len(ask.places)} lanes", f"tell those of at most {READER_LANES_MAX}")
         if len(self._notes) >= READERS_PER_TOPIC_MAX and (ask.topic, ask.reader) not in self._notes:
             raise Backpressure(f"{len(self._notes)} readers wait for the store to take their notes", "tell it later")
-        topic = self._directory.topics.get(ask.topic)
-        check_id(topic, ask.topic_id)
+
+    def take(self, ask: m.NoteProgress, topic: Topic) -> m.Done:
+        """Take a reader's note of how far it is."""
         positions = {lane: LanePosition(*position) for lane, position in ask.places.items()}
         note = ReaderNote(reader=ask.reader, places=positions, at_us=self._clock.wall_us(), topic_id=topic.id)
         self._notes[ask.topic, ask.reader] = note
         self.poll(self._clock.now_us())
+        return m.Done()
+
+    def forget(self, ask: m.RemoveReader, removed: bool) -> m.Done:
+        """Forget a reader that the store may have `removed`. Raises BadValue if the topic has no such reader.
+
+        What another broker was told within the last second may still be written; so may the reader's next note.
+        """
+        told = self._notes.pop((ask.topic, ask.reader), None)
+        if not removed and told is None:
+            raise BadValue(
+                f"topic {ask.topic!r} has no reader {ask.reader[:60]!r}",
+                f"`embarcadero topic readers {ask.topic}` lists them",
+            )
+        return m.Done()
 
     def poll(self, now_us: int) -> None:
         """Write what waits, if it is time."""
         if self._notes and now_us >= self._write_from_us:
             self._write_from_us = now_us + int(READER_NOTES_S * 1_000_000)
-            self._write(now_us)
+            self.write()
+
+    def write(self, client: int = _BROKER) -> None:
+        """Have the notes written that are here when the call begins, in the turn of a client.
+
+        Notes that the store does not take wait for the next write: it is busy, or its disk is full.
+        """
+        if not self._notes:
+            return
+        notes: dict[tuple[str, str], ReaderNote] = {}
+        began_us = self._clock.now_us()
+
+        def begin() -> bool:
+            notes.update(self._notes)
+            self._notes.clear()
+            return True
+
+        def write() -> None:
+            if notes:
+                self._directory.readers.note(notes, self._clock.wall_us())
+
+        def done(result: Exception | None) -> None:
+            if result is not None:
+                self._notes = notes | self._notes
+                self._write_from_us = max(self._write_from_us, rested_us(began_us, self._clock.now_us()))
+                raise_unknown(result)
+
+        self._calls.run(client, write, done, begin)
+
+    # --- on a worker --------------------------------------------------------------------------------------------------
+    def topic(self, ask: m.NoteProgress) -> Topic:
+        """Look up the topic that is read. Raises UnknownTopic."""
+        topic = self._directory.topics.get(ask.topic)
+        check_id(topic, ask.topic_id)
+        return topic
+
+    def remove(self, ask: m.RemoveReader) -> bool:
+        """Remove a reader from the store. False: it has none of that name."""
+        check_id(self._directory.topics.get(ask.topic), ask.topic_id)
+        return self._directory.readers.remove(ask.topic, ask.reader)
 
     def readers(self, topic: str) -> m.ReadersAre:
-        """What readers of a topic told, whichever broker they told it."""
+        """List what the readers of a topic reported, to whichever broker."""
         self._directory.topics.get(topic)
-        self._write(self._clock.now_us())
-        now_us, room, found = self._clock.wall_us(), READERS_ANSWER_BYTES_MAX, []
+        now_us, free, found = self._clock.wall_us(), READERS_ANSWER_BYTES_MAX, []
         for note in self._directory.readers.of(topic, now_us):
-            room -= len(note.reader.encode()) + _POSITION_BYTES * (1 + len(note.places))
-            if room < 0:
+            free -= len(note.reader.encode()) + _POSITION_BYTES * (1 + len(note.places))
+            if free < 0:
                 break
             ago_s = max(0, now_us - note.at_us) / 1e6
             found.append(ReaderProgress(reader=note.reader, places=note.places, ago_s=ago_s))
         return m.ReadersAre(topic=topic, readers=found)
 
-    def remove(self, ask: m.RemoveReader) -> None:
-        """Forget a reader. Raises UnknownTopic, BadValue if the topic has no such reader.
-
-        What another broker was told within the last second may still be written; so may what the reader tells next.
-        """
-        topic = self._directory.topics.get(ask.topic)
-        check_id(topic, ask.topic_id)
-        told = self._notes.pop((ask.topic, ask.reader), None)
-        if not self._directory.readers.remove(ask.topic, ask.reader) and told is None:
-            raise BadValue(
-                f"topic {ask.topic!r} has no reader {ask.reader[:60]!r}",
-                f"`embarcadero topic readers {ask.topic}` lists them",
-            )
-
-    def _write(self, began_us: int) -> None:
-        if not self._notes:
-            return
-        notes, self._notes = self._notes, {}
-        try:
-            self._directory.readers.note(notes, self._clock.wall_us())
-        except EmbarcaderoError:
-            self._notes = notes | self._notes  # the store is busy, or its disk is full: with the next write
-            self._write_from_us = max(self._write_from_us, rested_us(began_us, self._clock.now_us()))
-
 
 Handler = Callable[[Peer, int, Any], None]
 """Answers one request of a client, now or later. What it raises becomes the answer."""
+
+
+def _as_it_is(message: m.Message) -> m.Message:
+    """The result of a call is the answer."""
+    return message
+
+
+def _with_lanes(topic: Topic, by_topic: Mapping[int, list[TopicLane]]) -> Topic:
+    """A topic of order 0 or 1 with its lanes; another one as it is."""
+    return msgspec.structs.replace(topic, lanes=by_topic[topic.lane]) if topic.order <= Order.BROKER else topic
 
 
 class Requests:
@@ -206,18 +254,16 @@ class Requests:
 
     def __init__(
         self,
-        context: BrokerContext,
-        store: StoreView,
+        view: BrokerView,
         admission: Admission,
-        path: WritePath,
         fetches: Fetches,
         positions: Positions,
         status: Callable[[], dict[str, object]],
     ) -> None:
-        self._context, self._directory, self._clock = context, context.directory, context.env.clock
-        self._store, self._admission, self._path = store, admission, path
-        self._fetches, self._positions, self._status = fetches, positions, status
-        self.notes = ProgressNotes(context.directory, context.env.clock)
+        self._context, self._store = view.context, view.store
+        self._directory, self._clock = view.context.directory, view.context.env.clock
+        self._admission, self._fetches, self._status = admission, fetches, status
+        self.notes, self.watches = ProgressNotes(view.context), LaneWatches(view)
         self._handlers: dict[type[m.Message], Handler] = {
             m.Fetch: fetches.fetch,
             m.OpenSession: self._open_session,
@@ -233,7 +279,7 @@ class Requests:
             m.Trim: positions.trim,
             m.Measure: positions.measure,
             m.NoteProgress: self._note_progress,
-            m.RemoveReader: self._note_progress,
+            m.RemoveReader: self._remove_reader,
             m.GetReaders: self._get_readers,
             m.OpenTier: self._answer_tier,
             m.AdvanceTier: self._answer_tier,
@@ -250,6 +296,11 @@ class Requests:
             raise BadFrame(f"{type(message).__name__} is not a question", "see the protocol's table of messages")
         handler(peer, request, message)
 
+    def disconnected(self, peer: Peer) -> None:
+        """A client is gone: drop what it waits for. A call of the store that runs goes on, without an answer."""
+        self.watches.disconnected(peer)
+        self._context.store_calls.disconnected(peer.number)
+
     def welcome(self) -> m.Welcome:
         """The answer to a hello."""
         self._store.refresh()
@@ -260,7 +311,7 @@ class Requests:
             broker=member.broker,
             incarnation=member.incarnation,
             brokers=self._store.addresses(but=member if self._admission.credit.leaving else None),
-            frame_bytes_max=self._path.ingest.frame_bytes_max,
+            frame_bytes_max=self._admission.path.ingest.frame_bytes_max,
             record_bytes_max=limit.record_bytes,
             records_max=limit.records_per_batch,
             generation=context.directory.generation & 0xFFFF_FFFF,
@@ -268,38 +319,82 @@ class Requests:
             references=True,
         )
 
+    def _call(
+        self,
+        peer: Peer,
+        request: int,
+        job: Callable[[], Any],
+        answer: Callable[[Any], m.Message] = _as_it_is,
+        changes: bool = False,
+    ) -> None:
+        """Have a call of the store made on a worker; what `answer` makes of its result, here, is the answer.
+
+        The sequencer is rung after a call that `changes` what it works by.
+        """
+        peer.store_calls += 1
+
+        def done(result: object) -> None:
+            peer.store_calls -= 1
+            if changes:
+                self._context.env.bell.ring("sequencer")
+            try:
+                if isinstance(result, Exception):
+                    raise result
+                message = answer(result)
+            except Exception as error:
+                peer.fail(request, typed(error))
+                raise_unknown(error)
+            else:
+                peer.answer(request, message)
+
+        try:
+            self._context.store_calls.run(peer.number, job, done, lambda: not peer.full)
+        except TooMany:
+            peer.store_calls -= 1
+            raise
+
     # --- topics -------------------------------------------------------------------------------------------------------
     def _create_topic(self, peer: Peer, request: int, ask: m.CreateTopic) -> None:
-        settings = with_defaults(ask, self._context.config, self._directory.replicas.live_count())
-        self._directory.topics.create(ask.name, columns=ask.columns, created_us=self._clock.wall_us(), **settings)
-        self._context.env.bell.ring("sequencer")
-        peer.answer(request, self._described(ask.name))
+        now_us = self._clock.wall_us()
+
+        def create() -> m.TopicIs:
+            settings = with_defaults(ask, self._context.config, self._directory.replicas.live_count())
+            self._directory.topics.create(ask.name, columns=ask.columns, created_us=now_us, **settings)
+            return self._described(ask.name)
+
+        self._call(peer, request, create, changes=True)
 
     def _alter_topic(self, peer: Peer, request: int, ask: m.AlterTopic) -> None:
         check_partitions(ask.partitions, self._context.config)
-        self._directory.topics.alter(ask)
-        self._context.env.bell.ring("sequencer")
-        peer.answer(request, self._described(ask.name))
+
+        def alter() -> m.TopicIs:
+            self._directory.topics.alter(ask)
+            return self._described(ask.name)
+
+        self._call(peer, request, alter, changes=True)
 
     def _describe_topic(self, peer: Peer, request: int, ask: m.DescribeTopic) -> None:
-        peer.answer(request, self._described(ask.name))
+        self._call(peer, request, partial(self._described, ask.name))
 
     def _list_topics(self, peer: Peer, request: int, ask: m.ListTopics) -> None:  # noqa: ARG002 - a handler
-        peer.answer(request, m.TopicsAre(topics=self._listed()))
+        self._call(peer, request, self._listed)
 
     def _delete_topic(self, peer: Peer, request: int, ask: m.DeleteTopic) -> None:
-        self._directory.topics.delete(ask.name, ask.topic_id)
-        self._context.env.bell.ring("sequencer")
-        peer.answer(request, m.Done())
+        job = partial(self._directory.topics.delete, ask.name, ask.topic_id)
+        self._call(peer, request, job, lambda _deleted: m.Done(), changes=True)
 
     def _watch_lanes(self, peer: Peer, request: int, ask: m.GetLanes) -> None:
         self._store.refresh()
         if ask.lane not in self._store.lanes:
             raise UnknownTopic(f"there is no topic with lane {ask.lane}", "look it up again by name")
-        self._path.lanes.watch(peer, request, ask, self._clock.now_us())
+        self.watches.check(peer, ask)
+        if ask.wait_ms:
+            self.watches.watch(peer, request, ask, self._clock.now_us())
+        else:
+            self._call(peer, request, partial(self.watches.fates, ask))
 
     def _described(self, name: str) -> m.TopicIs:
-        """A topic with its schema, all its lanes and its ranges, as the store has them now."""
+        """On a worker: a topic with its schema, all its lanes and its ranges, as the store has them now."""
         topic, schema = self._directory.topics.described(name)
         if topic.order <= Order.BROKER:
             topic = msgspec.structs.replace(topic, lanes=self._directory.lanes.all(topic.lane))
@@ -315,17 +410,15 @@ class Requests:
             age_us=age_us if topic.created_us and age_us >= 0 else None,
         )
 
-    def _listed(self) -> list[Topic]:
-        """All topics, with their lanes unless these would not fit the answer."""
+    def _listed(self) -> m.TopicsAre:
+        """On a worker: all topics, with their lanes unless these would not fit the answer."""
         topics, lanes = self._directory.topics.all(), self._directory.lanes.all()
         if len(lanes) > limits.LANES_LISTED_MAX:
-            return topics
-        return [
-            msgspec.structs.replace(topic, lanes=[lane for lane in lanes if lane.topic == topic.lane])
-            if topic.order <= Order.BROKER
-            else topic
-            for topic in topics
-        ]
+            return m.TopicsAre(topics=topics)
+        by_topic = defaultdict[int, list[TopicLane]](list)
+        for lane in lanes:
+            by_topic[lane.topic].append(lane)
+        return m.TopicsAre(topics=[_with_lanes(topic, by_topic) for topic in topics])
 
     # --- sessions -----------------------------------------------------------------------------------------------------
     def _open_session(self, peer: Peer, request: int, ask: m.OpenSession) -> None:
@@ -342,7 +435,7 @@ class Requests:
         if ask.lane not in (None, topic.lane):
             raise UnknownSession(f"topic {ask.topic!r} was made again since", "open a new publisher")
         if topic.order <= Order.BROKER:
-            peer.answer(request, self._path.lanes.open_session(topic, ask))
+            peer.answer(request, self._admission.path.lanes.open_session(topic, ask))
             return
         asked = topic.order if ask.order is None else session_order(topic.name, topic.order, ask.order)
         flags = OPEN_STRONG if asked == Order.STRONG != topic.order else 0
@@ -360,24 +453,28 @@ class Requests:
             flags=flags,
             size=peer_number(peer.host),
         )
-        self._path.sessions.request(peer, request, entry)
+        self._admission.path.sessions.request(peer, request, entry)
 
     def _close_session(self, peer: Peer, request: int, ask: m.CloseSession) -> None:
         if (topic := self._store.lanes.get(ask.lane)) is not None and topic.order <= Order.BROKER:
             peer.answer(request, m.Done())
             return
-        self._path.sessions.request(peer, request, Entry(EntryKind.SESSION_CLOSE, ask.lane, ask.session))
+        self._admission.path.sessions.request(peer, request, Entry(EntryKind.SESSION_CLOSE, ask.lane, ask.session))
 
     # --- readers, tables, status --------------------------------------------------------------------------------------
-    def _note_progress(self, peer: Peer, request: int, ask: m.NoteProgress | m.RemoveReader) -> None:
-        self.notes.take(ask)
-        peer.answer(request, m.Done())
+    def _note_progress(self, peer: Peer, request: int, ask: m.NoteProgress) -> None:
+        self.notes.check(ask)
+        self._call(peer, request, partial(self.notes.topic, ask), partial(self.notes.take, ask))
+
+    def _remove_reader(self, peer: Peer, request: int, ask: m.RemoveReader) -> None:
+        self._call(peer, request, partial(self.notes.remove, ask), partial(self.notes.forget, ask))
 
     def _get_readers(self, peer: Peer, request: int, ask: m.GetReaders) -> None:
-        peer.answer(request, self.notes.readers(ask.topic))
+        self.notes.write(peer.number)
+        self._call(peer, request, partial(self.notes.readers, ask.topic))
 
     def _answer_tier(self, peer: Peer, request: int, ask: TierQuestion) -> None:
-        peer.answer(request, answer_tier(self._directory, ask, self._clock.wall_us()))
+        self._call(peer, request, partial(answer_tier, self._directory, ask, self._clock.wall_us()))
 
     def _get_status(self, peer: Peer, request: int, ask: m.GetStatus) -> None:  # noqa: ARG002 - a handler
         peer.answer(request, m.StatusIs(facts=self._status()))

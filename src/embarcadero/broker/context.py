@@ -6,19 +6,21 @@ Counters are plain numbers, touched once per batch, per fetch or per read of res
 from __future__ import annotations
 
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.config.table import BrokerKeys as BrokerSettings
-from embarcadero.env import Env
+from embarcadero.env import Env, Workers
+from embarcadero.errors import TooMany
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.region import Fabric
+from embarcadero.limits import STORE_CALLS_MAX, WARM_JOBS_QUEUED_MAX
 from embarcadero.meters import LATENCY_US, Histogram
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
@@ -120,6 +122,73 @@ def lane_margin(sizes: FabricSizes) -> int:
     return min(sizes.round_entries, lane_slots(sizes) // 4)
 
 
+JobDone = Callable[[Any], None]
+"""Takes the result of a job, or the error that it raised."""
+
+
+class _Job(NamedTuple):
+    job: Callable[[], Any]
+    done: JobDone
+    may_start: Callable[[], bool]
+
+
+def _always() -> bool:
+    """A job that does not wait for memory."""
+    return True
+
+
+class FairJobs:
+    """Jobs on workers for all clients of one broker: a few run at once, and clients take turns."""
+
+    def __init__(self, workers: Workers, running_max: int) -> None:
+        self._workers, self._running_max = workers, running_max
+        self._queues: dict[int, deque[_Job]] = {}  # by connection; the next one's turn first
+        self.running = 0
+        self.jobs = 0  # all that ever were
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for their turn."""
+        return sum(map(len, self._queues.values()))
+
+    def run(self, client: int, job: Callable[[], Any], done: JobDone, may_start: Callable[[], bool] = _always) -> None:
+        """Run a job when it is the turn of its client, a connection's number; `done` gets its result or its error.
+
+        `may_start` is asked just before that, and again later if it says no: there is no room for the result yet.
+        Raises TooMany.
+        """
+        if len(self._queues.get(client, ())) >= WARM_JOBS_QUEUED_MAX:
+            problem = f"{WARM_JOBS_QUEUED_MAX} reads of this connection wait for their turn"
+            raise TooMany(problem, "wait for their answers")
+        self._queues.setdefault(client, deque()).append(_Job(job, done, may_start))
+        self.start()
+
+    def disconnected(self, client: int) -> None:
+        """Drop the jobs of a client that is gone; the result of one that runs is ignored."""
+        self._queues.pop(client, None)
+
+    def start(self) -> None:
+        """Start the jobs whose turn it is."""
+        while self.running < self._running_max and (number := self._next()) is not None:
+            queue = self._queues.pop(number)
+            job, done, _ = queue.popleft()
+            if queue:
+                self._queues[number] = queue  # behind the others
+            self.running += 1
+            self.jobs += 1
+            self._workers.run(job, lambda result, done=done: self._ended(result, done))  # type: ignore[misc]
+
+    def _next(self) -> int | None:
+        return next((number for number, queue in self._queues.items() if queue[0].may_start()), None)
+
+    def _ended(self, result: Any, done: JobDone) -> None:
+        self.running -= 1
+        try:
+            done(result)
+        finally:
+            self.start()
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerContext:
     """Who this broker is, and what it has around it."""
@@ -131,9 +200,12 @@ class BrokerContext:
     sizes: FabricSizes
     config: Config = DEFAULTS
     counters: BrokerCounters = field(init=False)
+    store_calls: FairJobs = field(init=False)
+    """Transactions and wide reads of the store, for clients. One at a time, so their order is that of the requests."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "counters", BrokerCounters(self.sizes.results_slots))
+        object.__setattr__(self, "store_calls", FairJobs(self.env.workers, STORE_CALLS_MAX))
 
     @property
     def settings(self) -> BrokerSettings:

@@ -16,19 +16,19 @@ holds up other reads of tables, but neither reads of disks nor publishers.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from embarcadero.broker.clients import Peer
+from embarcadero.broker.context import FairJobs, JobDone
 from embarcadero.broker.durable import LaneRanges
 from embarcadero.env import Disk, Workers
 from embarcadero.errors import (
@@ -38,7 +38,6 @@ from embarcadero.errors import (
     DiskFailed,
     EmbarcaderoError,
     NotAvailable,
-    TooMany,
     Trimmed,
 )
 from embarcadero.fabric.layout import ORDER, Entries, pick
@@ -47,7 +46,6 @@ from embarcadero.limits import (
     TABLE_JOBS_MAX,
     WARM_AHEAD_BYTES_MAX,
     WARM_JOBS_MAX,
-    WARM_JOBS_QUEUED_MAX,
     WARM_READERS_MAX,
 )
 from embarcadero.storage.layout import range_folder
@@ -454,9 +452,6 @@ def _nothing() -> Entries:
     return np.zeros(0, dtype=ORDER)
 
 
-JobDone = Callable[[Any], None]
-"""Told the result of a job, or the error that it raised."""
-
 _AHEAD_KEPT_US = 2_000_000
 
 
@@ -565,74 +560,12 @@ def _what(ask: Fetch) -> tuple[object, ...]:
     return ask.by, ask.start, ask.max_bytes, partitions, ask.control, ask.stop
 
 
-class _Job(NamedTuple):
-    job: Callable[[], Any]
-    done: JobDone
-    may_start: Callable[[], bool]
-
-
-def _always() -> bool:
-    """A job that does not wait for memory."""
-    return True
-
-
 class PlannedRead(Protocol):
     """A fetch from a file or a table. When it starts it gets room for its result, and asks for as much."""
 
     ask: Fetch
 
     def may_start(self) -> bool: ...
-
-
-class FairJobs:
-    """Jobs on workers for all clients of one broker: a few run at once, and clients take turns."""
-
-    def __init__(self, workers: Workers, running_max: int) -> None:
-        self._workers, self._running_max = workers, running_max
-        self._queues: dict[int, deque[_Job]] = {}  # by connection; the next one's turn first
-        self.running = 0
-        self.jobs = 0  # all that ever were
-
-    @property
-    def waiting(self) -> int:
-        """Jobs that wait for their turn."""
-        return sum(map(len, self._queues.values()))
-
-    def run(self, peer: Peer, job: Callable[[], Any], done: JobDone, may_start: Callable[[], bool] = _always) -> None:
-        """Run a job when it is this client's turn; `done` gets its result or its error. Raises TooMany.
-
-        `may_start` is asked before that, and again later if it says no: there is no room for the result yet.
-        """
-        if len(self._queues.get(peer.number, ())) >= WARM_JOBS_QUEUED_MAX:
-            problem = f"{WARM_JOBS_QUEUED_MAX} reads of this connection wait for their turn"
-            raise TooMany(problem, "wait for their answers")
-        self._queues.setdefault(peer.number, deque()).append(_Job(job, done, may_start))
-        self.start()
-
-    def disconnected(self, peer: Peer) -> None:
-        """Drop the jobs of a client that is gone; the result of one that runs is ignored."""
-        self._queues.pop(peer.number, None)
-
-    def start(self) -> None:
-        """Start the jobs whose turn it is."""
-        while self.running < self._running_max and (number := self._next()) is not None:
-            queue = self._queues.pop(number)
-            job, done, _ = queue.popleft()
-            if queue:
-                self._queues[number] = queue  # behind the others
-            self.running += 1
-            self.jobs += 1
-            self._workers.run(job, lambda result, done=done: self._ended(result, done))  # type: ignore[misc]
-
-    def _next(self) -> int | None:
-        return next((number for number, queue in self._queues.items() if queue[0].may_start()), None)
-
-    def _ended(self, result: Any, done: JobDone) -> None:
-        self.running -= 1
-        try:
-            done(result)
-        finally:
-            self.start()
 
 
 class DiskReads(FairJobs):
@@ -660,7 +593,7 @@ class DiskReads(FairJobs):
             return
         if span is not None:
             self._drop(span)
-        self.run(peer, lambda: segments.fetch(read.ask), done, read.may_start)
+        self.run(peer.number, lambda: segments.fetch(read.ask), done, read.may_start)
 
     def read_ahead(self, peer: Peer, ask: Fetch, segments: Segments, now_us: int, most: int) -> None:
         """A client is about to ask for this, it seems. The result has at most `most` bytes."""
@@ -671,7 +604,8 @@ class DiskReads(FairJobs):
             return  # it has enough under way
         span = self._ahead[key] = _Span(_what(ask), most, now_us)
         self._ahead_bytes += span.reserved
-        self.run(peer, lambda: None if span.dropped else segments.fetch(ask), lambda result: self._came(span, result))
+        job, done = lambda: None if span.dropped else segments.fetch(ask), lambda result: self._came(span, result)
+        self.run(peer.number, job, done)
 
     def poll(self, now_us: int) -> None:
         """Drop what nobody asked for in time."""
@@ -679,10 +613,10 @@ class DiskReads(FairJobs):
             if now_us - span.at_us > _AHEAD_KEPT_US:
                 self._drop(self._ahead.pop(key))
 
-    def disconnected(self, peer: Peer) -> None:
+    def disconnected(self, client: int) -> None:
         """Drop the jobs of a client that is gone, and what was read ahead for it."""
-        super().disconnected(peer)
-        for key in [key for key in self._ahead if key[0] == peer.number]:
+        super().disconnected(client)
+        for key in [key for key in self._ahead if key[0] == client]:
             self._drop(self._ahead.pop(key))
 
     def _came(self, span: _Span, result: Any) -> None:

@@ -15,16 +15,18 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from itertools import pairwise, starmap
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from embarcadero.broker.clients import Peer
+from embarcadero.broker.context import BrokerContext, StoreView
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.durability import Durability
 from embarcadero.fabric.layout import Entries
-from embarcadero.fabric.leader import EpochTable
+from embarcadero.fabric.leader import EpochTable, LeaderView
 from embarcadero.fabric.log import LogWriter
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import DURABLE_ACKS_PER_CONNECTION_MAX, KEPT_SHARE_CREDIT, KEPT_SHARE_MAX
@@ -134,6 +136,16 @@ class DurableFrontiers:
         self._durability.keep(lanes)
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerView:
+    """What the parts of one broker share: its context, the store as it was read last, the leader, durable frontiers."""
+
+    context: BrokerContext
+    store: StoreView
+    epoch: LeaderView
+    durable: DurableFrontiers
+
+
 class AwaitingLane:
     """What waits until one lane is durable: payloads, by (index, location); acks, by the frontier that they need."""
 
@@ -145,7 +157,7 @@ class AwaitingLane:
         self.chunks: dict[int, int] = {}  # chunks of the log that it keeps: how many payloads in each
         self.waiting = 0  # acks
         self.gone = False  # the topic was deleted: nothing of it will become durable
-        self.stood_at, self.since_us = -1, 0  # where the lane is durable to, and since when (or told since when)
+        self._stood_at, self._since_us = -1, 0  # where the lane is durable to, and since when (or reported since when)
 
     def __bool__(self) -> bool:
         return bool(self._kept or self._acks)
@@ -154,6 +166,16 @@ class AwaitingLane:
     def through(self) -> int:
         """How far the lane was durable when that was counted last."""
         return self._durable.known(self.lane)
+
+    def stalls(self, now_us: int, patience_us: int) -> bool:
+        """Whether something has waited for so long without any progress; true once in that time."""
+        if not self or self.through != self._stood_at:
+            self._stood_at, self._since_us = self.through if self else -1, now_us
+            return False
+        if now_us - self._since_us < patience_us:
+            return False
+        self._since_us = now_us
+        return True
 
     def keep(self, index: int, location: int) -> None:
         """A payload was ordered at this index: it stays until that is durable."""
@@ -309,14 +331,7 @@ class AwaitingDurability:
 
     def stalled(self, now_us: int, patience_us: int) -> list[int]:
         """Lanes in which something has waited for disks for so long without any progress; each once in that time."""
-        found = []
-        for lane, awaiting in self._lanes.items():
-            if not awaiting or awaiting.through != awaiting.stood_at:
-                awaiting.stood_at, awaiting.since_us = awaiting.through if awaiting else -1, now_us
-            elif now_us - awaiting.since_us >= patience_us:
-                awaiting.since_us = now_us
-                found.append(lane)
-        return found
+        return [lane for lane, awaiting in self._lanes.items() if awaiting.stalls(now_us, patience_us)]
 
     def facts(self) -> dict[int, LaneProgress]:
         """Return the progress of each lane."""

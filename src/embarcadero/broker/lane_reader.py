@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from embarcadero.broker.clients import Peer
-from embarcadero.broker.context import BrokerContext, StoreView, lane_margin
+from embarcadero.broker.context import StoreView, lane_margin
 from embarcadero.broker.disk_reads import (
     DiskCopies,
     DiskReads,
@@ -32,7 +32,7 @@ from embarcadero.broker.disk_reads import (
     no_disks,
     wanted_entries,
 )
-from embarcadero.broker.durable import DurableFrontiers, LaneRanges
+from embarcadero.broker.durable import BrokerView, DurableFrontiers, LaneRanges
 from embarcadero.errors import BadValue, EmbarcaderoError, FuturePosition, UnknownTopic
 from embarcadero.fabric.layout import ORDER, Entries, join, pick
 from embarcadero.fabric.leader import LeaderView
@@ -189,13 +189,20 @@ class Ends:
     durable_seq: int
 
 
+@dataclass(frozen=True, slots=True)
+class FabricReads:
+    """What all readers of lanes read: the fabric, the leader, logs of brokers."""
+
+    fabric: Fabric
+    epoch: LeaderView
+    logs: BrokerLogs
+
+
 class LaneReader:
     """Reads one lane in the current epoch."""
 
-    def __init__(
-        self, epoch: LeaderView, logs: BrokerLogs, lane: int, margin: int, stored: StoredLane | None = None
-    ) -> None:
-        self._epoch, self._logs, self.lane, self._margin, self.stored = epoch, logs, lane, margin, stored
+    def __init__(self, reads: FabricReads, lane: int, margin: int, stored: StoredLane | None = None) -> None:
+        self._epoch, self._logs, self.lane, self._margin, self.stored = reads.epoch, reads.logs, lane, margin, stored
         self._begins = (-1, 0)  # epoch, the first index that its ring ever had
         self._retained: _Retained | None = None
         self.trimmed = 0  # the lane was trimmed below this index; the store says so
@@ -516,17 +523,9 @@ _CLOSED = -2
 class BrokerLaneReader(LaneReader):
     """Reads one lane. `lane_is` is what the store says about it; the broker keeps it up to date."""
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        epoch: LeaderView,
-        logs: BrokerLogs,
-        lane_is: TopicLane,
-        margin: int,
-        stored: StoredLane | None = None,
-    ) -> None:
-        super().__init__(epoch, logs, lane_is.lane, margin, stored)
-        self._fabric, self.lane_is = fabric, lane_is
+    def __init__(self, reads: FabricReads, lane_is: TopicLane, margin: int, stored: StoredLane | None = None) -> None:
+        super().__init__(reads, lane_is.lane, margin, stored)
+        self._fabric, self.lane_is = reads.fabric, lane_is
         self._basis = lane_is  # what the last `ordered` went by
         self._attached: RingReader | None = None
 
@@ -681,16 +680,10 @@ class BrokerLaneReader(LaneReader):
 class LaneReaders:
     """The readers of all lanes, and what they read besides memory: replicas' disks, and tables of topics."""
 
-    def __init__(
-        self,
-        context: BrokerContext,
-        store: StoreView,
-        epoch: LeaderView,
-        logs: BrokerLogs,
-        durable: DurableFrontiers,
-        tables: TableJobs,
-    ) -> None:
-        self._context, self._store, self._epoch, self._logs, self._durable = context, store, epoch, logs, durable
+    def __init__(self, view: BrokerView, logs: BrokerLogs, tables: TableJobs) -> None:
+        context = self._context = view.context
+        self._store, self._durable = view.store, view.durable
+        self._reads = FabricReads(context.fabric, view.epoch, logs)
         self.disks = DiskReads(context.env.workers, DiskCopies(context.env.disks or no_disks))
         self.tables = tables
         self._readers: dict[int, LaneReader] = {}
@@ -705,8 +698,8 @@ class LaneReaders:
 
     def disconnected(self, peer: Peer) -> None:
         """A client is gone."""
-        self.disks.disconnected(peer)
-        self.tables.disconnected(peer)
+        self.disks.disconnected(peer.number)
+        self.tables.disconnected(peer.number)
 
     # --- readers ------------------------------------------------------------------------------------------------------
     def known(self, lane: int) -> LaneReader | None:
@@ -727,14 +720,13 @@ class LaneReaders:
         durable, sizes = StoredLane(lane, self._durable), self._context.sizes
         if (lane_is := self._store.broker_lanes.get(lane)) is not None:
             stored = durable if durable.chain.ranges else None
-            fabric, margin = self._context.fabric, lane_margin(sizes)
-            return BrokerLaneReader(fabric, self._epoch, self._logs, lane_is, margin, stored)
+            return BrokerLaneReader(self._reads, lane_is, lane_margin(sizes), stored)
         if (topic := self._store.lanes.get(lane)) is None:
             raise UnknownTopic(f"there is no topic with lane {lane}", "it was deleted; look it up again by name")
         if topic.order <= Order.BROKER:
             raise BadValue(f"topic {topic.name!r} has order {topic.order}: it has a lane per broker", "ask for a lane")
         stored = durable if topic.replicas else None
-        return LaneReader(self._epoch, self._logs, lane, sizes.round_entries, stored)
+        return LaneReader(self._reads, lane, sizes.round_entries, stored)
 
     def fresh_reader(self, lane: int) -> LaneReader:
         """A reader that knows of every trim that was answered before now, by whichever broker."""

@@ -103,6 +103,10 @@ class Ingest:
         self.free_below = 0  # pending slots of indices below are free; the sequencer says so
         self.frame_bytes_max = min(frame_bytes_max, sizes.chunk_bytes)
 
+    def free(self, below: int) -> None:
+        """Reuse the slots of indices below: the sequencer has read them."""
+        self.free_below = below
+
     @property
     def next(self) -> int:
         """Index of the next pending entry."""

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.broker.clients import Peer
-from embarcadero.broker.context import BrokerContext, StoreView
-from embarcadero.broker.disk_reads import FairJobs, FoundBatch, Segments, raise_unknown, typed
+from embarcadero.broker.context import BrokerContext, FairJobs, StoreView
+from embarcadero.broker.disk_reads import FoundBatch, Segments, raise_unknown, typed
 from embarcadero.broker.lane_reader import ON_DISK, Hot, KnownPosition, LaneReader, LaneReaders, StoredLane
 from embarcadero.env import Clock
 from embarcadero.errors import BadValue, Corrupt, FuturePosition, Retriable, Trimmed
@@ -116,7 +116,7 @@ class Positions:
     """Answers where something is: ends of lanes, positions by seq and time, pieces of spans. Moves a lane's start."""
 
     def __init__(self, context: BrokerContext, store: StoreView, readers: LaneReaders) -> None:
-        self._clock, self._directory = context.env.clock, context.directory
+        self._clock, self._directory, self._calls = context.env.clock, context.directory, context.store_calls
         self._store, self._readers = store, readers
 
     # --- ends and positions -------------------------------------------------------------------------------------------
@@ -177,12 +177,17 @@ class Positions:
         """Move the start of a lane, and answer where it is then."""
         check_trim(ask, self._clock)
 
+        def trimmed(_start: int) -> None:
+            self._with_start(peer, request, ask.lane, self._start_is)
+
         def trim_it(_reader: LaneReader, start: FoundBatch, index: int, seq: int | None) -> None:
             if index < start.index:
                 seq = ask.seq if ask.by == "index" and index == ask.before else None
             name = self._store.topic_name(ask.lane) or ""
-            self._directory.topics.trim(name, ask.lane, index, seq=seq, cold=ask.cold, topic_id=ask.topic_id)
-            self._with_start(peer, request, ask.lane, self._start_is)
+            job = partial(
+                self._directory.topics.trim, name, ask.lane, index, seq=seq, cold=ask.cold, topic_id=ask.topic_id
+            )
+            self._answer_later(peer, request, job, trimmed, None, self._calls)
 
         self._locate(peer, request, ask.lane, ask.by, ask.before, trim_it, trims=True)
 
@@ -323,7 +328,7 @@ class Positions:
             if message is not None:
                 peer.answer(request, message)
 
-        (queue or self._readers.disks).run(peer, job, done, lambda: not peer.full)
+        (queue or self._readers.disks).run(peer.number, job, done, lambda: not peer.full)
 
     def measure(self, peer: Peer, request: int, ask: m.Measure, last: bool = False) -> None:
         """Answer with pieces of a span."""

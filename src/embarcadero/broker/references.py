@@ -20,8 +20,8 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from embarcadero.broker.clients import Peer
-from embarcadero.broker.context import BrokerContext, StoreView
 from embarcadero.broker.disk_reads import FetchResult, Segments
+from embarcadero.broker.durable import BrokerView
 from embarcadero.broker.lane_reader import LaneReaders
 from embarcadero.broker.pending import Ingest
 from embarcadero.errors import EmbarcaderoError, FuturePosition, TooMany, UnknownTopic
@@ -83,10 +83,9 @@ class BatchTaker(Protocol):
 class References:
     """Copies staged batches for all connections of one broker. `taker` stages a whole, right batch."""
 
-    def __init__(
-        self, taker: BatchTaker, context: BrokerContext, store: StoreView, readers: LaneReaders, ingest: Ingest
-    ) -> None:
-        self._taker, self._clock, self._store, self._readers = taker, context.env.clock, store, readers
+    def __init__(self, taker: BatchTaker, view: BrokerView, readers: LaneReaders, ingest: Ingest) -> None:
+        self._taker, self._clock = taker, view.context.env.clock
+        self._store, self._readers = view.store, readers
         self._ingest = ingest
         self._queues: dict[Peer, dict[SessionKey, deque[_Waiting]]] = {}
         self.copied = 0  # batches that were copied, ever
@@ -171,7 +170,7 @@ class References:
             parts.append(answer)
         try:
             done = partial(self._came, peer, session, queue)
-            self._readers.disks.run(peer, partial(_read_all, parts), done)
+            self._readers.disks.run(peer.number, partial(_read_all, parts), done)
         except TooMany:
             return False
         return True

@@ -31,7 +31,7 @@ from embarcadero.config import DEFAULTS, Config
 from embarcadero.config.secrets import secret_values
 from embarcadero.env import NO_STEPS, Env, Inline, Steps, SystemClock, Workers
 from embarcadero.errors import ClusterError, EmbarcaderoError, FabricFull, PortInUse
-from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, TABLE_JOBS_MAX, WARM_JOBS_MAX
+from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, STORE_CALLS_MAX, TABLE_JOBS_MAX, WARM_JOBS_MAX
 from embarcadero.node.env import PipeBell, ThreadWorkers
 from embarcadero.node.fabric_folder import open_fabric, open_past
 from embarcadero.node.folder import ClusterFolder, ClusterInfo
@@ -206,7 +206,7 @@ class Node:
         bell = PipeBell(Path(self._info.fabric), name)
         self._open.callback(bell.close)
         journal = LogJournal(name)
-        workers = self._threads(WARM_JOBS_MAX, name, bell.wake)
+        workers = self._threads(WARM_JOBS_MAX + STORE_CALLS_MAX, name, bell.wake)
         steps = self._surroundings.steps(f"broker:{number}", self._folder.path)
         env = Env(SystemClock(), bell, journal, workers, steps, self._disks)
         context = BrokerContext(env, self._fabric, self._directory, member, self._info.sizes, self._config)
