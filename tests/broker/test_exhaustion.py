@@ -21,10 +21,9 @@ from embarcadero.types import Outcome
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import batch_header, control_frame, payload_crc
 from embarcadero.wire.schemas import encode_schema
-from tests.broker.disks import DiskWorld, payload, texts
+from tests.broker.disks import DiskWorld, Later, fill, payload, texts
 from tests.broker.harness import SIZES, Client, World
 from tests.broker.test_tables import TableWorld
-from tests.broker.test_warm import Later, fill
 
 
 def _wait(world: World, seconds: float, *clients: Client) -> None:

@@ -20,10 +20,9 @@ from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.reading import RangeReader
 from embarcadero.types import Cut, EntryKind, LanePosition, Range, ReplicaRef
 from embarcadero.wire import messages as m
-from tests.broker.disks import DiskWorld, texts
+from tests.broker.disks import DiskWorld, fill, texts
 from tests.broker.harness import Client, World
 from tests.broker.test_places import Lane
-from tests.broker.test_warm import fill
 from tests.storage import records
 
 BATCHES = 120

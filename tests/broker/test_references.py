@@ -21,9 +21,8 @@ from embarcadero.wire.codec import (
     reference_body,
 )
 from embarcadero_proof.bugs.table import injected
-from tests.broker.disks import DiskWorld, payload, texts
+from tests.broker.disks import DiskWorld, Later, payload, texts
 from tests.broker.harness import Client, World
-from tests.broker.test_warm import Later
 
 Where = tuple[int, int, int]
 """Lane, index and topic id of a staged batch."""

@@ -18,9 +18,8 @@ from embarcadero.types import Gap, GapKind, Range
 from embarcadero.wire import messages as m
 from embarcadero_proof.bugs.table import injected
 from embarcadero_proof.sim.tables import SimTables
-from tests.broker.disks import DiskWorld, payload
+from tests.broker.disks import DiskWorld, Later, fill, payload, scan
 from tests.broker.harness import Client
-from tests.broker.test_warm import Later, fill, scan
 
 BATCHES = 60
 

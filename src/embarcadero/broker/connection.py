@@ -188,8 +188,6 @@ class ProgressNotes:
 
         Notes that the store does not take wait for the next write: it is busy, or its disk is full.
         """
-        if not self._notes:
-            return
         notes: dict[tuple[str, str], ReaderNote] = {}
         began_us = self._clock.now_us()
 
