@@ -36,7 +36,7 @@ from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.segment import RangeSettings
-from embarcadero.types import NO_INDEX, EntryKind, Outcome, Range, ReplicaMember
+from embarcadero.types import NO_INDEX, EntryKind, Gap, Outcome, Range, ReplicaMember
 from embarcadero.wire import messages as m
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 from tests.broker.harness import SIZES, Client, CountingBell, ManualClock
@@ -316,3 +316,56 @@ def payload(sequence: int, size: int = 20) -> bytes:
 def texts(found: Any) -> list[bytes]:
     """The payloads of an answer."""
     return [bytes(text) for text in found.payloads]
+
+
+class Later:
+    """Workers that work when told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        self.most = 0
+
+    def run(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.jobs.append((job, done))
+        self.most = max(self.most, len(self.jobs))
+
+    def step(self) -> None:
+        """Do the oldest job."""
+        job, done = self.jobs.pop(0)
+        try:
+            result: Any = job()
+        except Exception as error:
+            result = error
+        done(result)
+
+
+def fill(world: DiskWorld, range_: Range, batches: int, size: int = 1_500, copies: int = 3) -> Client:
+    """Publish batches, made durable a few at a time: far more than memory keeps."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    for sequence in range(batches):
+        client.batch(opened, sequence, payload(sequence, size), count=2)
+        world.run(1, client)
+        if sequence % 10 == 9:
+            for replica in world.of(range_)[:copies]:
+                replica.copy(range_, sequence + 1)
+    world.run(3, client)
+    assert len(client.acks) == batches
+    return client
+
+
+def scan(world: DiskWorld, client: Client, lane: int, **options: Any) -> tuple[list[bytes], list[Gap]]:
+    """Read a lane to its end, fetch by fetch."""
+    found, gaps, index = [], [], 0
+    ask = {"by": "index", "start": 0} | options
+    for _ in range(500):
+        answer = world.fetch(client, lane, **ask)
+        assert answer is not None
+        assert not isinstance(answer, m.Failed), answer
+        found += texts(answer)
+        gaps += [answer.gap] if answer.gap is not None else []
+        if not answer.payloads and answer.gap is None:
+            return found, gaps
+        index = answer.next_index
+        ask |= {"by": "index", "start": index}
+    raise AssertionError("it never ends")

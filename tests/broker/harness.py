@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from embarcadero.broker.broker import Broker
+from embarcadero.broker.connection import Connection
 from embarcadero.broker.context import BrokerContext
-from embarcadero.broker.net.connection import Connection
 from embarcadero.config import DEFAULTS, Config, FabricSizes
-from embarcadero.env import Env
+from embarcadero.env import Env, Inline, Workers
 from embarcadero.fabric.leader import create_epochs
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import MemoryStore
@@ -139,8 +140,15 @@ class Diary:
 class World:
     """Sequencer and brokers, each on its own host, driven by hand."""
 
-    def __init__(self, brokers: int = 2, seed: int = 1, sizes: FabricSizes = SIZES, config: Config = DEFAULTS) -> None:
-        self.config = config
+    def __init__(
+        self,
+        brokers: int = 2,
+        seed: int = 1,
+        sizes: FabricSizes = SIZES,
+        config: Config = DEFAULTS,
+        workers: Callable[[], Workers] = Inline,
+    ) -> None:
+        self.config, self.workers = config, workers
         self.memory = IncoherentMemory(random.Random(seed), generation=7)
         self.directory = Directory(MemoryStore(), topics_max=config.limits.topics)
         self.clock = ManualClock()
@@ -157,7 +165,7 @@ class World:
         """A new incarnation of a broker, on a host of its own."""
         member = self.directory.members.register(number, "127.0.0.1", 9092 + number, 1)
         fabric = self.memory.host(f"host-{number}.{member.incarnation}")
-        env = Env(self.clock, self.bell)
+        env = Env(self.clock, self.bell, workers=self.workers())
         return Broker(BrokerContext(env, fabric, self.directory, member, self.sizes, self.config))
 
     def restart_sequencer(self) -> None:

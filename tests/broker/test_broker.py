@@ -92,7 +92,7 @@ def test_a_store_that_ceases_to_answer_half_way_is_read_again(world: World, monk
         raise Backpressure("the store does not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(broker._context.directory.topics, "trims", silent)
+        patch.setattr(broker._view.context.directory.topics, "trims", silent)
         with pytest.raises(Backpressure):
             broker.refresh()
     world.directory.elections.next_epoch()

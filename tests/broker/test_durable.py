@@ -510,14 +510,14 @@ def test_a_broker_says_that_its_own_lanes_wait(world: DiskWorld, order: int) -> 
 
 def silence(patch: pytest.MonkeyPatch, broker: Broker, lane: int) -> None:
     """The store does not tell a lane's ranges any more, and nobody remembers any."""
-    known = broker._context.directory.ranges.all
+    known = broker._view.context.directory.ranges.all
 
     def ranges(of: int) -> list[Range]:
         if of == lane:
             raise Backpressure("the store does not answer")
         return known(of)
 
-    patch.setattr(broker._context.directory.ranges, "all", ranges)
+    patch.setattr(broker._view.context.directory.ranges, "all", ranges)
     broker.durable.changed()
 
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from embarcadero import limits
+from embarcadero.broker import disk_reads
 from embarcadero.broker.clients import SMALL_BYTES
-from embarcadero.broker.read import disk
 from embarcadero.config import load
 from embarcadero.errors import FabricFull
 from embarcadero.fabric.layout import ORDER
@@ -21,10 +21,9 @@ from embarcadero.types import Outcome
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import batch_header, control_frame, payload_crc
 from embarcadero.wire.schemas import encode_schema
-from tests.broker.disks import DiskWorld, payload, texts
+from tests.broker.disks import DiskWorld, Later, fill, payload, texts
 from tests.broker.harness import SIZES, Client, World
 from tests.broker.test_tables import TableWorld
-from tests.broker.test_warm import Later, fill
 
 
 def _wait(world: World, seconds: float, *clients: Client) -> None:
@@ -317,11 +316,11 @@ def test_what_is_read_ahead_counts_as_much_as_it_has(tmp_path: Path, monkeypatch
     range_ = world.topic()
     fill(world, range_, 100)
     broker = world.brokers[1]
-    monkeypatch.setattr(disk, "WARM_AHEAD_BYTES_MAX", 3 * broker.unread.most(1))
+    monkeypatch.setattr(disk_reads, "WARM_AHEAD_BYTES_MAX", 3 * broker.unread.most(1))
     for _ in range(30):
         Client(broker).ask(m.Fetch(lane=range_.lane, start=0, max_bytes=1))
     while later.jobs:
-        assert broker.readers.disks._ahead_bytes <= disk.WARM_AHEAD_BYTES_MAX
+        assert broker.readers.disks._ahead_bytes <= disk_reads.WARM_AHEAD_BYTES_MAX
         later.step()
     assert broker.readers.disks._ahead_bytes == len(broker.readers.disks._ahead) * (1_500 + ORDER.itemsize) > 0
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from embarcadero.broker.write.lanes import lane_margin, lane_slots
+from embarcadero.broker.own_lanes import lane_margin, lane_slots
 from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError, FabricFull
 from embarcadero.types import Gap, GapKind, Outcome, TopicLane
 from embarcadero.wire import messages as m
@@ -384,7 +384,7 @@ def test_a_store_that_fails_is_left_alone_and_costs_nobody_else_anything(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.brokers[0].lanes._directory.lanes, "make", fails)
+        patch.setattr(world.brokers[0]._view.context.directory.lanes, "make", fails)
         for sequence in range(20):
             client.batch(session, sequence)
             client.pump()

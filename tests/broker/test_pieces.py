@@ -11,19 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embarcadero.broker.disk_reads import Segments
 from embarcadero.broker.durable import LaneRanges
-from embarcadero.broker.read.disk import Segments
-from embarcadero.broker.read.positions import cuts
+from embarcadero.broker.positions import cuts
 from embarcadero.config import FabricSizes
 from embarcadero.limits import FETCH_ENTRIES_MAX
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.reading import RangeReader
-from embarcadero.types import Cut, EntryKind, Range, ReplicaRef
+from embarcadero.types import Cut, EntryKind, LanePosition, Range, ReplicaRef
 from embarcadero.wire import messages as m
-from tests.broker.disks import DiskWorld, texts
+from tests.broker.disks import DiskWorld, fill, texts
 from tests.broker.harness import Client, World
 from tests.broker.test_places import Lane
-from tests.broker.test_warm import fill
 from tests.storage import records
 
 BATCHES = 120
@@ -50,7 +49,8 @@ def _measure(world: DiskWorld, client: Client, lane: int, **options: Any) -> Any
 def test_pieces_cover_a_span_once_and_in_order(sizes: list[int], piece_bytes: int, most: int, first: int) -> None:
     """Every piece ends where a batch begins, no piece is empty, and sizes add up; a batch more would be too much."""
     indices = np.arange(first, first + len(sizes), dtype=np.int64)
-    found = cuts(indices, indices * 10, np.array(sizes, dtype=np.int64), (first + len(sizes), -1), piece_bytes, most)
+    end = LanePosition(first + len(sizes), -1)
+    found = cuts(indices, indices * 10, np.array(sizes, dtype=np.int64), end, piece_bytes, most)
     ends = [cut.index for cut in found]
     assert 1 <= len(found) <= most
     assert ends == sorted(set(ends))

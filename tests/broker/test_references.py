@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from embarcadero.broker.write import references
+from embarcadero.broker import references
 from embarcadero.errors import Corrupt
 from embarcadero.types import Outcome, Range, ReferenceFault
 from embarcadero.wire import messages as m
@@ -21,9 +21,8 @@ from embarcadero.wire.codec import (
     reference_body,
 )
 from embarcadero_proof.bugs.table import injected
-from tests.broker.disks import DiskWorld, payload, texts
+from tests.broker.disks import DiskWorld, Later, payload, texts
 from tests.broker.harness import Client, World
-from tests.broker.test_warm import Later
 
 Where = tuple[int, int, int]
 """Lane, index and topic id of a staged batch."""
@@ -395,7 +394,7 @@ def test_a_file_that_cannot_be_read_now_is_tried_again_later(
         raise Corrupt("no good copy", "wait for repair")
 
     with monkeypatch.context() as patch:
-        patch.setattr("embarcadero.broker.read.disk.Segments.fetch", fails)
+        patch.setattr("embarcadero.broker.disk_reads.Segments.fetch", fails)
         staged.refer(0, 3)
         staged.jobs.step()
     assert outcomes(staged.publisher) == [(0, Outcome.BACKPRESSURE)]

@@ -10,7 +10,7 @@ from embarcadero.client.read.spans import tail_of, with_lags
 from embarcadero.types import Gap, GapKind, Hole, ReaderProgress, Tier
 from embarcadero.wire import messages as m
 from tests.broker.disks import DiskWorld
-from tests.broker.test_warm import lose_and_go_on
+from tests.broker.test_lost_ranges import lose_and_go_on
 
 
 @pytest.mark.parametrize("steps", [1, 2])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embarcadero.broker.read.disk import TableJobs
+from embarcadero.broker.disk_reads import TableJobs
 from embarcadero.config.secrets import public_properties
 from embarcadero.env import Inline
 from embarcadero.errors import TierUnavailable
@@ -18,9 +18,8 @@ from embarcadero.types import Gap, GapKind, Range
 from embarcadero.wire import messages as m
 from embarcadero_proof.bugs.table import injected
 from embarcadero_proof.sim.tables import SimTables
-from tests.broker.disks import DiskWorld, payload
+from tests.broker.disks import DiskWorld, Later, fill, payload, scan
 from tests.broker.harness import Client
-from tests.broker.test_warm import Later, fill, scan
 
 BATCHES = 60
 

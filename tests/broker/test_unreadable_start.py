@@ -9,9 +9,8 @@ import pytest
 
 from embarcadero.storage.layout import range_folder
 from embarcadero.wire import messages as m
-from tests.broker.disks import DiskWorld, payload, texts
+from tests.broker.disks import DiskWorld, fill, payload, texts
 from tests.broker.harness import Client
-from tests.broker.test_warm import fill
 
 SEALED, END = 100, 400
 

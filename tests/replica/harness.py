@@ -33,6 +33,7 @@ from embarcadero.fabric.log import LogWriter, create_log
 from embarcadero.fabric.region import EPOCHS_REGION, Shape
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import MemoryStore
+from embarcadero.replica.copies import ReplicaContext
 from embarcadero.replica.replica import Replica
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder
@@ -222,12 +223,14 @@ class World:
         self.notes[number] = Notes()
         fabric = self.memory.host(member.ref.region_prefix)
         self.replicas[number] = Replica(
-            Env(self.clock, self.bell, self.notes[number], disks=self.disk_of),
-            fabric,
-            self.directory,
-            files,
-            member,
-            self.settings,
+            ReplicaContext.create(
+                Env(self.clock, self.bell, self.notes[number], disks=self.disk_of),
+                fabric,
+                self.directory,
+                files,
+                member,
+                self.settings,
+            )
         )
         return self.replicas[number]
 

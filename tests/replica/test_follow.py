@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embarcadero.fabric.layout import Standing
-from embarcadero.replica.follow import BrokerRegions
+from embarcadero.replica.copies import BrokerRegions
 from embarcadero.storage.disk import RealFile
 from embarcadero.storage.layout import MARK_FILE
 from embarcadero.storage.segment import read_position

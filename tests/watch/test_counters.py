@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embarcadero.broker.counters import BrokerCounters
+from embarcadero.broker.context import BrokerCounters
 from embarcadero.fabric.layout import RESULT
 from embarcadero.types import Outcome
 

@@ -7,21 +7,21 @@ from typing import Final
 from embarcadero_proof.bugs.bug import ENDED, ENDS, LOSS, POWER, ROLE, TABLES, TRIMS, Bug
 from embarcadero_proof.bugs.patch import Edit
 
-_RELAY: Final = "embarcadero.broker.write.pending:Relay.poll"
+_RELAY: Final = "embarcadero.broker.pending:Relay.poll"
 _AWAITING: Final = "embarcadero.broker.durable:AwaitingLane"
-_STORED: Final = "embarcadero.broker.read.lane_reader:StoredLane"
-_POSITIONS: Final = "embarcadero.broker.read.positions:Positions"
+_STORED: Final = "embarcadero.broker.lane_reader:StoredLane"
+_POSITIONS: Final = "embarcadero.broker.positions:Positions"
 
 BUGS: Final = (
     Bug("lane-ack-unchecked", "a broker acks batches of its lanes without looking whether it was closed", "P4",
         lanes=True, witnesses=(97,), edits=(
-            Edit("embarcadero.broker.write.lanes:OwnLanes._settle", "still_open():", "still_open() and False:"),)),
+            Edit("embarcadero.broker.own_lanes:OwnLanes._settle", "still_open():", "still_open() and False:"),)),
     Bug("lane-frontier-before-entries", "a lane's frontier moves before its entries are flushed", ROLE,
         lanes=True, bias=ENDS, witnesses=(37,), edits=(
-            Edit("embarcadero.broker.write.lanes:LaneWriter.stage", "        self.next_seq += header.count\n",
+            Edit("embarcadero.broker.own_lanes:LaneWriter.stage", "        self.next_seq += header.count\n",
                  "        self.next_seq += header.count\n        self._ring.frontier.advance(index + 1)\n"),)),
     Bug("earliest-too-late", "a reader that asks for the earliest begins one behind it", "P4", witnesses=(26, 1),
-        edits=(Edit("embarcadero.broker.read.lane_reader:LaneReader._place",
+        edits=(Edit("embarcadero.broker.lane_reader:LaneReader._index_of",
                     "first = self._first_retained(ring, ordered, now_us)",
                     "first = min(self._first_retained(ring, ordered, now_us) + 1, bound)"),)),
     Bug("ack-before-durable", "a broker acks as durable what is only ordered", "P6", bias=POWER, witnesses=(0,),
@@ -34,7 +34,7 @@ BUGS: Final = (
             Edit("embarcadero.broker.durable:LaneRanges.lost_at", "start = before[0].end", "start = index"),)),
     Bug("end-above-loss", "a reader at the end of a broker's lane does not hear what of it is lost", "P1",
         lanes=True, bias=ENDED, witnesses=(46,), edits=(
-            Edit("embarcadero.broker.read.lane_reader:BrokerLaneReader._kept", 'if read != "ordered" or end == 0:',
+            Edit("embarcadero.broker.lane_reader:BrokerLaneReader._kept", 'if read != "ordered" or end == 0:',
                  "if True:"),)),
     Bug("lost-called-never-durable", "a reader of what is ordered hears that nothing which it read is lost",
         "P1", bias=LOSS, witnesses=(0,), edits=(
@@ -48,20 +48,20 @@ BUGS: Final = (
             Edit(f"{_STORED}.where", "if index < start:\n", "if index < start:\n            start += 1\n"),)),
     Bug("table-frontier-too-high", "a broker goes on one index behind what it read in a table", "P4",
         bias=TABLES, witnesses=(0,), edits=(
-            Edit("embarcadero.broker.read.fetches:Fetches._table_read",
+            Edit("embarcadero.broker.fetches:Fetches._table_read",
                  "result.tail_index = max(result.tail_index, tail)\n",
                  "result.tail_index = max(result.tail_index, tail)\n                result.next_index += 1\n"),)),
     Bug("filter-left-out", "a broker serves all partitions, whatever was asked for", "P4", witnesses=(6, 15),
-        edits=(Edit("embarcadero.broker.read.results:wanted_entries", "if ask.partitions is not None:", "if False:"),)),
+        edits=(Edit("embarcadero.broker.disk_reads:wanted_entries", "if ask.partitions is not None:", "if False:"),)),
     Bug("tail-too-low", "a broker tells the durable end for the ordered one", "P4", bias=POWER, witnesses=(1,),
         edits=(Edit(f"{_POSITIONS}.tail", " index=ends.index,", " index=ends.durable_index,"),)),
     Bug("reference-unchecked", "a broker does not compare a staged batch with what its reference says", "P2",
         witnesses=(170_015, 170_000), edits=(
-            Edit("embarcadero.broker.write.references:_judged", "    seen = tuple(",
+            Edit("embarcadero.broker.references:_judged", "    seen = tuple(",
                  "    if len(payload) == header.length:\n        return payload\n    seen = tuple("),)),
     Bug("reference-not-durable", "a broker publishes by reference what is only ordered", "P6", bias=POWER,
         witnesses=(170_002, 170_003), edits=(
-            Edit("embarcadero.broker.write.references:References._look", 'read="durable"', 'read="ordered"'),)),
+            Edit("embarcadero.broker.references:References._look", 'read="durable"', 'read="ordered"'),)),
     Bug("connections-left", "a broker does not forget connections that are gone", "P9", witnesses=(1, 0),
         edits=(Edit("embarcadero.broker.broker:Broker._disconnected", "self.peers.pop(peer.number, None)", "pass"),)),
     Bug("epoch-checked-first", "a broker looks at epoch lines first, and loads results then", scope="ack",

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from embarcadero.broker.broker import Broker
+from embarcadero.broker.connection import Connection
 from embarcadero.broker.context import BrokerContext
-from embarcadero.broker.net.connection import Connection
 from embarcadero.config import FabricSizes
 from embarcadero.env import Env
 from embarcadero.errors import BadRegion

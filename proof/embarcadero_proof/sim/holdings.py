@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 _BROKER: Final = (
     "peers.*.lanes", "peers.*.reading", "peers.*.sessions", "peers.*.turns", "sessions.attached", "store.broker_lanes",
     "store.lanes", "store.trims", "counters.came_in", "counters.went_out",
-    "durable._durability._known", "durable._durability._open", "epoch._orders", "awaiting._lanes", "lanes._roomless",
-    "lanes._writers", "readers._readers", "readers.disks.copies._good", "readers.disks.copies._idle",
-    "admission.references._queues.*",
+    "durable._durability._known", "durable._durability._open", "epoch._orders", "awaiting._lanes",
+    "lanes._maker._without_memory", "lanes._writers", "readers._readers", "readers.disks.copies._good",
+    "readers.disks.copies._idle", "admission.references._queues.*",
 )  # fmt: skip
 
 _REPLICA: Final = (
-    "_following", "_lacking", "_open_copies", "_ranges", "brokers._lanes", "brokers._rings", "commits._unmarked",
-    "commits._lone", "health._ill", "lines._values", "moving._bereft", "moving._failures", "moving._sealed",
-    "moving._stalled", "moving._untold", "ranges._doubts", "ranges._leaving", "ranges._surplus", "ranges._trims",
-    "ranges._wanted", "ranges.adopted", "ranges.copies", "ranges.refilled", "leader._orders", "repair._gave_up_us",
-    "repair._readers", "repair._tried", "retention._chains", "retention._topics", "retention._trims", "sessions._known",
-    "sessions._regions", "topics",
+    "_stock.following", "_stock.lacking", "_stock.open", "_ranges", "brokers._lanes", "brokers._rings",
+    "commits._unmarked", "commits._lone", "health._ill", "lines._values", "moving._bereft", "moving._failures",
+    "moving._sealed", "moving._stalled", "moving._untold", "ranges._doubts", "ranges._leaving", "ranges._surplus",
+    "ranges._trims", "ranges._wanted", "ranges.adopted", "ranges.copies", "ranges.refilled", "leader._orders",
+    "repair._gave_up_us", "repair._readers", "repair._tried", "retention._chains", "retention._topics",
+    "retention._trims", "sessions._known", "sessions._regions", "topics",
 )  # fmt: skip
 
 _SEQUENCER: Final = (

@@ -19,7 +19,7 @@ from embarcadero.wire.codec import HEADER_BYTES, FrameKind
 from embarcadero_proof.sim.history import Stuck
 
 if TYPE_CHECKING:
-    from embarcadero.broker.net.connection import Connection
+    from embarcadero.broker.connection import Connection
     from embarcadero_proof.sim.clients import ClientProcess
     from embarcadero_proof.sim.roles import BrokerProcess
     from embarcadero_proof.sim.world import World

@@ -13,14 +13,15 @@ import msgspec
 
 from embarcadero.broker.broker import Broker
 from embarcadero.broker.clients import Transport
+from embarcadero.broker.connection import Connection
 from embarcadero.broker.context import BrokerContext, lane_margin
-from embarcadero.broker.net.connection import Connection
-from embarcadero.broker.read.disk import TableJobs
+from embarcadero.broker.disk_reads import TableJobs
 from embarcadero.config import DEFAULTS
 from embarcadero.env import Env
 from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
 from embarcadero.limits import HELLO_TIMEOUT_S
 from embarcadero.placement.directory import Directory
+from embarcadero.replica.copies import ReplicaContext
 from embarcadero.replica.replica import Replica
 from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.sequencer.leader.standby import Candidate
@@ -274,12 +275,14 @@ class ReplicaProcess(Poller):
             )
             placement = msgspec.structs.replace(DEFAULTS.placement, replace_after_s=plan.replace_after_s)
             self.replica = Replica(
-                Env(self.clock, self.bell, self.journal, self.workers, self.steps, world.disks.seen_by(self)),
-                self.fabric,
-                directory,
-                self._disk,
-                self.member,
-                msgspec.structs.replace(DEFAULTS, replica=settings, placement=placement),
+                ReplicaContext.create(
+                    Env(self.clock, self.bell, self.journal, self.workers, self.steps, world.disks.seen_by(self)),
+                    self.fabric,
+                    directory,
+                    self._disk,
+                    self.member,
+                    msgspec.structs.replace(DEFAULTS, replica=settings, placement=placement),
+                )
             )
         except (DiskFailed, DiskFull, WrongFolder) as error:
             world.note(self.name, f"can't start: {error}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from embarcadero.broker.read.results import FetchResult, wanted_entries
+from embarcadero.broker.disk_reads import FetchResult, wanted_entries
 from embarcadero.errors import BadTable, EmbarcaderoError, NotAvailable, TierUnavailable
 from embarcadero.fabric.layout import ORDER, Entries
 from embarcadero.limits import BROKER_LANES_FIRST, FETCH_ENTRIES_MAX

@@ -1,7 +1,7 @@
 """One broker, put together: no sockets, no clock of its own, no threads. The simulator runs the same code.
 
-A broker owns three regions (log, pending ring, frontiers) of one incarnation. Batches come in through `write/`,
-requests through `net/requests.py`, and reads of any broker's data are served by `read/`.
+A broker owns three regions (log, pending ring, frontiers) of one incarnation. `admission.py` takes batches in,
+`connection.py` requests, and `fetches.py` and `positions.py` serve reads of the data of any broker.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from embarcadero import limits
+from embarcadero.broker.admission import Admission, AttachedSessions, OutcomeCounts, WritePath
 from embarcadero.broker.clients import Peer, Transport, UnreadBytes
-from embarcadero.broker.context import BrokerContext, StoreView
-from embarcadero.broker.counters import BrokerCounters
-from embarcadero.broker.durable import AwaitingDurability, DurableFrontiers
-from embarcadero.broker.net.connection import Connection, Services
-from embarcadero.broker.net.requests import Requests
-from embarcadero.broker.read.disk import TableJobs
-from embarcadero.broker.read.fetches import Fetches
-from embarcadero.broker.read.lane_reader import LaneReaders
-from embarcadero.broker.read.positions import Positions
-from embarcadero.broker.write.admission import Admission, AttachedSessions, OutcomeCounts, WritePath
-from embarcadero.broker.write.lanes import OwnLanes
-from embarcadero.broker.write.pending import Ingest, Relay, Waiting
+from embarcadero.broker.connection import Connection, Requests, Services
+from embarcadero.broker.context import BrokerContext, BrokerCounters, StoreView
+from embarcadero.broker.disk_reads import TableJobs
+from embarcadero.broker.durable import AwaitingDurability, BrokerView, DurableFrontiers
+from embarcadero.broker.fetches import Fetches
+from embarcadero.broker.lane_reader import LaneReaders
+from embarcadero.broker.own_lanes import OwnLanes
+from embarcadero.broker.pending import Ingest, Relay, Waiting
+from embarcadero.broker.positions import Positions
 from embarcadero.config.table import BrokerKeys as BrokerSettings
 from embarcadero.env import Inline, Journal
 from embarcadero.fabric.layout import BrokerLine, frontier_offset
@@ -72,31 +70,33 @@ class Broker:
     """
 
     def __init__(self, context: BrokerContext, tables: TableJobs | None = None, metrics: str = "") -> None:
-        self._context, self._metrics = context, metrics
-        env, fabric, directory, member = context.env, context.fabric, context.directory, context.member
-        self.store = StoreView(directory, self._store_changed, self._advance)
+        self._metrics, member = metrics, context.member
+        env, fabric, directory = context.env, context.fabric, context.directory
         self._addresses: list[m.BrokerAddress] = []  # of live brokers, as clients know them
-        self.ingest = ingest = Ingest(fabric, member, context.sizes, context.config.limits.frame_bytes, env.steps)
-        self.epoch = LeaderView(fabric, member, env.steps)
-        self._lines = AnnouncedLines(fabric, ingest.frontiers)
-        self.durable = durable = DurableFrontiers(fabric, self.epoch.table, directory, env.steps)
-        self.awaiting = AwaitingDurability(ingest.log, durable, self.epoch.ordered_end)
-        waiting: dict[int, Waiting] = {}
-        self.sessions = AttachedSessions(ingest, waiting, self.settings.sessions_per_connection)
-        outcomes = OutcomeCounts(context, self.sessions, durable)
-        self.relay = Relay(ingest.frontiers, ingest.log.release, waiting, outcomes, env.steps)
-        self.lanes = OwnLanes(context, self.store, ingest, self.epoch, durable, self.awaiting)
-        path = WritePath(ingest, self.sessions, self.relay, durable, self.awaiting, self.lanes)
-        self.unread = UnreadBytes(self.settings, path.largest_frame, env.clock)
-        self._logs = BrokerLogs(fabric, self.store.refresh)
-        self.readers = LaneReaders(
-            context, self.store, self.epoch, self._logs, durable, tables or TableJobs(Inline(), None)
+        epoch = LeaderView(fabric, member, env.steps)
+        self._view = view = BrokerView(
+            context,
+            StoreView(directory, self._store_changed, self._advance),
+            epoch,
+            DurableFrontiers(fabric, epoch.table, directory, env.steps),
         )
-        self.fetches = Fetches(context, self.store, self.readers, durable, self.unread, self._announce)
+        ingest = Ingest(fabric, member, context.sizes, context.config.limits.frame_bytes, env.steps)
+        self._lines = AnnouncedLines(fabric, ingest.frontiers)
+        awaiting = AwaitingDurability(ingest.log, view.durable, epoch.ordered_end)
+        waiting: dict[int, Waiting] = {}
+        sessions = AttachedSessions(ingest, waiting, self.settings.sessions_per_connection)
+        outcomes = OutcomeCounts(view, sessions)
+        relay = Relay(ingest.frontiers, ingest.log.release, waiting, outcomes, env.steps)
+        lanes = OwnLanes(view, ingest, awaiting)
+        self._path = path = WritePath(ingest, sessions, relay, awaiting, lanes)
+        self.unread = UnreadBytes(self.settings, path.largest_frame, env.clock)
+        self._logs = BrokerLogs(fabric, view.store.refresh)
+        self.readers = LaneReaders(view, self._logs, tables or TableJobs(Inline(), None))
+        self.fetches = Fetches(view, self.readers, self.unread, self._announce)
         self.peers: dict[int, Peer] = {}  # by connection
-        self.admission = Admission(context, self.store, path, self.epoch, self.readers, self.peers, self._announce)
-        positions = Positions(context, self.store, self.readers)
-        self.requests = Requests(context, self.store, self.admission, path, self.fetches, positions, self.status)
+        self.admission = Admission(view, path, self.readers, self.peers, self._announce)
+        positions = Positions(context, view.store, self.readers)
+        self.requests = Requests(view, self.admission, self.fetches, positions, self.status)
         scratch = memoryview(bytearray(limits.SCRATCH_BYTES))
         self._services = Services(context, self.unread, self.admission, self.requests, self._disconnected, scratch)
         self._store_poll_us = 0
@@ -137,9 +137,9 @@ class Broker:
             peer.lanes &= lanes
             for lane in peer.reading.keys() - lanes:
                 del peer.reading[lane]
-            for key in [key for key in peer.turns if key[0] not in lanes]:
+            for key in [key for key in peer.turns if key.lane not in lanes]:
                 del peer.turns[key]
-            for key in [key for key in peer.sessions if key[0] not in lanes]:
+            for key in [key for key in peer.sessions if key.lane not in lanes]:
                 self.sessions.forget(peer, key)
 
     def _advance(self, hint: int) -> bool:
@@ -151,7 +151,7 @@ class Broker:
 
     def leave(self) -> None:
         """Grant no more credit and tell clients that we go; what was granted may still come, and is settled."""
-        self.admission.credit.leaving = True
+        self.admission.credit.leave()
         self._addresses = self._live_addresses()
         self._push_members()
 
@@ -176,7 +176,9 @@ class Broker:
     @property
     def unsettled(self) -> int:
         """The same, and what is still on its way in."""
-        return self.unanswered + self.ingest.arriving + self.admission.references.waiting
+        calls = self._view.context.store_calls
+        arriving = self.ingest.arriving + self.admission.references.waiting
+        return self.unanswered + arriving + calls.running + calls.waiting
 
     # --- polling ------------------------------------------------------------------------------------------------------
     def poll(self, on_settled: Callable[[], None] = _nothing) -> bool:
@@ -185,38 +187,41 @@ class Broker:
         After a lone outcome, or a lone batch that became durable, there is not: whoever writes the next one rings.
         `on_settled` is told when acks are on their way out: before anything else is done.
         """
-        now_us = self._context.env.clock.now_us()
+        view, path = self._view, self._path
+        now_us = view.context.env.clock.now_us()
         if now_us >= self._store_poll_us:
             self._store_poll_us = now_us + int(self.settings.store_poll_ms * 1_000)
             self.refresh()
             self._lines.beat()
-            self.deposed |= self.epoch.closing()
+            self.deposed |= view.epoch.closing()
             self.admission.end_slow(now_us)
             self.requests.notes.poll(now_us)
         if self.deposed:
             return False
         moved = self._advance(0)
-        through = self.epoch.read_through()
-        if through > self.ingest.free_below and self.epoch.may_act():
-            self.ingest.free_below = through
-            self._context.env.steps.at(Step.SLOTS_FREE)
-        moved |= self.relay.poll(self.epoch) > 1
-        moved |= self.lanes.poll(now_us)
-        self.deposed |= self.lanes.closed
-        self.sessions.stage_owed()
+        through = view.epoch.read_through()
+        if through > path.ingest.free_below and view.epoch.may_act():
+            path.ingest.free(through)
+            view.context.env.steps.at(Step.SLOTS_FREE)
+        moved |= path.relay.poll(view.epoch) > 1
+        moved |= path.lanes.poll()
+        moved |= self.requests.watches.poll(now_us)
+        self.deposed |= path.lanes.closed
+        path.sessions.stage_owed()
         self.admission.publish()
         self._announce()
-        if settled := self.awaiting.settle():
+        if settled := path.awaiting.settle():
             moved |= settled > _LONE
             on_settled()
         moved |= self.fetches.retry(now_us)
+        view.context.store_calls.start()
         self._announce()
         self.admission.credit.regulate(now_us)
         return moved
 
     def next_deadline_us(self) -> int | None:
         """When the next waiting read gives up."""
-        ends = (self.fetches.next_deadline_us(), self.lanes.next_deadline_us())
+        ends = (self.fetches.next_deadline_us(), self.requests.watches.next_deadline_us())
         return min((end for end in ends if end is not None), default=None)
 
     def _announce(self) -> None:
@@ -224,7 +229,8 @@ class Broker:
 
         What waits for disks is counted again after that: what became durable before they saw it rings nobody.
         """
-        for_disks = self.awaiting.waiting + self.relay.for_disks + self.fetches.waiting_for_disks
+        path = self._path
+        for_disks = path.awaiting.waiting + path.relay.for_disks + self.fetches.waiting_for_disks
         self._lines.announce(self.fetches.waiting, for_disks + self.admission.credit.starving)
 
     # --- connections --------------------------------------------------------------------------------------------------
@@ -240,27 +246,68 @@ class Broker:
         self.peers.pop(peer.number, None)
         self.fetches.disconnected(peer)
         self.admission.disconnected(peer)
+        self.requests.disconnected(peer)
 
     # --- facts --------------------------------------------------------------------------------------------------------
     @property
+    def store(self) -> StoreView:
+        """What it knows of the store."""
+        return self._view.store
+
+    @property
+    def epoch(self) -> LeaderView:
+        """The leader, as it knows it."""
+        return self._view.epoch
+
+    @property
+    def durable(self) -> DurableFrontiers:
+        """How far lanes are durable."""
+        return self._view.durable
+
+    @property
+    def ingest(self) -> Ingest:
+        """Its log and its pending ring."""
+        return self._path.ingest
+
+    @property
+    def sessions(self) -> AttachedSessions:
+        """Which connections feed which sessions."""
+        return self._path.sessions
+
+    @property
+    def relay(self) -> Relay:
+        """Results on their way back."""
+        return self._path.relay
+
+    @property
+    def awaiting(self) -> AwaitingDurability:
+        """Payloads and acks that await durability."""
+        return self._path.awaiting
+
+    @property
+    def lanes(self) -> OwnLanes:
+        """Its own lanes, of topics of orders 0 and 1."""
+        return self._path.lanes
+
+    @property
     def member(self) -> Member:
         """Which broker this is."""
-        return self._context.member
+        return self._view.context.member
 
     @property
     def settings(self) -> BrokerSettings:
         """Its configuration."""
-        return self._context.settings
+        return self._view.context.settings
 
     @property
     def journal(self) -> Journal:
         """Where it tells what happened."""
-        return self._context.env.journal
+        return self._view.context.env.journal
 
     @property
     def counters(self) -> BrokerCounters:
         """What it counts."""
-        return self._context.counters
+        return self._view.context.counters
 
     @property
     def full(self) -> bool:
@@ -282,10 +329,10 @@ class Broker:
         Those who stopped asking are not counted.
         """
         lags: dict[int, list[int]] = {}
-        since_us = self._context.env.clock.now_us() - 2 * limits.FETCH_WAIT_MS_MAX * 1000
+        since_us = self._view.context.env.clock.now_us() - 2 * limits.FETCH_WAIT_MS_MAX * 1000
         for peer in self.peers.values():
-            for lane, (next_index, at_us) in peer.reading.items():
-                lag = self.readers.lag(lane, next_index) if at_us > since_us else None
+            for lane, last in peer.reading.items():
+                lag = self.readers.lag(lane, last.next_index) if last.at_us > since_us else None
                 if lag is not None:
                     lags.setdefault(self.store.topic_lane(lane), []).append(lag)
         return lags
@@ -308,6 +355,6 @@ class Broker:
             "unread_bytes": self.unread.used,
             "acks_waiting_for_disks": self.awaiting.waiting,
             "log_kept_for_disks": round(self.awaiting.kept_chunks / self.ingest.log.chunks, 4),
-            "durable": {str(lane): through for lane, (through, _) in self.awaiting.facts().items()},
+            "durable": {str(lane): facts.through for lane, facts in self.awaiting.facts().items()},
             "warm_jobs": self.readers.disks.running + self.readers.disks.waiting,
         }

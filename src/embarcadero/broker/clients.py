@@ -23,34 +23,29 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from embarcadero.broker.counters import BrokerCounters
-from embarcadero.broker.read.results import FetchResult
+from embarcadero.broker.context import BrokerCounters
 from embarcadero.config.table import BrokerKeys as BrokerSettings
 from embarcadero.env import Clock
 from embarcadero.errors import DiskFailed, DiskFull, EmbarcaderoError, Retriable, TooMany
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.log import Reservation
-from embarcadero.limits import KIB, UNREAD_PAUSE_BYTES
-from embarcadero.types import NO_INDEX, Outcome
+from embarcadero.limits import KIB, STORE_CALLS_PER_CONNECTION_MAX, UNREAD_PAUSE_BYTES
+from embarcadero.types import NO_INDEX, Outcome, SessionKey
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import (
     ACK,
     NO_ACK,
-    PAYLOAD_ALIGN,
     BatchHeader,
     ack_frame,
     control_frame,
     credit_frame,
-    fetched_header,
     full_frame,
     one_ack_frame,
 )
-
-_PADDING: Final = bytes(PAYLOAD_ALIGN)
 
 SMALL_BYTES: Final = 4 * KIB
 """A connection that holds no more than this is not counted: acks of clients that read are not worth the work."""
@@ -103,8 +98,11 @@ class UnreadBytes:
         return True
 
     def stops(self, peer: Peer) -> bool:
-        """The same. If so, the connection goes on by itself later: see `go_on`."""
-        if not self.full(peer):
+        """Whether the requests of a connection wait: for it to read more, or for its calls of the store.
+
+        If so, the connection goes on by itself later: see `go_on`.
+        """
+        if not self.full(peer) and peer.store_calls < STORE_CALLS_PER_CONNECTION_MAX:
             return False
         self._stopped[peer] = None
         self.hold(peer)
@@ -300,24 +298,9 @@ class Replies(ABC):
         """There has been no room for too long, in the broker or in a lane; `full_frame` has the meaning."""
         self._send(full_frame(lane, replica, trouble))
 
-    def send_result(self, request: int, result: FetchResult) -> None:
-        """The answer to a fetch."""
-        body: list[bytes | memoryview] = []
-        for payload in result.payloads:
-            body.append(payload)
-            if pad := -len(payload) % PAYLOAD_ALIGN:
-                body.append(_PADDING[:pad])
-        entries = result.entries.tobytes()
-        length = len(entries) + sum(map(len, body))
-        header = fetched_header(
-            request=request,
-            next_index=result.next_index,
-            tail_index=result.tail_index,
-            count=len(result.entries),
-            gap=result.gap,
-            length=length,
-        )
-        self._send(header, entries, *body)
+    def send_fetched(self, frame: list[bytes | memoryview]) -> None:
+        """The answer to a fetch: `FetchResult.frame`."""
+        self._send(*frame)
 
 
 @dataclass(slots=True)
@@ -334,6 +317,13 @@ class Credit:
         return self.received - self.staging
 
 
+class LastFetch(NamedTuple):
+    """The last fetch of a client in one lane: the next index to ask for, and when it was answered."""
+
+    next_index: int
+    at_us: int
+
+
 class Peer(Replies):
     """One client as all parts of the broker know it: where replies go, what it may send, and what it holds."""
 
@@ -347,12 +337,13 @@ class Peer(Replies):
         self.greeted = False
         self.credit = Credit()
         self.arriving: deque[Reservation] = deque()  # room given to batches that are not whole yet, in order
-        self.reading: dict[int, tuple[int, int]] = {}  # lane -> next index of its last fetch, and when that was
+        self.reading: dict[int, LastFetch] = {}  # by lane
         self.parked = 0  # long polls that wait
         self.acks_waiting = 0  # acks that wait for disks
+        self.store_calls = 0  # requests that wait for the store
         self.lanes: set[int] = set()  # lanes of brokers that it feeds (orders 0 and 1)
-        self.sessions: dict[tuple[int, int], None] = {}  # (lane, session) that it feeds (orders 2 and 5), oldest first
-        self.turns: dict[tuple[int, int], int] = {}  # order 1: (lane, session) -> the sequence whose turn it is
+        self.sessions: dict[SessionKey, None] = {}  # that it feeds (orders 2 and 5), oldest first
+        self.turns: dict[SessionKey, int] = {}  # order 1: the sequence whose turn it is
         self.reading_bytes = self.reserved_bytes = 0  # of reads of files: what was asked for, and what may come
         self.prompt = False  # whether the peer read its last answer soon
 

@@ -15,28 +15,61 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from itertools import pairwise
-from typing import Final
+from dataclasses import dataclass
+from itertools import pairwise, starmap
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from embarcadero.broker.clients import Peer
+from embarcadero.broker.context import BrokerContext, StoreView
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.durability import Durability
 from embarcadero.fabric.layout import Entries
-from embarcadero.fabric.leader import EpochTable
+from embarcadero.fabric.leader import EpochTable, LeaderView
 from embarcadero.fabric.log import LogWriter
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import DURABLE_ACKS_PER_CONNECTION_MAX, KEPT_SHARE_CREDIT, KEPT_SHARE_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.steps import Step
-from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef, count_outside, lost_spans
+from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef, Span, count_outside, lost_spans
 from embarcadero.wire.codec import ACK, PACKED_ACK
 
 _STORED: Final = np.zeros(256, dtype=bool)
 _STORED[[Outcome.ORDERED, Outcome.DUP_OF, Outcome.DUP]] = True
 _AT_INDEX: Final = frozenset({int(Outcome.ORDERED), int(Outcome.DUP_OF)})
 _PERHAPS_ORDERED: Final = frozenset(map(int, (Outcome.DUP, Outcome.STALE, Outcome.FENCED, Outcome.UNKNOWN_SESSION)))
+
+
+class ReplicaTrouble(NamedTuple):
+    """A replica, and its health word; -1 and 0 if all are well."""
+
+    replica: int
+    word: int
+
+
+NO_TROUBLE: Final = ReplicaTrouble(-1, 0)
+
+
+class LaneProgress(NamedTuple):
+    """How far a lane is durable as counted last, and how many acks wait for more."""
+
+    through: int
+    waiting: int
+
+
+class _KeptPayload(NamedTuple):
+    at_index: int
+    location: int
+
+
+class _WaitingAcks(NamedTuple):
+    """Acks that leave when the lane is durable to `need`. `number` keeps those of one need in the order they came."""
+
+    need: int
+    number: int
+    peer: Peer
+    acks: Entries
 
 
 class DurableFrontiers:
@@ -85,13 +118,13 @@ class DurableFrontiers:
             return self.known(lane)
         return self.known(lane) if self._durability.countable(lane) else None
 
-    def trouble(self, lane: int) -> tuple[int, int]:
-        """A replica of the lane's open range that is in trouble, and its health word; -1 and 0 if all are well."""
+    def trouble(self, lane: int) -> ReplicaTrouble:
+        """Return a replica of the lane's open range that is in trouble."""
         for ref in self.chain(lane).replicas:
             table = self._durability.lines.of(ref)
             if table is not None and (word := table.health.load()):
-                return ref.replica, word
-        return -1, 0
+                return ReplicaTrouble(ref.replica, word)
+        return NO_TROUBLE
 
     def forget(self, lane: int) -> None:
         """The lane is gone."""
@@ -103,18 +136,28 @@ class DurableFrontiers:
         self._durability.keep(lanes)
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerView:
+    """What the parts of one broker share: its context, the store as it was read last, the leader, durable frontiers."""
+
+    context: BrokerContext
+    store: StoreView
+    epoch: LeaderView
+    durable: DurableFrontiers
+
+
 class AwaitingLane:
     """What waits until one lane is durable: payloads, by (index, location); acks, by the frontier that they need."""
 
     def __init__(self, lane: int, log: LogWriter, durable: DurableFrontiers, end: Callable[[int], int | None]) -> None:
         self.lane, self._log, self._durable, self._end = lane, log, durable, end
-        self._kept: list[tuple[int, int]] = []  # a heap
-        self._acks: list[tuple[int, int, Peer, Entries]] = []  # a heap
+        self._kept: list[_KeptPayload] = []  # a heap
+        self._acks: list[_WaitingAcks] = []  # a heap
         self._blocks = 0
         self.chunks: dict[int, int] = {}  # chunks of the log that it keeps: how many payloads in each
         self.waiting = 0  # acks
         self.gone = False  # the topic was deleted: nothing of it will become durable
-        self.stood_at, self.since_us = -1, 0  # where the lane is durable to, and since when (or told since when)
+        self._stood_at, self._since_us = -1, 0  # where the lane is durable to, and since when (or reported since when)
 
     def __bool__(self) -> bool:
         return bool(self._kept or self._acks)
@@ -124,12 +167,22 @@ class AwaitingLane:
         """How far the lane was durable when that was counted last."""
         return self._durable.known(self.lane)
 
+    def stalls(self, now_us: int, patience_us: int) -> bool:
+        """Whether something has waited for so long without any progress; true once in that time."""
+        if not self or self.through != self._stood_at:
+            self._stood_at, self._since_us = self.through if self else -1, now_us
+            return False
+        if now_us - self._since_us < patience_us:
+            return False
+        self._since_us = now_us
+        return True
+
     def keep(self, index: int, location: int) -> None:
         """A payload was ordered at this index: it stays until that is durable."""
         if self.gone:
             self._log.release(location)
             return
-        heapq.heappush(self._kept, (index, location))
+        heapq.heappush(self._kept, _KeptPayload(index, location))
         chunk = self._log.chunk_of(location)
         self.chunks[chunk] = self.chunks.get(chunk, 0) + 1
 
@@ -177,7 +230,7 @@ class AwaitingLane:
 
     def _wait(self, need: int, peer: Peer, acks: Entries) -> None:
         self._blocks += 1
-        heapq.heappush(self._acks, (need, self._blocks, peer, acks))
+        heapq.heappush(self._acks, _WaitingAcks(need, self._blocks, peer, acks))
         self.waiting += len(acks)
         peer.acks_waiting += len(acks)
 
@@ -186,9 +239,9 @@ class AwaitingLane:
         through = self._durable.through(self.lane)
         kept, before = self._kept, len(self._kept) + self.waiting
         ready: dict[Peer, list[Entries]] = {}
-        while kept and kept[0][0] < through:
-            self._free(heapq.heappop(kept)[1])
-        while self._acks and self._acks[0][0] <= through:
+        while kept and kept[0].at_index < through:
+            self._free(heapq.heappop(kept).location)
+        while self._acks and self._acks[0].need <= through:
             _, _, peer, acks = heapq.heappop(self._acks)
             self._less(peer, len(acks))
             ready.setdefault(peer, []).append(acks)
@@ -201,9 +254,9 @@ class AwaitingLane:
 
     def disconnected(self, peer: Peer) -> None:
         """Nobody waits for its acks any more; its payloads stay until they are durable."""
-        for block in [block for block in self._acks if block[2] is peer]:
-            self._less(peer, len(block[3]))
-        self._acks = [block for block in self._acks if block[2] is not peer]
+        for block in [block for block in self._acks if block.peer is peer]:
+            self._less(peer, len(block.acks))
+        self._acks = [block for block in self._acks if block.peer is not peer]
         heapq.heapify(self._acks)
 
     def drop(self) -> None:
@@ -278,18 +331,11 @@ class AwaitingDurability:
 
     def stalled(self, now_us: int, patience_us: int) -> list[int]:
         """Lanes in which something has waited for disks for so long without any progress; each once in that time."""
-        found = []
-        for lane, awaiting in self._lanes.items():
-            if not awaiting or awaiting.through != awaiting.stood_at:
-                awaiting.stood_at, awaiting.since_us = awaiting.through if awaiting else -1, now_us
-            elif now_us - awaiting.since_us >= patience_us:
-                awaiting.since_us = now_us
-                found.append(lane)
-        return found
+        return [lane for lane, awaiting in self._lanes.items() if awaiting.stalls(now_us, patience_us)]
 
-    def facts(self) -> dict[int, tuple[int, int]]:
-        """By lane: how far it is durable as counted last, and how many acks wait for more."""
-        return {lane: (awaiting.through, awaiting.waiting) for lane, awaiting in self._lanes.items()}
+    def facts(self) -> dict[int, LaneProgress]:
+        """Return the progress of each lane."""
+        return {lane: LaneProgress(awaiting.through, awaiting.waiting) for lane, awaiting in self._lanes.items()}
 
     @property
     def pressed(self) -> bool:
@@ -343,7 +389,7 @@ class LaneRanges:
     def __init__(self, ranges: list[Range]) -> None:
         self.ranges = ranges
         self._starts = [range_.start for range_ in ranges]
-        self.lost = lost_spans(ranges)
+        self.lost = list(starmap(Span, lost_spans(ranges)))
         self.settled = self._settled()
         """Everything below is durable, or lost: it is in sealed ranges, or between them."""
 
@@ -399,10 +445,10 @@ class LaneRanges:
         return bool(sealed) and all(range_.never_durable for range_ in sealed)
 
     @property
-    def seq_holes(self) -> list[tuple[int, int]]:
+    def seq_holes(self) -> list[Span]:
         """Spans of seqs between ranges: restarts passed over them."""
         pairs = ((old.end_seq, new.start_seq) for old, new in pairwise(self.ranges))
-        return [(end, start) for end, start in pairs if end is not None and end < start]
+        return [Span(end, start) for end, start in pairs if end is not None and end < start]
 
     def batches(self, start: int, stop: int) -> int:
         """How many positions of [start, stop) are not lost."""

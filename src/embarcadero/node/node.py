@@ -25,13 +25,13 @@ import uvloop
 
 from embarcadero.broker.broker import Broker
 from embarcadero.broker.context import BrokerContext
-from embarcadero.broker.net.server import Left, serve_broker
-from embarcadero.broker.read.disk import TableJobs
+from embarcadero.broker.disk_reads import TableJobs
+from embarcadero.broker.server import Left, serve_broker
 from embarcadero.config import DEFAULTS, Config
 from embarcadero.config.secrets import secret_values
 from embarcadero.env import NO_STEPS, Env, Inline, Steps, SystemClock, Workers
 from embarcadero.errors import ClusterError, EmbarcaderoError, FabricFull, PortInUse
-from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, TABLE_JOBS_MAX, WARM_JOBS_MAX
+from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, STORE_CALLS_MAX, TABLE_JOBS_MAX, WARM_JOBS_MAX
 from embarcadero.node.env import PipeBell, ThreadWorkers
 from embarcadero.node.fabric_folder import open_fabric, open_past
 from embarcadero.node.folder import ClusterFolder, ClusterInfo
@@ -51,8 +51,8 @@ from embarcadero.node.standby import ProcessServices, SharedState, Standby, cand
 from embarcadero.node.tables import table_reader
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import open_store
-from embarcadero.replica.replica import Replica
-from embarcadero.replica.server import serve_replica
+from embarcadero.replica.copies import ReplicaContext
+from embarcadero.replica.replica import Replica, serve_replica
 from embarcadero.sequencer.leader.server import serve_candidate
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder
@@ -206,7 +206,7 @@ class Node:
         bell = PipeBell(Path(self._info.fabric), name)
         self._open.callback(bell.close)
         journal = LogJournal(name)
-        workers = self._threads(WARM_JOBS_MAX, name, bell.wake)
+        workers = self._threads(WARM_JOBS_MAX + STORE_CALLS_MAX, name, bell.wake)
         steps = self._surroundings.steps(f"broker:{number}", self._folder.path)
         env = Env(SystemClock(), bell, journal, workers, steps, self._disks)
         context = BrokerContext(env, self._fabric, self._directory, member, self._info.sizes, self._config)
@@ -263,12 +263,14 @@ class Node:
         workers: Workers = Inline() if len(self._roles) == 1 else self._threads(_REPLICA_THREADS, name, bell.wake)
         steps = self._surroundings.steps(f"replica:{number}", self._folder.path)
         replica = Replica(
-            Env(clock, bell, journal, workers, steps, self._disks),
-            self._fabric,
-            self._directory,
-            disk,
-            member,
-            self._config,
+            ReplicaContext.create(
+                Env(clock, bell, journal, workers, steps, self._disks),
+                self._fabric,
+                self._directory,
+                disk,
+                member,
+                self._config,
+            )
         )
         journal.note("has its folder", folder=str(path), disk=identity.disk, ranges=replica.ranges.opening)
         return _Made(name, serve_replica(replica, bell, self._stop_replicas), WatchedReplica(replica))

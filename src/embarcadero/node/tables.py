@@ -8,14 +8,14 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from embarcadero.broker.read.results import TableReader
+from embarcadero.broker.disk_reads import TableReader
 from embarcadero.config import Config
 from embarcadero.types import Cut, Tier
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import TopicSchemas
 
 if TYPE_CHECKING:
-    from embarcadero.broker.read.results import FetchResult
+    from embarcadero.broker.disk_reads import FetchResult
 
 
 def table_reader(config: Config, data_dir: Path) -> TableReader | None:

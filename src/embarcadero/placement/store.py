@@ -284,6 +284,7 @@ COMMIT;
 _COLUMNS = "key, value, revision, lease, crc"
 _LAST_CHARACTER = "\U0010ffff"
 _NOBODY = "-"
+_IN_MEMORY = ":memory:"
 _RESTORE = "restore it from a backup, or remove the cluster's folder to start with an empty one"
 Row = tuple[str, bytes, int, int, int]
 _REVISION = struct.Struct("<Q")
@@ -295,15 +296,18 @@ def _crc(key: str, value: bytes, revision: int, lease: int) -> int:
 
 
 class SqliteStore:
-    """Values in a SQLite file, shared by the processes of one host. One connection, one lock: any thread may call.
+    """Values in a SQLite file, shared by the processes of one host. Any thread may call.
+
+    One connection writes, another one reads, each under its own lock: a thread that reads never waits for a commit, or
+    for a transaction of another process.
 
     Write-ahead logging lets readers and a writer go on side by side, and a commit costs one sync; a transaction takes
     the write lock first, checks, then writes. What is committed is synced (`synchronous = FULL`): ceilings and seals
     rest on it after a loss of power. Only the time of a lease is not, since no lease outlives the machine's run, nor a
     transaction of writes that are all volatile; the log is written in order, so the next synced one takes it along.
 
-    `revision()` asks SQLite's own change counter (`data_version`: other connections' commits, no table is read) and
-    looks into the table only when that moved or this connection committed something.
+    `revision()` asks SQLite's own change counter (`data_version`: commits of connections other than the reading one; no
+    table is read) and looks into the table only when that moved.
 
     SQLite notices broken pages, not flipped bits in a value: each row carries a CRC32 of itself, checked whenever it is
     read, and all of them when the file is opened. And it takes a damaged log for one that ends there: a witness file
@@ -312,30 +316,35 @@ class SqliteStore:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
-        self._lock = threading.Lock()
+        self._lock = self._read_lock = threading.Lock()
         self._seen_version = -1
         self._seen_revision = 0
         self._committing = 0
         self._synced = True
         self._witness: Witness | None = None
         with self._typed_errors():
-            self._db = sqlite3.connect(path, timeout=STORE_BUSY_S, isolation_level=None, check_same_thread=False)
+            self._db = self._reader = self._connect()
         try:
             with self._typed_errors():
                 self._prepare()
+                if str(path) != _IN_MEMORY:  # there a second connection has a store of its own
+                    self._reader, self._read_lock = self._connect(), threading.Lock()
         except EmbarcaderoError:
             self.close()
             raise
 
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, timeout=STORE_BUSY_S, isolation_level=None, check_same_thread=False)
+
     def get(self, key: str) -> Item | None:
-        with self._lock, self._typed_errors():
-            row = self._db.execute(f"SELECT {_COLUMNS} FROM items WHERE key = ?", (key,)).fetchone()
+        with self._read_lock, self._typed_errors():
+            row = self._reader.execute(f"SELECT {_COLUMNS} FROM items WHERE key = ?", (key,)).fetchone()
             return self._item(row) if row else None
 
     def list(self, prefix: str) -> Items:
         query = f"SELECT {_COLUMNS} FROM items WHERE key >= ? AND key < ? ORDER BY key"
-        with self._lock, self._typed_errors():
-            found = map(self._item, self._db.execute(query, (prefix, prefix + _LAST_CHARACTER)).fetchall())
+        with self._read_lock, self._typed_errors():
+            found = map(self._item, self._reader.execute(query, (prefix, prefix + _LAST_CHARACTER)).fetchall())
             return [item for item in found if item is not None]
 
     def transact(self, checks: Sequence[Check], writes: Sequence[Write]) -> bool:
@@ -350,20 +359,20 @@ class SqliteStore:
             return done
 
     def revision(self) -> int:
-        with self._lock, self._typed_errors():
-            version = self._db.execute("PRAGMA data_version").fetchone()[0]
+        with self._read_lock, self._typed_errors():
+            version = self._reader.execute("PRAGMA data_version").fetchone()[0]
             if version != self._seen_version:
                 # The counter is read after the version: it may be newer than the version says, never older.
-                self._seen_revision = self._read_counter()
+                self._seen_revision = self._read_counter(self._reader)
                 self._seen_version = version
             return self._seen_revision
 
     def outline(self, but: Sequence[str]) -> Outline:
         wanted = " AND ".join("(key < ? OR key >= ?)" for _ in but) or "1"
         bounds = [bound for prefix in but for bound in (prefix, prefix + _LAST_CHARACTER)]
-        with self._lock, self._typed_errors():
+        with self._read_lock, self._typed_errors():
             query = f"SELECT count(*), coalesce(max(revision), 0) FROM items WHERE {wanted}"
-            values, newest = self._db.execute(query, bounds).fetchone()
+            values, newest = self._reader.execute(query, bounds).fetchone()
             return Outline(int(values), int(newest))
 
     def grant(self, ttl_s: float, pid: int = 0) -> int:
@@ -386,13 +395,16 @@ class SqliteStore:
             self._end_leases()
 
     def expire(self) -> bool:
-        with self._lock, self._typed_errors():
-            if all(self._lease_holds(row[0]) for row in self._db.execute("SELECT id FROM leases").fetchall()):
+        with self._read_lock, self._typed_errors():
+            numbers = [row[0] for row in self._reader.execute("SELECT id FROM leases").fetchall()]
+            if all(self._lease_holds(number, self._reader) for number in numbers):
                 return False
-            with self._transaction():
-                return self._end_leases()
+        with self._lock, self._typed_errors(), self._transaction():
+            return self._end_leases()
 
     def close(self) -> None:
+        with self._read_lock:
+            self._reader.close()
         with self._lock:
             self._db.close()
             if self._witness is not None:
@@ -432,11 +444,11 @@ class SqliteStore:
         for row in self._db.execute(f"SELECT {_COLUMNS} FROM items").fetchall():
             self._checked(row)
             newest = max(newest, row[2])
-        if self._read_counter() < newest:
+        if self._read_counter(self._db) < newest:
             raise Corrupt(f"the store {self._path} is damaged: its revision is lower than that of a value", _RESTORE)
 
     def _check_witness(self) -> None:
-        if str(self._path) == ":memory:":
+        if str(self._path) == _IN_MEMORY:
             return
         path = self._path.with_name(f"{self._path.name}-revision")
         try:
@@ -444,7 +456,7 @@ class SqliteStore:
             noted = self._witness.read()  # before the counter: that may only be newer
         except OSError as error:
             raise DiskFailed(f"{path} can't be used: {error.strerror}", "check its folder and disk") from error
-        if (revision := self._read_counter()) < noted:
+        if (revision := self._read_counter(self._db)) < noted:
             raise Corrupt(
                 f"the store {self._path} has lost its newest changes: it has revision {revision} and had {noted}",
                 f"restore it with its -wal file from a backup; if an older one was put there on purpose, remove {path}",
@@ -471,7 +483,7 @@ class SqliteStore:
 
     def _item(self, row: Row) -> Item | None:
         key, value, revision, lease, _ = self._checked(row)
-        return Item(key, value, revision) if lease == NO_LEASE or self._lease_holds(lease) else None
+        return Item(key, value, revision) if lease == NO_LEASE or self._lease_holds(lease, self._reader) else None
 
     def _holds(self, check: Check) -> bool:
         row = self._db.execute("SELECT revision, lease FROM items WHERE key = ?", (check.key,)).fetchone()
@@ -490,18 +502,18 @@ class SqliteStore:
     def _next_revision(self) -> int:
         self._seen_version = -1
         self._db.execute("UPDATE counter SET revision = revision + 1")
-        self._committing = self._read_counter()
+        self._committing = self._read_counter(self._db)
         return self._committing
 
-    def _read_counter(self) -> int:
-        row = self._db.execute("SELECT revision FROM counter").fetchone()
+    def _read_counter(self, db: sqlite3.Connection) -> int:
+        row = db.execute("SELECT revision FROM counter").fetchone()
         if row is None or not isinstance(row[0], int):
             raise Corrupt(f"the store {self._path} is damaged: its revision is missing, or no number", _RESTORE)
         return row[0]
 
     # --- leases -------------------------------------------------------------------------------------------------------
-    def _lease_holds(self, lease: int) -> bool:
-        row = self._db.execute("SELECT ends_s, holder FROM leases WHERE id = ?", (lease,)).fetchone()
+    def _lease_holds(self, lease: int, db: sqlite3.Connection | None = None) -> bool:
+        row = (db or self._db).execute("SELECT ends_s, holder FROM leases WHERE id = ?", (lease,)).fetchone()
         if row is None:
             return False
         ends_s, holder = row

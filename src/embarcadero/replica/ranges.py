@@ -30,7 +30,6 @@ from typing import Final, NamedTuple
 
 from embarcadero.env import Missing
 from embarcadero.errors import BadSegment, DiskFailed, EmbarcaderoError
-from embarcadero.fabric.leader import LeaderView
 from embarcadero.replica.copies import Copy, ReplicaContext
 from embarcadero.steps import Step
 from embarcadero.storage.layout import begun_range, lane_folder, range_folder, repair_folder
@@ -372,12 +371,12 @@ _NO_FAILURE: Final = _Failure(0, _AGAIN_US_FIRST)
 class Moving:
     """What this replica does about it."""
 
-    def __init__(self, context: ReplicaContext, ranges: RangeCopies, leader: LeaderView) -> None:
+    def __init__(self, context: ReplicaContext, ranges: RangeCopies) -> None:
         self._replace_after_us = int(context.config.placement.replace_after_s * 1_000_000)
         self._dead: set[int] = set()
         self._dead_since_us: dict[int, int] = {}
         self._drained: set[int] = set()
-        self._ranges, self._leader, self._directory = ranges, leader, context.directory
+        self._ranges, self._leader, self._directory = ranges, context.leader, context.directory
         self._me, self._journal = context.member, context.env.journal
         self._sealed: list[Range] = []
         self._bereft: list[Range] = []  # open ranges that name a disk of ours which is gone

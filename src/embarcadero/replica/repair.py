@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from embarcadero.errors import EmbarcaderoError, NotAvailable, Trimmed
 from embarcadero.fabric.layout import Entries
-from embarcadero.fabric.leader import LeaderView
 from embarcadero.limits import REPAIR_STEP_BYTES
 from embarcadero.replica.copies import Commits, Copy, ReplicaContext
 from embarcadero.replica.ranges import RangeCopies
@@ -44,6 +43,16 @@ class _Source(NamedTuple):
     start: int  # of the range
 
 
+class _Tried(NamedTuple):
+    """Attempts to complete a copy: how many peers were tried in vain, and when to go on."""
+
+    peers: int
+    again_us: int
+
+
+_NOT_TRIED: Final = _Tried(0, 0)
+
+
 class Repair:
     """Completes copies, a piece at a time."""
 
@@ -52,13 +61,12 @@ class Repair:
         context: ReplicaContext,
         ranges: RangeCopies,
         commits: Commits,
-        leader: LeaderView,
         on_change: Callable[[], None],
         on_give_up: Callable[[Copy], None],
     ) -> None:
         """`on_change` is told when a copy may count that did not, or is gone; `on_give_up` when no source can help."""
         env = context.env
-        self._ranges, self._commits, self._leader, self._lines = ranges, commits, leader, context.all_lines
+        self._ranges, self._commits, self._leader, self._lines = ranges, commits, context.leader, context.all_lines
         self._workers, self._me, self._disks, self._clock = env.workers, context.member, env.disks, env.clock
         self._journal, self._counters = env.journal, context.counters
         self._bytes_per_s = context.config.replica.repair_bytes_per_s
@@ -66,7 +74,7 @@ class Repair:
         self._members: dict[int, ReplicaMember] = {}
         self._readers: dict[_Source, RangeReader] = {}
         self._in_use: set[_Source] = set()  # a worker reads there just now
-        self._tried: dict[RangeKey, tuple[int, int]] = {}  # how many peers were tried in vain, and when to go on
+        self._tried: dict[RangeKey, _Tried] = {}
         self._gave_up_us: dict[RangeKey, int] = {}  # when no peer could help with a copy that got nothing since
         self._free_us = 0  # when the allowance of bytes is paid back
 
@@ -78,7 +86,7 @@ class Repair:
 
     def next_deadline_us(self) -> int | None:
         """When to try again, if something waits for that."""
-        return min((when_us for _, when_us in self._tried.values()), default=None)
+        return min((tried.again_us for tried in self._tried.values()), default=None)
 
     # --- a piece at a time --------------------------------------------------------------------------------------------
     def step(self, copies: list[Copy], now_us: int) -> bool:
@@ -94,7 +102,7 @@ class Repair:
             self._gave_up_us = {tags: us for tags, us in self._gave_up_us.items() if tags in asking}
             copies = sorted(copies, key=lambda copy: self._gave_up_us.get(copy.tags, 0))
         for copy in copies:
-            if copy.busy or copy.doubtful or now_us < self._tried.get(copy.tags, (0, 0))[1]:
+            if copy.busy or copy.doubtful or now_us < self._tried.get(copy.tags, _NOT_TRIED).again_us:
                 continue
             if not self._commits.may_try(copy, now_us):
                 continue
@@ -171,7 +179,7 @@ class Repair:
     def _ask(self, copy: Copy, damage: Damage | None, goal: int | None, now_us: int) -> None:
         """Have a worker read from the next peer that was not tried in vain."""
         sources = self._sources(copy.range_)
-        tried = self._tried.get(copy.tags, (0, 0))[0]
+        tried = self._tried.get(copy.tags, _NOT_TRIED).peers
         if tried >= len(sources):
             self._give_up(copy, now_us, "no other replica could help" if sources else "no other replica has one")
             return
@@ -262,12 +270,12 @@ class Repair:
             reader.close()
         if isinstance(result, Exception):
             self._journal.note("a peer's copy can't be used", peer=source.member.replica, reason=str(result))
-        self._tried[copy.tags] = (tried + 1, 0)
+        self._tried[copy.tags] = _Tried(tried + 1, 0)
 
     def _give_up(self, copy: Copy, now_us: int, reason: str) -> None:
         """For now. A peer may come back, or be repaired itself; and perhaps the fabric has it after all."""
         copy.behind = False
-        self._tried[copy.tags] = (0, now_us + _TRY_AGAIN_US)
+        self._tried[copy.tags] = _Tried(0, now_us + _TRY_AGAIN_US)
         self._gave_up_us[copy.tags] = now_us
         self._journal.warn(
             "can't complete a copy",

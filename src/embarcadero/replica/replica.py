@@ -1,29 +1,35 @@
 """The replica's logic: no files of its own, no clock, no threads. The driver and the simulator run the same code.
 
-One pass: take what was ordered since the last one (follow.py), append it, have it synced, publish the durable lines
-(copies.py), ring those who wait for them (follow.py). Beside that, a little at a time: see what the store says
-(ranges.py), copy from other replicas' files what left the fabric (repair.py), keep session checkpoints (sessions.py),
-give up what was trimmed (retention.py), take over what leaves another replica (moving.py), and look through old files
-for damage.
+One pass: take what was ordered since the last one, append it, have it synced, publish the durable lines, and ring the
+brokers and replicas that wait for them (copies.py). Beside that, a little at a time: read the store and take over
+ranges of other replicas (ranges.py), copy from other replicas' files what left the fabric and look through old files
+for damage (repair.py), keep session checkpoints and give up what was trimmed (retention.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
-from embarcadero.config import DEFAULTS, Config
 from embarcadero.config.table import ReplicaKeys as Settings
-from embarcadero.env import Disk, Env, Journal
+from embarcadero.env import Journal
 from embarcadero.errors import EmbarcaderoError, TooMany
 from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.lines import TaggedWriter
-from embarcadero.fabric.region import Fabric
 from embarcadero.limits import HEARTBEAT_S
-from embarcadero.placement.directory import Directory, StoreChange, StoreWatch
-from embarcadero.replica.copies import Commits, Copy, Health, ReplicaContext, ReplicaCounters
-from embarcadero.replica.follow import COMMIT_BYTES_MAX, BrokerRegions, Follower
+from embarcadero.placement.directory import StoreChange, StoreWatch
+from embarcadero.replica.copies import (
+    COMMIT_BYTES_MAX,
+    BrokerRegions,
+    Commits,
+    Copy,
+    Follower,
+    Health,
+    ReplicaContext,
+    ReplicaCounters,
+)
 from embarcadero.replica.ranges import Moving, RangeCopies
 from embarcadero.replica.repair import Repair, Scrubber
 from embarcadero.replica.retention import LaneRetention, SessionCheckpoints
@@ -51,42 +57,44 @@ class _Due:
     tend_us: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Stock:
+    """Copies by what they need."""
+
+    following: list[Copy] = field(default_factory=list)
+    open: list[Copy] = field(default_factory=list)
+    lacking: list[Copy] = field(default_factory=list)  # sealed ranges that are not all here
+
+
 class Replica:
     """One incarnation of one replica. `deposed` is set when another one has its place, or it was taken for dead."""
 
-    def __init__(
-        self,
-        env: Env,
-        fabric: Fabric,
-        directory: Directory,
-        disk: Disk,
-        member: ReplicaMember,
-        config: Config = DEFAULTS,
-    ) -> None:
-        self._context = context = ReplicaContext.create(env, fabric, directory, disk, member, config)
-        self._directory, self._clock = directory, env.clock
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context, self._directory = context, context.directory
         self.deposed = False
         self.commits = Commits(context)
-        self.leader = LeaderView(fabric, steps=env.steps)
-        self.brokers = BrokerRegions(fabric, self._refresh)
+        self.brokers = BrokerRegions(context.fabric, self._refresh)
         self.follower = Follower(self.leader, self.brokers)
         self.sessions = SessionCheckpoints(context)
         self.ranges = RangeCopies(context, self.sessions.forget)
-        self.moving = Moving(context, self.ranges, self.leader)
-        self.repair = Repair(context, self.ranges, self.commits, self.leader, self._take_stock, self.moving.gave_up)
+        self.moving = Moving(context, self.ranges)
+        self.repair = Repair(context, self.ranges, self.commits, self._take_stock, self.moving.gave_up)
         self.retention = LaneRetention(context, self.ranges, self.sessions)
         self.scrubber = Scrubber(context, self.ranges, self._take_stock)
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
         self._ranges: list[Range] = []
-        self._watch = StoreWatch(directory)
+        self._watch = StoreWatch(context.directory)
         self._due = _Due()
-        self._following: list[Copy] = []
-        self._open_copies: list[Copy] = []
-        self._lacking: list[Copy] = []  # sealed ranges that are not all here
-        self._has_identity = disk.exists(IDENTITY_FILE)
+        self._stock = _Stock()
+        self._has_identity = context.disk.exists(IDENTITY_FILE)
         self._refresh()
 
     # --- what others see ----------------------------------------------------------------------------------------------
+    @property
+    def leader(self) -> LeaderView:
+        """The leader, as this replica knows it."""
+        return self._context.leader
+
     @property
     def member(self) -> ReplicaMember:
         """This incarnation, as the store has it."""
@@ -168,9 +176,11 @@ class Replica:
         lanes = {copy.range_.lane for copy in copies}
         self.leader.keep(lanes)
         self.sessions.keep(lanes)
-        self._following = [copy for copy in copies if self.ranges.follows(copy)]
-        self._open_copies = [copy for copy in copies if copy.range_.open]
-        self._lacking = [copy for copy in copies if not copy.range_.open and not copy.complete]
+        self._stock = _Stock(
+            following=[copy for copy in copies if self.ranges.follows(copy)],
+            open=[copy for copy in copies if copy.range_.open],
+            lacking=[copy for copy in copies if not copy.range_.open and not copy.complete],
+        )
 
     def _has_begun_well(self, copy: Copy) -> bool:
         return copy.whole and copy.tags not in self.lines
@@ -203,7 +213,7 @@ class Replica:
         """
         if self.deposed:
             return False
-        now_us = self._clock.now_us()
+        now_us = self._context.env.clock.now_us()
         if now_us >= self._due.beat_us:
             self._due.beat_us = now_us + _BEAT_US
             self.lines.heartbeat.advance(self.lines.heartbeat.value + 1)
@@ -226,13 +236,13 @@ class Replica:
 
     def _follow(self, now_us: int) -> int:
         """Take, append, sync, publish, ring. How many entries were taken."""
-        takes = self.follower.take([copy for copy in self._following if self._takes_more(copy, now_us)])
+        takes = self.follower.take([copy for copy in self._stock.following if self._takes_more(copy, now_us)])
         for take in takes:
             if self.commits.append(take.copy, take.entries, take.payloads):
                 take.copy.unsynced_bytes += take.size
                 self.counters.entries += len(take.entries)
                 self.counters.bytes += take.size
-        for copy in self._following:
+        for copy in self._stock.following:
             self.commits.sync(copy)
         self._tell()
         return sum(len(take.entries) for take in takes)
@@ -265,7 +275,7 @@ class Replica:
         self.scrubber.step(now_us, idle)
         if now_us >= self._due.sessions_us:
             self._due.sessions_us = now_us + _SESSIONS_US
-            for copy in self._following:
+            for copy in self._stock.following:
                 self.sessions.look(copy, self.leader)
                 self.commits.roll(copy, now_us)
             if self.retention.look(now_us):
@@ -286,14 +296,15 @@ class Replica:
 
     def _complete(self, now_us: int) -> bool:
         """Have copies completed by what peers have; finish those that are whole."""
-        for copy in self._lacking:
+        for copy in self._stock.lacking:
             self._sync_rest(copy, now_us)
             self.ranges.settle(copy)
             if copy.complete:
                 self.moving.completed(copy)
-        self._lacking = [copy for copy in self._lacking if not copy.complete and copy.tags in self.ranges.copies]
-        self.health.lacking(bool(self._lacking) or any(copy.log.damage for copy in self._open_copies))
-        return self.repair.step([*self._open_copies, *self._lacking], now_us)
+        lacking = [copy for copy in self._stock.lacking if not copy.complete and copy.tags in self.ranges.copies]
+        self._stock = stock = replace(self._stock, lacking=lacking)
+        self.health.lacking(bool(lacking) or any(copy.log.damage for copy in stock.open))
+        return self.repair.step([*stock.open, *lacking], now_us)
 
     def _sync_rest(self, copy: Copy, now_us: int) -> None:
         """What was appended and not synced when its range was sealed: nobody follows it any more."""
@@ -315,7 +326,7 @@ class Replica:
 
     def lags(self) -> dict[int, int]:
         """How many batches each followed lane is behind the order."""
-        synced = {copy.range_.lane: copy.log.synced for copy in self._following}
+        synced = {copy.range_.lane: copy.log.synced for copy in self._stock.following}
         found = {lane: (self.follower.ordered(lane), line) for lane, line in synced.items()}
         return {lane: max(0, ordered - line) for lane, (ordered, line) in found.items() if ordered is not None}
 
@@ -334,3 +345,35 @@ class Replica:
         """Let go of all files; what was appended last and not synced is not counted by anybody."""
         self.repair.close()
         self.ranges.close()
+
+
+# --- the driver -------------------------------------------------------------------------------------------------------
+class StopEvent(Protocol):
+    """Is set when the replica is to end."""
+
+    def is_set(self) -> bool: ...
+
+
+class ReplicaBell(Protocol):
+    """A doorbell that can be waited for."""
+
+    async def wait(self, timeout_s: float, on_ring: Callable[[], bool] | None = None) -> None: ...
+
+
+async def serve_replica(replica: Replica, bell: ReplicaBell, stop: StopEvent) -> None:
+    """Run until stopped or deposed. What was appended is synced before it ends."""
+    idle_wait_s = replica.settings.idle_wait_ms / 1_000
+
+    def rung() -> bool:
+        return replica.poll() or replica.deposed
+
+    try:
+        while not stop.is_set() and not replica.deposed:
+            moved = replica.poll()
+            await bell.wait(0 if moved else idle_wait_s, rung)
+        if replica.deposed:
+            replica.journal.warn("deposed", reason="it was taken for dead, or replaced")
+        else:
+            replica.journal.note("left", commits=replica.counters.commits, entries=replica.counters.entries)
+    finally:
+        replica.close()

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from embarcadero.broker.read.results import FetchResult
+from embarcadero.broker.disk_reads import FetchResult
 from embarcadero.client.publish.tables import encoded
 from embarcadero.client.results import Batch
 from embarcadero.config.secrets import public_properties

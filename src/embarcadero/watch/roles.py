@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from embarcadero.broker.broker import Broker
-from embarcadero.broker.counters import Traffic
+from embarcadero.broker.context import Traffic
 from embarcadero.env import Clock
 from embarcadero.limits import HEARTBEAT_S, SILENT_S
 from embarcadero.replica.replica import Replica

@@ -5,7 +5,7 @@ takes them the other way round, so whatever it does not find gets another positi
 - old: the order of stores of one round, sequencer/leader/rounds.py `_one_batch`, by the rings and frontiers of fabric/;
 - new, next: `Sequencer.begin`, `Takeover.begin`, `Rounds._write` (sequencer/leader/), by EpochTable, Legacy, Lane and
   brokers' rings themselves; the store is two numbers, as in placement/epochs.py;
-- broker: fabric/leader.py and the relay of broker/write themselves; reader: the loads of broker/read, by LeaderView.
+- broker: fabric/leader.py and the relay of broker/pending.py themselves; reader: the loads of broker/lane_reader.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from embarcadero.broker.write.pending import Relay, Waiting
+from embarcadero.broker.pending import Relay, Waiting
 from embarcadero.config import FabricSizes
 from embarcadero.env import Env, SystemClock
 from embarcadero.errors import invariant

@@ -9,31 +9,32 @@ slots which readers of a closed lane may ask for are never overwritten.
 from __future__ import annotations
 
 import struct
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from embarcadero.broker.clients import Peer
-from embarcadero.broker.context import BrokerContext, StoreView, lane_margin, lane_slots
-from embarcadero.broker.durable import AwaitingDurability, AwaitingLane, DurableFrontiers
-from embarcadero.broker.write.pending import Ingest
+from embarcadero.broker.context import BrokerContext, lane_margin, lane_slots
+from embarcadero.broker.durable import AwaitingDurability, AwaitingLane, BrokerView
+from embarcadero.broker.pending import Ingest
 from embarcadero.config import FabricSizes
 from embarcadero.env import Doorbell
 from embarcadero.errors import LATER, BadFrame, BadValue, FabricFull, TooMany, invariant
 from embarcadero.fabric.layout import ORDER, BrokerLine, RegionKind, frontier_offset
-from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.lines import FrontierReader, create_ring
 from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric, broker_frontiers_region
 from embarcadero.limits import FETCH_WAIT_MS_MAX, FETCHES_PARKED_PER_CONNECTION_MAX, SESSIONS_PER_CONNECTION_MAX
 from embarcadero.placement.store import rested_us
 from embarcadero.steps import Step
-from embarcadero.types import EntryKind, Member, Order, Outcome, Topic, TopicLane
+from embarcadero.types import EntryKind, LanePosition, Member, Order, Outcome, SessionKey, Topic, TopicLane
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import ACK, NO_ACK, PACKED_ACK, WANT_DURABLE, BatchHeader
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Watch:
     """A subscriber that waits for new lanes of a topic."""
 
@@ -71,52 +72,30 @@ class ReaderBells:
                 self._bell.ring(prefix)
 
 
-class OwnLanes:
-    """Lanes of orders 0 and 1 as one broker incarnation sees and writes them."""
+class LaneWatches:
+    """Subscribers that ask for the lanes of a topic, and those of them that wait for new ones."""
 
-    def __init__(
-        self,
-        context: BrokerContext,
-        store: StoreView,
-        ingest: Ingest,
-        epoch: LeaderView,
-        durable: DurableFrontiers,
-        awaiting: AwaitingDurability,
-    ) -> None:
-        self._context, self._clock, self._steps = context, context.env.clock, context.env.steps
-        self._store = store
-        self._directory, self._margin = context.directory, lane_margin(context.sizes)
-        self._ingest, self._epoch, self._durable, self._awaiting = ingest, epoch, durable, awaiting
-        self._bells = ReaderBells(context.fabric, context.env.bell)
-        self._writers: dict[int, LaneWriter] = {}  # by their topic's lane number
-        self._staged: dict[LaneWriter, None] = {}  # what the read under way touched
-        self._staged_count = 0
-        self._locations: list[int] = []  # payloads that need not be kept once their entries are written
-        self._unacked: list[tuple[Peer, bytearray, AwaitingLane | None]] = []
-        self.unacked = 0  # entries written since we last knew that we are open
-        self._unacked_since_us = 0
-        self.taken = 0  # all batches that ever got a position
-        self._sessions = 0
-        self._store_us = 0  # until then the store is not asked for lanes: it has failed
-        self._roomless: dict[int, TopicLane] = {}  # lanes of ours that found no memory yet, by topic
+    def __init__(self, view: BrokerView) -> None:
+        self._store, self._directory = view.store, view.context.directory
         self._watches: list[_Watch] = []
-        self.closed = False  # a sequencer closed this incarnation
 
-    # --- the world around ---------------------------------------------------------------------------------------------
-    def update(self) -> None:
-        """The store has changed: let go of lanes whose topics are gone, and learn of brokers that came or went."""
-        for topic in self._writers.keys() - self._store.lanes.keys():
-            writer = self._writers.pop(topic)
-            self._context.fabric.remove(writer.lane.region)
-            if writer.awaiting is not None:
-                self._awaiting.forget(writer.lane.lane)
-        for topic in self._roomless.keys() - self._store.lanes.keys():
-            del self._roomless[topic]
-        self._bells.update(self._store.live())
+    def check(self, peer: Peer, ask: m.GetLanes) -> None:
+        """Refuse to wait for too long, or for too many. Raises BadFrame, TooMany."""
+        if ask.wait_ms > FETCH_WAIT_MS_MAX:
+            raise BadFrame(f"waiting for lanes for {ask.wait_ms} ms", f"wait at most {FETCH_WAIT_MS_MAX} ms")
+        if peer.parked >= FETCHES_PARKED_PER_CONNECTION_MAX:
+            raise TooMany(f"{peer.parked} requests of this connection wait", "wait for their answers")
+
+    def watch(self, peer: Peer, request: int, ask: m.GetLanes, now_us: int) -> None:
+        """Answer with lanes above a number when some have come, or when the client's patience is over."""
+        if found := self._above(ask):
+            peer.answer(request, m.LanesAre(lane=ask.lane, lanes=found))
+            return
+        peer.parked += 1
+        self._watches.append(_Watch(peer, request, ask, now_us + ask.wait_ms * 1000))
 
     def poll(self, now_us: int) -> bool:
-        """Send acks that had to wait, and answer those who wait for lanes. True if something moved."""
-        moved = self._settle()
+        """Answer subscribers whose lanes have come, or whose patience is over. True if there were any."""
         waiting, self._watches = self._watches, []
         for watch in waiting:
             found = self._above(watch.ask)
@@ -125,15 +104,116 @@ class OwnLanes:
                 watch.peer.answer(watch.request, m.LanesAre(lane=watch.ask.lane, lanes=found))
             else:
                 self._watches.append(watch)
-        return moved or len(self._watches) != len(waiting)
-
-    def frontiers(self) -> dict[int, tuple[int, int]]:
-        """By topic's lane: next index and next seq of our own lane."""
-        return {topic: (writer.next, writer.next_seq) for topic, writer in self._writers.items()}
+        return len(self._watches) != len(waiting)
 
     def next_deadline_us(self) -> int | None:
-        """When the next one who waits for lanes gives up."""
+        """When the next subscriber gives up."""
         return min((watch.deadline_us for watch in self._watches), default=None)
+
+    def fates(self, ask: m.GetLanes) -> m.LanesAre:
+        """On a worker: lanes above a number, as the store has them, and those whose last range may not be sealed.
+
+        Ranges are read before the lanes: where one is sealed, what was lost with it is in the store as well.
+        """
+        sealed = {lane.lane for lane in self._stored(ask) if self._directory.ranges.open_range(lane.lane) is None}
+        lanes = self._stored(ask)
+        return m.LanesAre(lane=ask.lane, lanes=lanes, unsure=[one.lane for one in lanes if one.lane not in sealed])
+
+    def _stored(self, ask: m.GetLanes) -> list[TopicLane]:
+        return [lane for lane in self._directory.lanes.all(ask.lane) if lane.lane > ask.above]
+
+    def _above(self, ask: m.GetLanes) -> list[TopicLane]:
+        return [lane for lane in self._store.broker_lanes.values() if lane.topic == ask.lane and lane.lane > ask.above]
+
+    def disconnected(self, peer: Peer) -> None:
+        """A client is gone."""
+        self._watches = [watch for watch in self._watches if watch.peer is not peer]
+
+
+class OwnLaneMaker:
+    """Makes lanes of this broker, each when the first batch of its topic comes."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context, self._clock = context, context.env.clock
+        self._store_us = 0  # until then the store is not asked for lanes: it has failed
+        self._without_memory: dict[int, TopicLane] = {}  # lanes of ours that found no memory yet, by topic
+
+    def keep(self, topics: AbstractSet[int]) -> None:
+        """Forget lanes of other topics, which are gone."""
+        for topic in self._without_memory.keys() - topics:
+            del self._without_memory[topic]
+
+    def make(self, topic: Topic, awaiting: AwaitingDurability) -> LaneWriter | None:
+        """Have a lane of our own for a topic. None: not now.
+
+        This call of the store stays on the broker's thread. A batch that asks for no ack is not sent again, so it can't
+        be refused until the lane is there.
+        """
+        lane, began_us = self._without_memory.get(topic.lane), self._clock.now_us()
+        if lane is None and began_us < self._store_us:
+            return None
+        try:
+            if lane is None and (lane := self._context.directory.lanes.make(topic, self._context.member)) is None:
+                return None
+            self._without_memory[topic.lane] = lane
+            self._context.env.steps.at(Step.LANE_MADE)
+            awaiting_lane = awaiting.of(lane.lane) if topic.replicas else None
+            writer = LaneWriter(self._context.fabric, lane, self._context.sizes, awaiting_lane)
+        except LATER:
+            self._store_us = rested_us(began_us, self._clock.now_us())
+            return None
+        except (FabricFull, BadValue):
+            return None
+        del self._without_memory[topic.lane]
+        return writer
+
+
+class _Unacked(NamedTuple):
+    """Acks that wait until it is known that no sequencer counts this incarnation as closed."""
+
+    peer: Peer
+    acks: bytearray
+    awaiting: AwaitingLane | None  # where they go on to wait for disks
+
+
+class OwnLanes:
+    """Lanes of orders 0 and 1 as one broker incarnation writes them."""
+
+    def __init__(self, view: BrokerView, ingest: Ingest, awaiting: AwaitingDurability) -> None:
+        context = view.context
+        self._view, self._clock, self._steps = view, context.env.clock, context.env.steps
+        self._ingest, self._awaiting, self._margin = ingest, awaiting, lane_margin(context.sizes)
+        self._bells, self._maker = ReaderBells(context.fabric, context.env.bell), OwnLaneMaker(context)
+        self._writers: dict[int, LaneWriter] = {}  # by their topic's lane number
+        self._staged: dict[LaneWriter, None] = {}  # what the read under way touched
+        self._staged_count = 0
+        self._locations: list[int] = []  # payloads that need not be kept once their entries are written
+        self._unacked: list[_Unacked] = []
+        self.unacked = 0  # entries written since we last knew that we are open
+        self._unacked_since_us = 0
+        self.taken = 0  # all batches that ever got a position
+        self._sessions = 0
+        self.closed = False  # a sequencer closed this incarnation
+
+    # --- the world around ---------------------------------------------------------------------------------------------
+    def update(self) -> None:
+        """The store has changed: let go of lanes whose topics are gone, and learn of brokers that came or went."""
+        store = self._view.store
+        for topic in self._writers.keys() - store.lanes.keys():
+            writer = self._writers.pop(topic)
+            self._view.context.fabric.remove(writer.lane.region)
+            if writer.awaiting is not None:
+                self._awaiting.forget(writer.lane.lane)
+        self._maker.keep(store.lanes.keys())
+        self._bells.update(store.live())
+
+    def poll(self) -> bool:
+        """Send acks that had to wait. True if there were any."""
+        return self._settle()
+
+    def frontiers(self) -> dict[int, LanePosition]:
+        """By topic's lane: where our own lane goes on."""
+        return {topic: LanePosition(writer.next, writer.next_seq) for topic, writer in self._writers.items()}
 
     # --- publishers ---------------------------------------------------------------------------------------------------
     def open_session(self, topic: Topic, ask: m.OpenSession) -> m.Opened:
@@ -144,7 +224,7 @@ class OwnLanes:
                 "leave session and session_at out, or use order 2 or 5",
             )
         self._sessions += 1
-        session = self._context.member.handle << 16 | self._sessions & 0xFFFF
+        session = self._view.context.member.handle << 16 | self._sessions & 0xFFFF
         return m.Opened(lane=topic.lane, session=session, index=0, expected=0, low=0)
 
     def check(self, topic: Topic) -> Outcome | None:
@@ -154,27 +234,10 @@ class OwnLanes:
         if (writer := self._writers.get(topic.lane)) is not None:
             crowded = writer.awaiting is not None and self._awaiting.crowded(writer.lane.lane)
             return Outcome.BACKPRESSURE if crowded else None
-        return None if self._make_lane(topic) else Outcome.BACKPRESSURE
-
-    def _make_lane(self, topic: Topic) -> bool:
-        """Have a lane of our own for a topic. False: not now."""
-        lane, began_us = self._roomless.get(topic.lane), self._clock.now_us()
-        if lane is None and began_us < self._store_us:
-            return False
-        try:
-            if lane is None and (lane := self._directory.lanes.make(topic, self._context.member)) is None:
-                return False
-            self._roomless[topic.lane] = lane
-            self._steps.at(Step.LANE_MADE)
-            awaiting = self._awaiting.of(lane.lane) if topic.replicas else None
-            self._writers[topic.lane] = LaneWriter(self._context.fabric, lane, self._context.sizes, awaiting)
-        except LATER:
-            self._store_us = rested_us(began_us, self._clock.now_us())
-            return False
-        except (FabricFull, BadValue):
-            return False
-        del self._roomless[topic.lane]
-        return True
+        if (made := self._maker.make(topic, self._awaiting)) is None:
+            return Outcome.BACKPRESSURE
+        self._writers[topic.lane] = made
+        return None
 
     def take(self, peer: Peer, topic: Topic, header: BatchHeader, arrived: Reservation) -> bool:
         """A whole, right batch: give it a position in our lane, or refuse it (False)."""
@@ -186,7 +249,7 @@ class OwnLanes:
             peer.refuse(header, Outcome.UNKNOWN_TOPIC if writer is None else Outcome.BACKPRESSURE)
             return False
         if wants_ack and topic.order == Order.BROKER:
-            key = (header.lane, header.session)
+            key = SessionKey(header.lane, header.session)
             peer.turns[key] = max(peer.turns.get(key, 0), header.session_seq + 1)
         self._ingest.keep(arrived)
         writer.stage(header, arrived.location, self._clock.wall_us())
@@ -204,7 +267,7 @@ class OwnLanes:
         turns = peer.turns
         if len(turns) > SESSIONS_PER_CONNECTION_MAX:
             del turns[next(iter(turns))]
-        return header.session_seq <= turns.get((header.lane, header.session), header.low)
+        return header.session_seq <= turns.get(SessionKey(header.lane, header.session), header.low)
 
     def publish(self, peer: Peer) -> bool:
         """Write what one read of a socket brought, then ack it if we may. True: some of it is for disks first."""
@@ -216,7 +279,7 @@ class OwnLanes:
             soon, later = writer.publish()
             acks.append(soon)
             if later:
-                self._unacked.append((peer, later, writer.awaiting))
+                self._unacked.append(_Unacked(peer, later, writer.awaiting))
         self._steps.at(Step.LANE_PUBLISHED)
         with_replicas = [writer for writer in self._staged if writer.awaiting is not None]
         self._staged.clear()
@@ -227,7 +290,7 @@ class OwnLanes:
         for location in self._locations:
             self._ingest.log.release(location)
         self._locations.clear()
-        self._unacked.append((peer, acks[0] if len(acks) == 1 else bytearray().join(acks), None))
+        self._unacked.append(_Unacked(peer, acks[0] if len(acks) == 1 else bytearray().join(acks), None))
         self._settle()
         self._wake_replicas(with_replicas)
         self._bells.ring()
@@ -237,14 +300,14 @@ class OwnLanes:
         """Send all acks that wait, if no sequencer counts us as closed; the flush was before."""
         if not self._unacked:
             return False
-        if not self._epoch.still_open():
-            self.closed |= self._epoch.closing()
+        if not self._view.epoch.still_open():
+            self.closed |= self._view.epoch.closing()
             return False
         self._steps.at(Step.LANE_CHECKED)
-        for _, _, awaiting in self._unacked:
-            if awaiting is not None:
-                self._durable.chain(awaiting.lane)  # the store may not answer: before acks of anybody are taken out
-        self._context.counters.ordered_here(self.unacked, self._clock.now_us() - self._unacked_since_us)
+        for one in self._unacked:
+            if one.awaiting is not None:
+                self._view.durable.chain(one.awaiting.lane)  # it may fail: before acks are taken out
+        self._view.context.counters.ordered_here(self.unacked, self._clock.now_us() - self._unacked_since_us)
         settled, self._unacked, self.unacked = self._unacked, [], 0
         for peer, acks, awaiting in settled:
             if awaiting is not None:
@@ -256,43 +319,8 @@ class OwnLanes:
     def _wake_replicas(self, writers: list[LaneWriter]) -> None:
         """Ring at the replicas of what was written."""
         for writer in writers:
-            for ref in self._durable.chain(writer.lane.lane).replicas:
-                self._context.env.bell.ring(ref.region_prefix)
-
-    # --- subscribers --------------------------------------------------------------------------------------------------
-    def watch(self, peer: Peer, request: int, ask: m.GetLanes, now_us: int) -> None:
-        """Answer with lanes above a number, or when some have come, or when the client's patience is over."""
-        if ask.wait_ms > FETCH_WAIT_MS_MAX:
-            raise BadFrame(f"waiting for lanes for {ask.wait_ms} ms", f"wait at most {FETCH_WAIT_MS_MAX} ms")
-        if peer.parked >= FETCHES_PARKED_PER_CONNECTION_MAX:
-            raise TooMany(f"{peer.parked} requests of this connection wait", "wait for their answers")
-        if not ask.wait_ms:
-            peer.answer(request, self._fates(ask))
-            return
-        if found := self._above(ask):
-            peer.answer(request, m.LanesAre(lane=ask.lane, lanes=found))
-            return
-        peer.parked += 1
-        self._watches.append(_Watch(peer, request, ask, now_us + ask.wait_ms * 1000))
-
-    def _fates(self, ask: m.GetLanes) -> m.LanesAre:
-        """Lanes above a number as the store has them now, and those whose last range is not known to be sealed.
-
-        Ranges are read before the lanes: where one is sealed, what was lost with it is in the store as well.
-        """
-        sealed = {lane.lane for lane in self._stored(ask) if self._directory.ranges.open_range(lane.lane) is None}
-        lanes = self._stored(ask)
-        return m.LanesAre(lane=ask.lane, lanes=lanes, unsure=[one.lane for one in lanes if one.lane not in sealed])
-
-    def _stored(self, ask: m.GetLanes) -> list[TopicLane]:
-        return [lane for lane in self._directory.lanes.all(ask.lane) if lane.lane > ask.above]
-
-    def _above(self, ask: m.GetLanes) -> list[TopicLane]:
-        return [lane for lane in self._store.broker_lanes.values() if lane.topic == ask.lane and lane.lane > ask.above]
-
-    def disconnected(self, peer: Peer) -> None:
-        """A client is gone."""
-        self._watches = [watch for watch in self._watches if watch.peer is not peer]
+            for ref in self._view.durable.chain(writer.lane.lane).replicas:
+                self._view.context.env.bell.ring(ref.region_prefix)
 
 
 _ENTRY = struct.Struct("<QQQQIIIIIHHHBBI")

@@ -25,19 +25,17 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from embarcadero.broker.clients import Peer
-from embarcadero.broker.context import BrokerContext, StoreView
-from embarcadero.broker.durable import AwaitingDurability, DurableFrontiers
-from embarcadero.broker.read.lane_reader import LaneReaders
-from embarcadero.broker.write.lanes import OwnLanes
-from embarcadero.broker.write.pending import Entry, Ingest, Relay, Waiting
-from embarcadero.broker.write.references import References
+from embarcadero.broker.durable import AwaitingDurability, BrokerView
+from embarcadero.broker.lane_reader import LaneReaders
+from embarcadero.broker.own_lanes import OwnLanes
+from embarcadero.broker.pending import Entry, Ingest, Relay, Waiting
+from embarcadero.broker.references import References
 from embarcadero.config.table import BrokerKeys as BrokerSettings
 from embarcadero.errors import Backpressure, BadFrame, ChecksumMismatch, FrameTooLarge, OverCredit, TimedOut
 from embarcadero.fabric.layout import Entries
-from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.log import Reservation
 from embarcadero.limits import LINE_BYTES, STALLED_S
-from embarcadero.types import NO_SESSION, EntryKind, Order, Outcome
+from embarcadero.types import NO_SESSION, EntryKind, Order, Outcome, SessionKey, Span
 from embarcadero.wire.codec import (
     HEADER_BYTES,
     REFERENCE,
@@ -136,7 +134,7 @@ class AttachedSessions:
 
     def __init__(self, ingest: Ingest, waiting: dict[int, Waiting], per_connection_max: int) -> None:
         self._ingest, self._waiting, self._per_connection_max = ingest, waiting, per_connection_max
-        self.attached: dict[tuple[int, int], int] = {}  # (lane, session) -> connections that feed it
+        self.attached: dict[SessionKey, int] = {}  # how many connections feed a session
         self._owed: deque[Entry] = deque()  # detach entries that have no slot yet
 
     def request(self, peer: Peer, request: int, entry: Entry) -> None:
@@ -146,7 +144,7 @@ class AttachedSessions:
             raise Backpressure("the broker has no room for session requests now", "try again, or another broker")
         self._waiting[pending] = Waiting(entry.kind, entry.lane, None, peer, request)
 
-    def opened(self, peer: Peer, key: tuple[int, int]) -> None:
+    def opened(self, peer: Peer, key: SessionKey) -> None:
         """A session was opened: the sequencer counts it as connected here until a detach entry."""
         if peer.gone:
             self._owed.append(Entry(EntryKind.SESSION_DETACH, *key))
@@ -157,7 +155,7 @@ class AttachedSessions:
 
     def attach(self, peer: Peer, lane: int, session: int) -> bool:
         """Tell the sequencer that the session's publisher is here. False when there is no slot for that now."""
-        key = (lane, session)
+        key = SessionKey(lane, session)
         if key in peer.sessions:
             return True
         if key not in self.attached:
@@ -177,19 +175,19 @@ class AttachedSessions:
             entry = self._owed.popleft()
             self._waiting[pending] = Waiting(entry.kind, entry.lane, None, None)
 
-    def _remember(self, peer: Peer, key: tuple[int, int]) -> None:
+    def _remember(self, peer: Peer, key: SessionKey) -> None:
         """A session is fed by a connection. Of too many, the first one counts as left, until it sends again."""
         peer.sessions[key] = None
         if len(peer.sessions) > self._per_connection_max:
             self._leave(peer, next(iter(peer.sessions)))
 
-    def _leave(self, peer: Peer, key: tuple[int, int]) -> None:
+    def _leave(self, peer: Peer, key: SessionKey) -> None:
         """A connection feeds a session no longer. The sequencer is told if no other connection does."""
         self.forget(peer, key)
         if key not in self.attached:
             self._owed.append(Entry(EntryKind.SESSION_DETACH, *key))
 
-    def forget(self, peer: Peer, key: tuple[int, int]) -> None:
+    def forget(self, peer: Peer, key: SessionKey) -> None:
         """Have a session in mind no longer: it ended, or its connection did. Another batch would attach it again."""
         if key not in peer.sessions:
             return
@@ -207,9 +205,9 @@ class AttachedSessions:
 class OutcomeCounts:
     """Counts outcomes as they are relayed, and keeps sessions and LOST gaps known to the relay."""
 
-    def __init__(self, context: BrokerContext, sessions: AttachedSessions, durable: DurableFrontiers) -> None:
-        self._counters, self._clock = context.counters, context.env.clock
-        self._durable = durable
+    def __init__(self, view: BrokerView, sessions: AttachedSessions) -> None:
+        self._counters, self._clock = view.context.counters, view.context.env.clock
+        self._durable = view.durable
         self.opened, self.ended = sessions.opened, sessions.forget
 
     def relayed(self, results: Entries) -> None:
@@ -220,7 +218,7 @@ class OutcomeCounts:
         """One came alone."""
         self._counters.answered_one(pending, outcome, self._clock.now_us())
 
-    def lost(self, lane: int) -> list[tuple[int, int]]:
+    def lost(self, lane: int) -> list[Span]:
         """A lane's LOST gaps."""
         return self._durable.chain(lane).lost
 
@@ -232,7 +230,6 @@ class WritePath:
     ingest: Ingest
     sessions: AttachedSessions
     relay: Relay
-    durable: DurableFrontiers
     awaiting: AwaitingDurability
     lanes: OwnLanes
 
@@ -245,8 +242,8 @@ class WritePath:
 class CreditGranter:
     """How much clients may send: none while the broker is above its mark, or while disks of all their lanes lag."""
 
-    def __init__(self, context: BrokerContext, store: StoreView, path: WritePath, peers: dict[int, Peer]) -> None:
-        self._context, self._settings, self._store = context, context.settings, store
+    def __init__(self, view: BrokerView, path: WritePath, peers: dict[int, Peer]) -> None:
+        self._view, self._context, self._settings = view, view.context, view.context.settings
         self._path, self._peers = path, peers
         self._above_since_us: int | None = None
         self._told_full_us = 0
@@ -263,6 +260,10 @@ class CreditGranter:
     def starving(self) -> int:
         """Connections without credit because their lanes are behind with disks."""
         return len(self._starving)
+
+    def leave(self) -> None:
+        """Grant no more."""
+        self.leaving = True
 
     def _window(self) -> tuple[int, int]:
         """How much credit a connection gets, and what it must not fall below: the largest frame always fits it."""
@@ -318,8 +319,7 @@ class CreditGranter:
 
     def _send_stalled(self, peer: Peer, lane: int) -> None:
         """Tell a client that the disks of a lane do not keep up, and which replica is in trouble."""
-        replica, trouble = self._path.durable.trouble(lane)
-        peer.send_full(self._store.topic_lane(lane), replica, trouble)
+        peer.send_full(self._view.store.topic_lane(lane), *self._view.durable.trouble(lane))
 
     def regulate(self, now_us: int) -> None:
         """Stop granting credit above the high water mark, go on below the low one, and say so."""
@@ -350,26 +350,25 @@ class Admission:
 
     def __init__(
         self,
-        context: BrokerContext,
-        store: StoreView,
+        view: BrokerView,
         path: WritePath,
-        epoch: LeaderView,
         readers: LaneReaders,
         peers: dict[int, Peer],
         announce: Callable[[], None],
     ) -> None:
-        self._context, self._store, self._path, self._epoch = context, store, path, epoch
+        context = view.context
+        self._context, self._store, self._epoch, self.path = context, view.store, view.epoch, path
         self._announce, self._clock = announce, context.env.clock
-        self.credit = CreditGranter(context, store, path, peers)
+        self.credit = CreditGranter(view, path, peers)
         self.arriving = ArrivingBatches(context.settings, context.sizes.log_bytes, context.sizes.chunk_bytes)
-        self.references = References(self, context, store, readers, path.ingest)
+        self.references = References(self, view, readers, path.ingest)
 
     # --- before a batch -----------------------------------------------------------------------------------------------
     def admit(self, peer: Peer, header: BatchHeader) -> memoryview | None:
         """Reserve room for a batch's payload; None refuses this batch only. An error ends the connection."""
         outcome = self._check(peer, header)
         if outcome is None:
-            reservation = self._path.ingest.reserve(header.length)
+            reservation = self.path.ingest.reserve(header.length)
             if reservation is not None:
                 peer.arriving.append(reservation)
                 return reservation.view
@@ -385,9 +384,9 @@ class Admission:
             raise OverCredit(
                 f"{credit.received} bytes sent, {credit.granted} granted", "wait for credit before sending"
             )
-        if header.length > self._path.ingest.frame_bytes_max:
+        if header.length > self.path.ingest.frame_bytes_max:
             raise FrameTooLarge(
-                f"a batch of {header.length} bytes; this cluster takes {self._path.ingest.frame_bytes_max}",
+                f"a batch of {header.length} bytes; this cluster takes {self.path.ingest.frame_bytes_max}",
                 "make smaller batches (batch_bytes)",
             )
         if header.count > records_max:
@@ -418,10 +417,10 @@ class Admission:
         if header.flags & WANT_DURABLE and not topic.replicas:
             raise BadFrame(f"a durable ack of topic {topic.name}, which has no replicas", "use ack=1")
         if topic.order <= Order.BROKER:
-            return self._path.lanes.check(topic)
-        if topic.replicas and self._path.awaiting.crowded(header.lane):
+            return self.path.lanes.check(topic)
+        if topic.replicas and self.path.awaiting.crowded(header.lane):
             return Outcome.BACKPRESSURE
-        return None if self._path.sessions.attach(peer, header.lane, header.session) else Outcome.BACKPRESSURE
+        return None if self.path.sessions.attach(peer, header.lane, header.session) else Outcome.BACKPRESSURE
 
     # --- a batch ------------------------------------------------------------------------------------------------------
     def take_reference(self, peer: Peer, header: BatchHeader, reference: BatchReference) -> None:
@@ -447,7 +446,7 @@ class Admission:
 
     def take(self, peer: Peer, header: BatchHeader, arrived: Reservation) -> None:
         """A whole, right batch: stage its entry."""
-        topic, path = self._store.lanes.get(header.lane), self._path
+        topic, path = self._store.lanes.get(header.lane), self.path
         if topic is not None and topic.order <= Order.BROKER:
             if path.lanes.take(peer, topic, header, arrived):
                 self._context.counters.came_in[header.lane].add(1, header.count, header.length)
@@ -468,24 +467,24 @@ class Admission:
     def drop(self, peer: Peer) -> None:
         """Give back the room of batches that will not come: their connection ends."""
         while peer.arriving:
-            self._path.ingest.abandon(peer.arriving.popleft())
+            self.path.ingest.abandon(peer.arriving.popleft())
         self.references.drop(peer)
 
     # --- after a read of a socket -------------------------------------------------------------------------------------
     def after_receive(self, peer: Peer) -> None:
         """A read of a socket was taken apart: publish what it brought, top up credit."""
         self.arriving.received(peer, self._clock.now_us())
-        if self._path.relay.for_disks:
+        if self.path.relay.for_disks:
             self._announce()  # before anybody can order it, and replicas sync it
         self.publish()
-        if self._path.lanes.publish(peer):
+        if self.path.lanes.publish(peer):
             self._announce()
-            self._path.awaiting.settle()  # what became durable before that rang nobody
+            self.path.awaiting.settle()  # what became durable before that rang nobody
         self.credit.grant(peer)
 
     def publish(self) -> None:
         """Publish what is staged."""
-        ingest = self._path.ingest
+        ingest = self.path.ingest
         if not ingest.publish():
             return
         self._context.counters.published(ingest.next, self._clock.now_us())
@@ -494,14 +493,13 @@ class Admission:
 
     def end_slow(self, now_us: int) -> None:
         """End connections whose batch has held its room for too long."""
-        for peer in self.arriving.too_slow(now_us, self._path.ingest.occupancy()):
+        for peer in self.arriving.too_slow(now_us, self.path.ingest.occupancy()):
             peer.hang_up(TimedOut("a batch took too long to arrive", "send it at once, over a faster connection"))
 
     def disconnected(self, peer: Peer) -> None:
         """A client is gone; what it sent stays on its way."""
         self.arriving.disconnected(peer)
-        self._path.lanes.disconnected(peer)
-        self._path.awaiting.disconnected(peer)
-        self._path.sessions.disconnected(peer)
-        self._path.sessions.stage_owed()
+        self.path.awaiting.disconnected(peer)
+        self.path.sessions.disconnected(peer)
+        self.path.sessions.stage_owed()
         self.publish()

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, cast
 
 from embarcadero.broker.broker import Broker
 from embarcadero.broker.clients import Transport
-from embarcadero.broker.net.connection import Connection
+from embarcadero.broker.connection import Connection
 from embarcadero.errors import ProtocolError, TooMany
 from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX, UNREAD_PAUSE_BYTES
 from embarcadero.wire.sockets import prepare, write_frames

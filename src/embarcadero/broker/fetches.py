@@ -13,11 +13,10 @@ from functools import partial
 
 import msgspec
 
-from embarcadero.broker.clients import Peer, UnreadBytes
-from embarcadero.broker.context import BrokerContext, StoreView
-from embarcadero.broker.durable import DurableFrontiers
-from embarcadero.broker.read.lane_reader import LaneReader, LaneReaders, StoredLane
-from embarcadero.broker.read.results import FetchResult, at_index, raise_unknown, typed
+from embarcadero.broker.clients import LastFetch, Peer, UnreadBytes
+from embarcadero.broker.disk_reads import FetchResult, at_index, raise_unknown, typed
+from embarcadero.broker.durable import BrokerView
+from embarcadero.broker.lane_reader import LaneReader, LaneReaders, StoredLane
 from embarcadero.errors import (
     BadFrame,
     BadTable,
@@ -80,18 +79,12 @@ class Fetches:
     """Fetches of all clients, and those of them that wait."""
 
     def __init__(
-        self,
-        context: BrokerContext,
-        store: StoreView,
-        readers: LaneReaders,
-        durable: DurableFrontiers,
-        unread: UnreadBytes,
-        announce: Callable[[], None],
+        self, view: BrokerView, readers: LaneReaders, unread: UnreadBytes, announce: Callable[[], None]
     ) -> None:
-        self._announce = announce
+        context = view.context
         self._clock, self._steps, self._counters = context.env.clock, context.env.steps, context.counters
-        self._directory, self._store, self._readers = context.directory, store, readers
-        self._durable, self._unread = durable, unread
+        self._directory, self._store, self._durable = context.directory, view.store, view.durable
+        self._readers, self._unread, self._announce = readers, unread, announce
         self._parked: list[Parked] = []
         self._for_disks: dict[Parked, None] = {}  # as they came: a set's order differs from process to process
 
@@ -219,10 +212,10 @@ class Fetches:
         if found.gap is not None and parked.begun is not None and found.gap.start > parked.begun:
             # entries that are not for readers came first: a gap begins where the reader is
             found = FetchResult(found.entries[:0], [], found.gap.start, found.tail_index)
-        parked.peer.send_result(parked.request, found)
+        parked.peer.send_fetched(found.frame(parked.request))
         self._unread.hold(parked.peer)
         lane, entries = parked.ask.lane, found.entries
-        parked.peer.reading[lane] = (found.next_index, now_us)
+        parked.peer.reading[lane] = LastFetch(found.next_index, now_us)
         if len(entries):
             size, topic = int(entries["size"].sum()), self._store.topic_lane(lane)
             self._counters.went_out[topic].add(len(entries), int(entries["count"].sum()), size)
@@ -268,7 +261,7 @@ class Fetches:
             return False
         if (tier := self._readers.tier(ask.lane)) is None:
             return False
-        start, frontier = tier.start(ask.lane)[0], tier.frontier(ask.lane)[0]
+        start, frontier = tier.start(ask.lane).index, tier.frontier(ask.lane).index
         if gap.start < start:  # trimmed from the table, too
             found.gap = Gap(GapKind.TRIMMED, gap.start, min(start, gap.stop))
             found.next_index = found.gap.stop
@@ -276,12 +269,16 @@ class Fetches:
         stop = min(gap.stop, frontier, gap.stop if ask.stop is None else ask.stop)
         if gap.start >= stop:
             return False
-        _, schema = self._directory.topics.described(self._store.topic_name(ask.lane) or "")
-        schemas = decode_versions(schema.columns, schema.widths)
-        tables, parked.on_disk = self._readers.tables.reader, True
+        tables, name = self._readers.tables.reader, self._store.topic_name(ask.lane) or ""
         read = _Read(self._unread, parked.peer, at_index(ask, gap.start))
+
+        def fetch() -> FetchResult:
+            _, schema = self._directory.topics.described(name)
+            return tables.fetch(tier, decode_versions(schema.columns, schema.widths), read.ask, stop)
+
+        parked.on_disk = True
         done = partial(self._table_read, parked, read, tier, found.tail_index)
-        self._readers.tables.run(parked.peer, lambda: tables.fetch(tier, schemas, read.ask, stop), done, read.may_start)
+        self._readers.tables.run(parked.peer.number, fetch, done, read.may_start)
         return True
 
     def _table_read(self, parked: Parked, read: _Read, tier: Tier, tail: int, result: FetchResult | Exception) -> None:
@@ -297,7 +294,7 @@ class Fetches:
                 parked.seen = _NOT_TRIED  # files were compacted or collected after the read was planned
             elif isinstance(result, Exception):
                 raise result
-            elif parked.peer.clogged or now is None or now.start(parked.ask.lane)[0] > _first_index(result):
+            elif parked.peer.clogged or now is None or now.start(parked.ask.lane).index > _first_index(result):
                 parked.seen = _NOT_TRIED
             else:
                 result.tail_index = max(result.tail_index, tail)

@@ -20,23 +20,19 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from embarcadero.broker.clients import Peer
-from embarcadero.broker.context import BrokerContext, StoreView
-from embarcadero.broker.read.disk import Segments
-from embarcadero.broker.read.lane_reader import LaneReaders
-from embarcadero.broker.read.results import FetchResult
-from embarcadero.broker.write.pending import Ingest
+from embarcadero.broker.disk_reads import FetchResult, Segments
+from embarcadero.broker.durable import BrokerView
+from embarcadero.broker.lane_reader import LaneReaders
+from embarcadero.broker.pending import Ingest
 from embarcadero.errors import EmbarcaderoError, FuturePosition, TooMany, UnknownTopic
 from embarcadero.fabric.log import Reservation
 from embarcadero.limits import REFERENCES_WAITING_MAX
-from embarcadero.types import BATCH_KIND, Outcome, ReferenceFault
+from embarcadero.types import BATCH_KIND, Outcome, ReferenceFault, SessionKey
 from embarcadero.wire.codec import HEADER_BYTES, BatchHeader, BatchReference, FrameKind
 from embarcadero.wire.messages import Fetch
 
 _HEADER_BYTES: Final = HEADER_BYTES[FrameKind.BATCH]
 _READ_AT_ONCE: Final = 64  # batches that one job reads, at most
-
-Session = tuple[int, int]
-"""Lane and session of a batch that is to be stored."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,12 +83,11 @@ class BatchTaker(Protocol):
 class References:
     """Copies staged batches for all connections of one broker. `taker` stages a whole, right batch."""
 
-    def __init__(
-        self, taker: BatchTaker, context: BrokerContext, store: StoreView, readers: LaneReaders, ingest: Ingest
-    ) -> None:
-        self._taker, self._clock, self._store, self._readers = taker, context.env.clock, store, readers
+    def __init__(self, taker: BatchTaker, view: BrokerView, readers: LaneReaders, ingest: Ingest) -> None:
+        self._taker, self._clock = taker, view.context.env.clock
+        self._store, self._readers = view.store, readers
         self._ingest = ingest
-        self._queues: dict[Peer, dict[Session, deque[_Waiting]]] = {}
+        self._queues: dict[Peer, dict[SessionKey, deque[_Waiting]]] = {}
         self.copied = 0  # batches that were copied, ever
         self.waiting = 0  # batches in all queues
 
@@ -106,7 +101,7 @@ class References:
                 return
         queue = self._enqueue(peer, _Waiting(header, reference, None))
         if queue is not None and len(queue) == 1:
-            self._go_on(peer, (header.lane, header.session))
+            self._go_on(peer, SessionKey(header.lane, header.session))
 
     def follows(self, peer: Peer, header: BatchHeader, arrived: Reservation) -> bool:
         """Keep a batch that came with its bytes behind those of its session that wait. False: none waits."""
@@ -126,7 +121,7 @@ class References:
 
     def _queue(self, peer: Peer, header: BatchHeader) -> deque[_Waiting] | None:
         queues = self._queues.get(peer)
-        return None if queues is None else queues.get((header.lane, header.session))
+        return None if queues is None else queues.get(SessionKey(header.lane, header.session))
 
     def _enqueue(self, peer: Peer, waiting: _Waiting) -> deque[_Waiting] | None:
         """Put a batch behind the others of its session. None: too many wait, and it was refused."""
@@ -134,7 +129,7 @@ class References:
         if sum(map(len, queues.values())) >= REFERENCES_WAITING_MAX:
             peer.refuse(waiting.header, Outcome.BACKPRESSURE)
             return None
-        queue = queues.setdefault((waiting.header.lane, waiting.header.session), deque())
+        queue = queues.setdefault(SessionKey(waiting.header.lane, waiting.header.session), deque())
         queue.append(waiting)
         self.waiting += 1
         peer.credit.staging += waiting.cost
@@ -145,7 +140,7 @@ class References:
         peer.credit.staging -= waiting.cost
 
     # --- and go -------------------------------------------------------------------------------------------------------
-    def _go_on(self, peer: Peer, session: Session) -> None:
+    def _go_on(self, peer: Peer, session: SessionKey) -> None:
         """Stage or refuse what is at the head of a queue, up to a batch that has to be read from files."""
         queue = self._queues[peer][session]
         while queue:
@@ -164,7 +159,7 @@ class References:
         if not self._queues[peer]:
             del self._queues[peer]
 
-    def _read(self, peer: Peer, session: Session, queue: deque[_Waiting], head: _OnDisk) -> bool:
+    def _read(self, peer: Peer, session: SessionKey, queue: deque[_Waiting], head: _OnDisk) -> bool:
         """Have the head of a queue read on a worker, with those behind it that are in files too. False: not now."""
         parts, room = [head], self._ingest.frame_bytes_max - queue[0].header.length
         for waiting in list(queue)[1:_READ_AT_ONCE]:
@@ -175,13 +170,13 @@ class References:
             parts.append(answer)
         try:
             done = partial(self._came, peer, session, queue)
-            self._readers.disks.run(peer, partial(_read_all, parts), done)
+            self._readers.disks.run(peer.number, partial(_read_all, parts), done)
         except TooMany:
             return False
         return True
 
     def _came(
-        self, peer: Peer, session: Session, queue: deque[_Waiting], results: list[FetchResult | Exception]
+        self, peer: Peer, session: SessionKey, queue: deque[_Waiting], results: list[FetchResult | Exception]
     ) -> None:
         """Stage or refuse what a job has read, unless the connection is gone."""
         if peer.closing or self._queues.get(peer, {}).get(session) is not queue:
@@ -202,7 +197,7 @@ class References:
             peer.hang_up(error)
         self._taker.after_receive(peer)
         if unknown is not None:
-            raise unknown  # a bug: on an event loop that is a line in the log, with its place
+            raise unknown  # a bug: the event loop logs it with a traceback
 
     def _end(self, peer: Peer, header: BatchHeader, answer: _Answer) -> None:
         """Copy a payload into the log and stage its entry, or refuse the batch."""

@@ -50,7 +50,7 @@ from embarcadero.fabric.log import LogWriter, Reservation, create_log
 from embarcadero.fabric.region import Fabric, Region, pending_region
 from embarcadero.limits import FRAME_BYTES_MAX
 from embarcadero.steps import Step
-from embarcadero.types import EntryKind, Member, Outcome
+from embarcadero.types import EntryKind, Member, Outcome, SessionKey, Span
 from embarcadero.wire.codec import ACK
 from embarcadero.wire.messages import Done, NameHeld, Opened
 
@@ -107,6 +107,10 @@ class Ingest:
         self._promised = 0  # slots promised to batches that are still being received
         self.free_below = 0  # pending slots of indices below are free; the sequencer says so
         self.frame_bytes_max = min(frame_bytes_max, sizes.chunk_bytes)
+
+    def free(self, below: int) -> None:
+        """Reuse the slots of indices below: the sequencer has read them."""
+        self.free_below = below
 
     @property
     def next(self) -> int:
@@ -215,16 +219,16 @@ class OutcomeListener(Protocol):
         ...
 
     @property
-    def ended(self) -> Callable[[Peer, tuple[int, int]], None]:
+    def ended(self) -> Callable[[Peer, SessionKey], None]:
         """Told of a session (lane and number) that takes no more batches."""
         ...
 
     @property
-    def opened(self) -> Callable[[Peer, tuple[int, int]], None]:
+    def opened(self) -> Callable[[Peer, SessionKey], None]:
         """Told of a session that was opened for a client."""
         ...
 
-    def lost(self, lane: int) -> list[tuple[int, int]]:
+    def lost(self, lane: int) -> list[Span]:
         """A lane's LOST gaps."""
         ...
 
@@ -238,13 +242,13 @@ class NoListener:
     def relayed_one(self, pending: int, outcome: int) -> None:
         pass
 
-    def ended(self, peer: Peer, session: tuple[int, int]) -> None:
+    def ended(self, peer: Peer, session: SessionKey) -> None:
         pass
 
-    def opened(self, peer: Peer, session: tuple[int, int]) -> None:
+    def opened(self, peer: Peer, session: SessionKey) -> None:
         pass
 
-    def lost(self, lane: int) -> list[tuple[int, int]]:  # noqa: ARG002 - the protocol's signature
+    def lost(self, lane: int) -> list[Span]:  # noqa: ARG002 - the protocol's signature
         return []
 
 
@@ -361,11 +365,11 @@ class Relay:
                     waiting.awaiting.answered(outcomes[row], int(results["index"][row]), waiting.location)
             peer = waiting.peer
             if peer is not None and outcomes[row] == Outcome.OPENED:
-                self._listener.opened(peer, (waiting.lane, int(results["session"][row])))
+                self._listener.opened(peer, SessionKey(waiting.lane, int(results["session"][row])))
             if peer is None or peer.gone:
                 continue
             if outcomes[row] in _ENDED:
-                self._listener.ended(peer, (waiting.lane, int(results["session"][row])))
+                self._listener.ended(peer, SessionKey(waiting.lane, int(results["session"][row])))
             if waiting.awaiting is not None and waiting.durable:
                 for_disks.setdefault((peer, waiting.awaiting), []).append(row)
             elif waiting.kind == EntryKind.BATCH:
@@ -383,7 +387,7 @@ class Relay:
     def _answer(self, peer: Peer, waiting: Waiting, result: Entries) -> None:
         outcome = Outcome(int(result["outcome"][0]))
         if outcome == Outcome.OPENED:
-            *before, (lost_from, lost_to) = self._listener.lost(waiting.lane) or [(0, 0)]
+            *before, (lost_from, lost_to) = self._listener.lost(waiting.lane) or [Span(0, 0)]
             peer.answer(
                 waiting.request,
                 Opened(

@@ -12,15 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.broker.clients import Peer
-from embarcadero.broker.context import BrokerContext, StoreView
-from embarcadero.broker.read.disk import FairJobs, FoundBatch, Segments
-from embarcadero.broker.read.lane_reader import ON_DISK, LaneReader, LaneReaders, StoredLane
-from embarcadero.broker.read.results import Hot, raise_unknown, typed
+from embarcadero.broker.context import BrokerContext, FairJobs, StoreView
+from embarcadero.broker.disk_reads import FoundBatch, Segments, raise_unknown, typed
+from embarcadero.broker.lane_reader import ON_DISK, Hot, KnownPosition, LaneReader, LaneReaders, StoredLane
 from embarcadero.env import Clock
 from embarcadero.errors import BadValue, Corrupt, FuturePosition, Retriable, Trimmed
 from embarcadero.limits import INDEX_EVERY_BYTES, PIECES_MAX, TAIL_HOLES_MAX
 from embarcadero.storage.segment import Point
-from embarcadero.types import Cut, Tier, united
+from embarcadero.types import Cut, LanePosition, Span, Tier, united
 from embarcadero.wire import messages as m
 from embarcadero.wire.messages import Measure
 
@@ -40,18 +39,18 @@ def check_trim(ask: m.Trim, clock: Clock) -> None:
 
 
 def found(reader: LaneReader, start: FoundBatch, index: int, seq: int | None) -> m.PlaceIs:
-    """A place that was asked for. Raises Trimmed below the start: there its seq is not known any more."""
+    """Answer with the position of a batch. Raises Trimmed below the start: there its seq is not known any more."""
     if index < start.index or seq is None:
         raise Trimmed(
             f"the batch asked for is trimmed: the first readable one has index {start.index}, seq {start.seq}",
             "start there, or at None",
         )
-    return place_is(reader, FoundBatch(index, seq))
+    return position_is(reader, FoundBatch(index, seq))
 
 
-def place_is(reader: LaneReader, place: FoundBatch) -> m.PlaceIs:
-    """A place, as an answer."""
-    return m.PlaceIs(lane=reader.lane, index=place.index, seq=place.seq)
+def position_is(reader: LaneReader, position: FoundBatch) -> m.PlaceIs:
+    """Answer with a position."""
+    return m.PlaceIs(lane=reader.lane, index=position.index, seq=position.seq)
 
 
 _POINTS_PER_PIECE = 8
@@ -89,26 +88,26 @@ def pieces(ask: Measure, hot: Hot, segments: Segments | None) -> list[Cut]:
     in_files = np.array(points, dtype=np.int64).reshape(len(points), 3).T
     in_memory = [entries[name].astype(np.int64) for name in ("index", "seq", "size")]
     indices, seqs, sizes = (np.concatenate(parts) for parts in zip(in_files, in_memory, strict=True))
-    return cuts(indices, seqs, sizes, (stop, stop_seq), ask.piece_bytes, most)
+    return cuts(indices, seqs, sizes, LanePosition(stop, stop_seq), ask.piece_bytes, most)
 
 
 def cuts(
     indices: npt.NDArray[np.int64],
     seqs: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int64],
-    end: tuple[int, int],
+    end: LanePosition,
     piece_bytes: int,
     pieces_max: int,
 ) -> list[Cut]:
     """Cut where the sum of sizes passes a multiple of a piece. Each number stands for what begins at its index.
 
-    `end` is the index and seq behind all. Of more than `pieces_max` pieces, the first ones.
+    `end` is the position behind all. Of more than `pieces_max` pieces, the first ones.
     """
     if not len(indices):
         return [Cut(*end, 0)]
     before = np.cumsum(sizes) - sizes
     begins = np.flatnonzero(np.diff(before // piece_bytes)) + 1
-    ends = zip([*indices[begins].tolist(), end[0]], [*seqs[begins].tolist(), end[1]], strict=True)
+    ends = zip([*indices[begins].tolist(), end.index], [*seqs[begins].tolist(), end.seq], strict=True)
     weights = np.add.reduceat(sizes, np.concatenate(([0], begins))).tolist()
     return [Cut(index, seq, size) for (index, seq), size in zip(ends, weights, strict=True)][:pieces_max]
 
@@ -117,7 +116,7 @@ class Positions:
     """Answers where something is: ends of lanes, positions by seq and time, pieces of spans. Moves a lane's start."""
 
     def __init__(self, context: BrokerContext, store: StoreView, readers: LaneReaders) -> None:
-        self._clock, self._directory = context.env.clock, context.directory
+        self._clock, self._directory, self._calls = context.env.clock, context.directory, context.store_calls
         self._store, self._readers = store, readers
 
     # --- ends and positions -------------------------------------------------------------------------------------------
@@ -132,8 +131,9 @@ class Positions:
             tier = self._readers.tier(lane)
             cold = _cold_start(tier, lane, start)
             hot = (None, None) if cold is start else (start.index, start.seq)
-            in_table = [] if tier is None else [(hole.start_seq, hole.stop_seq) for hole in tier.holes.get(lane, ())]
-            holes = [hole for hole in united([*in_table, *reader.seq_holes()]) if hole[1] > cold.seq][-TAIL_HOLES_MAX:]
+            tier_holes = () if tier is None else tier.holes.get(lane, ())
+            in_table = [Span(hole.start_seq, hole.stop_seq) for hole in tier_holes]
+            holes = [hole for hole in united([*in_table, *reader.seq_holes()]) if hole.stop > cold.seq]
             return m.TailIs(
                 lane=lane,
                 index=ends.index,
@@ -144,20 +144,20 @@ class Positions:
                 durable_seq=ends.durable_seq,
                 hot_index=hot[0],
                 hot_seq=hot[1],
-                holes=holes,
+                holes=holes[-TAIL_HOLES_MAX:],
             )
 
         self._with_start(peer, request, lane, answer)
 
     def find(self, peer: Peer, request: int, ask: m.Find) -> None:
-        """Answer where a place is."""
+        """Answer with a position by index, seq or time."""
         if ask.table:
             self._find_in_table(peer, request, ask)
             return
         self._locate(peer, request, ask.lane, ask.by, ask.start, found)
 
     def _find_in_table(self, peer: Peer, request: int, ask: m.Find, last: bool = False) -> None:
-        """Answer where a place is in the topic's table; a table that changed meanwhile is asked once more."""
+        """Answer with a position in the topic's table; a table that changed meanwhile is asked once more."""
         check_way(ask.by)
         self._readers.fresh_reader(ask.lane)
         tables, tier = self._readers.tables.reader, self._readers.tier(ask.lane)
@@ -177,18 +177,23 @@ class Positions:
         """Move the start of a lane, and answer where it is then."""
         check_trim(ask, self._clock)
 
+        def trimmed(_start: int) -> None:
+            self._with_start(peer, request, ask.lane, self._start_is)
+
         def trim_it(_reader: LaneReader, start: FoundBatch, index: int, seq: int | None) -> None:
             if index < start.index:
                 seq = ask.seq if ask.by == "index" and index == ask.before else None
             name = self._store.topic_name(ask.lane) or ""
-            self._directory.topics.trim(name, ask.lane, index, seq=seq, cold=ask.cold, topic_id=ask.topic_id)
-            self._with_start(peer, request, ask.lane, self._place_now)
+            job = partial(
+                self._directory.topics.trim, name, ask.lane, index, seq=seq, cold=ask.cold, topic_id=ask.topic_id
+            )
+            self._answer_later(peer, request, job, trimmed, None, self._calls)
 
         self._locate(peer, request, ask.lane, ask.by, ask.before, trim_it, trims=True)
 
-    def _place_now(self, reader: LaneReader, start: FoundBatch) -> m.PlaceIs:
+    def _start_is(self, reader: LaneReader, start: FoundBatch) -> m.PlaceIs:
         """Where a lane starts for readers, whether brokers still have that or not."""
-        return place_is(reader, _cold_start(self._readers.tier(reader.lane), reader.lane, start))
+        return position_is(reader, _cold_start(self._readers.tier(reader.lane), reader.lane, start))
 
     def _with_start(
         self,
@@ -251,24 +256,24 @@ class Positions:
         last: bool = False,
         trims: bool = False,
     ) -> None:
-        """Answer with what needs to know where a place is, and where the lane starts.
+        """Answer with what depends on a position, and on where the lane starts.
 
         If no copy of the start can be read, only a trim goes on: it needs no seq there, and is how to get rid of it.
         """
         check_way(by)
         reader = self._readers.fresh_reader(lane)
-        place, stored = reader.position(by, value), reader.stored
-        if place is None:
+        position, stored = reader.position(by, value), reader.stored
+        if position is None:
             raise Retriable("a place can't be told while a sequencer takes over", "try again")
         if stored is None:
-            message = answer(reader, self._memory_start(reader), *place)
+            message = answer(reader, self._memory_start(reader), *position)
             if message is not None:
                 peer.answer(request, message)
             return
         segments = self._readers.segments(reader, stored)
         if by == "index" and value < max(reader.trimmed, stored.chain.start):
-            place = value, None  # files that had it may be gone: not to be taken for a place above all that is there
-        on_disk = place[0] == ON_DISK
+            position = KnownPosition(value, None)  # its files may be gone: it is not above all that is there
+        on_disk = position.index == ON_DISK
 
         def look() -> tuple[FoundBatch | None, FoundBatch | None]:
             try:
@@ -279,8 +284,8 @@ class Positions:
                 first = FoundBatch(max(reader.trimmed, stored.chain.start), 0)
             return first, segments.locate(by, value) if on_disk else None
 
-        def with_places(found: tuple[FoundBatch | None, FoundBatch | None]) -> m.Message | None:
-            index, seq = place
+        def with_positions(found: tuple[FoundBatch | None, FoundBatch | None]) -> m.Message | None:
+            index, seq = position
             if on_disk:  # nothing as young: the end, as far as it is durable
                 index, seq = segments.bound, stored.chain.seq_at(segments.bound)
             if found[1] is not None:
@@ -290,7 +295,7 @@ class Positions:
             return answer(reader, start, index, seq)
 
         again = None if last else partial(self._locate, peer, request, lane, by, value, answer, last=True, trims=trims)
-        self._answer_later(peer, request, look, with_places, again)
+        self._answer_later(peer, request, look, with_positions, again)
 
     def _answer_later(
         self,
@@ -323,7 +328,7 @@ class Positions:
             if message is not None:
                 peer.answer(request, message)
 
-        (queue or self._readers.disks).run(peer, job, done, lambda: not peer.full)
+        (queue or self._readers.disks).run(peer.number, job, done, lambda: not peer.full)
 
     def measure(self, peer: Peer, request: int, ask: m.Measure, last: bool = False) -> None:
         """Answer with pieces of a span."""

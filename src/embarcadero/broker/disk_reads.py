@@ -16,19 +16,20 @@ holds up other reads of tables, but neither reads of disks nor publishers.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from embarcadero.broker.clients import Peer
+from embarcadero.broker.context import FairJobs, JobDone
 from embarcadero.broker.durable import LaneRanges
-from embarcadero.broker.read.results import FetchResult, TableReader, wanted_entries
 from embarcadero.env import Disk, Workers
 from embarcadero.errors import (
     BadSegment,
@@ -37,7 +38,6 @@ from embarcadero.errors import (
     DiskFailed,
     EmbarcaderoError,
     NotAvailable,
-    TooMany,
     Trimmed,
 )
 from embarcadero.fabric.layout import ORDER, Entries, pick
@@ -46,16 +46,120 @@ from embarcadero.limits import (
     TABLE_JOBS_MAX,
     WARM_AHEAD_BYTES_MAX,
     WARM_JOBS_MAX,
-    WARM_JOBS_QUEUED_MAX,
     WARM_READERS_MAX,
 )
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.segment import Point
-from embarcadero.types import Gap, GapKind, Range, ReplicaMember, ReplicaRef
+from embarcadero.types import (
+    BATCH_KIND,
+    Cut,
+    EntryKind,
+    Gap,
+    GapKind,
+    Range,
+    ReplicaMember,
+    ReplicaRef,
+    Tier,
+)
+from embarcadero.wire.codec import PAYLOAD_ALIGN, fetched_header
 from embarcadero.wire.messages import Fetch
+from embarcadero.wire.schemas import TopicSchemas
 
 T = TypeVar("T")
+
+_PADDING: Final = bytes(PAYLOAD_ALIGN)
+_SKIP_KIND: Final = int(EntryKind.SKIP)  # a plain number, see BATCH_KIND
+
+
+@dataclass(slots=True)
+class FetchResult:
+    """What a fetch found: entries with their payloads, and where to go on."""
+
+    entries: Entries
+    payloads: list[bytes | memoryview]
+    next_index: int
+    tail_index: int
+    gap: Gap | None = None
+    to_come: bool = False  # nothing was appended since the time that was asked for
+    elsewhere: Fetch | None = None  # memory does not have it: what segment files are to be asked
+
+    def over(self, ask: Fetch) -> bool:
+        """Whether the reader has all that it will ever ask for."""
+        return ask.stop is not None and self.elsewhere is None and self.next_index >= ask.stop
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no answer for the reader yet."""
+        return not self.payloads and self.gap is None
+
+    def frame(self, request: int) -> list[bytes | memoryview]:
+        """Return the buffers of the answer to a request, in order."""
+        body: list[bytes | memoryview] = []
+        for payload in self.payloads:
+            body.append(payload)
+            if pad := -len(payload) % PAYLOAD_ALIGN:
+                body.append(_PADDING[:pad])
+        entries = self.entries.tobytes()
+        header = fetched_header(
+            request=request,
+            next_index=self.next_index,
+            tail_index=self.tail_index,
+            count=len(self.entries),
+            gap=self.gap,
+            length=len(entries) + sum(map(len, body)),
+        )
+        return [header, entries, *body]
+
+
+def wanted_entries(entries: Entries, ask: Fetch) -> npt.NDArray[np.bool_]:
+    """Which entries a reader gets: batches (of its partitions) and skips; those of sessions if it asks for them."""
+    if ask.partitions is None and ask.control:
+        return np.ones(len(entries), dtype=bool)
+    kinds = entries["kind"]
+    wanted: npt.NDArray[np.bool_] = kinds == BATCH_KIND
+    if ask.partitions is not None:
+        wanted &= np.isin(entries["partition"], np.array(ask.partitions, dtype=np.uint16))
+    wanted |= (kinds != BATCH_KIND) if ask.control else (kinds == _SKIP_KIND)
+    return wanted
+
+
+class TableReader(Protocol):
+    """Reads tables of topics. Called on workers. Raises TierUnavailable, BadTable, or NotAvailable."""
+
+    def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> FetchResult:
+        """Batches of the table from index `ask.start` on and below `stop`, at most `ask.max_bytes` but for the first.
+
+        `stop` is at most the table's frontier. A hole in the table is a LOST gap. A batch has the payload as Arrow
+        encodes its columns now: its entry says so (`FROM_TABLE`).
+        """
+        ...
+
+    def find(self, tier: Tier, lane: int, by: str, value: int) -> tuple[int, int] | None:
+        """The position of the batch with an index, with a seq in it, or of the first since a time; None: not there."""
+        ...
+
+    def cuts(self, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+        """Files with batches [start, stop), joined to pieces of about `piece_bytes`."""
+        ...
+
+
+def typed(error: Exception) -> EmbarcaderoError:
+    """What a client is told: also of an error that nobody thought of, for nobody else answers it."""
+    if isinstance(error, EmbarcaderoError):
+        return error
+    return Corrupt(f"this can't be read: {error!r}", "look at the broker's log, and report it: this is a bug")
+
+
+def raise_unknown(error: Exception) -> None:
+    """Raise unexpected errors again, so that the event loop logs them with a traceback."""
+    if not isinstance(error, EmbarcaderoError):
+        raise error
+
+
+def at_index(ask: Fetch, index: int) -> Fetch:
+    """The same fetch from an index on."""
+    return msgspec.structs.replace(ask, by="index", start=index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +212,13 @@ class Segments:
         """Answer a fetch. Raises Corrupt when no copy is good."""
         if ask.by == "index":
             return self._read(ask.start, ask)
-        place = self.locate(ask.by, ask.start)
-        if place is None:  # nothing there: the end, as far as files can tell
+        position = self.locate(ask.by, ask.start)
+        if position is None:  # nothing there: the end, as far as files can tell
             return FetchResult(_nothing(), [], self.bound, self.bound, to_come=ask.by == "time")
-        return self._read(place.index, ask)
+        return self._read(position.index, ask)
 
     def locate(self, by: str, value: int) -> FoundBatch | None:
-        """A place by index, seq or time, or the earliest one; None if it is at or above the bound."""
+        """Find a position by index, seq or time, or the earliest one; None if it is at or above the bound."""
         if by == "earliest":
             return self.first()
         if by == "seq":
@@ -148,7 +252,7 @@ class Segments:
 
     def _first_of(self, files: RangeFiles, start: int, stop: int) -> FoundBatch | None:
         first = files.first
-        return None if first is None or max(first, start) >= stop else self._place(files, max(first, start))
+        return None if first is None or max(first, start) >= stop else self._position(files, max(first, start))
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def _read(self, index: int, ask: Fetch) -> FetchResult:
@@ -209,8 +313,8 @@ class Segments:
         known = self.chain.seq_at(index)
         if known is not None:
             return known
-        place = self._at(self.chain.after_lost(index))
-        return None if place is None else place.seq
+        position = self._at(self.chain.after_lost(index))
+        return None if position is None else position.seq
 
     # --- looking up ---------------------------------------------------------------------------------------------------
     def _at(self, index: int) -> FoundBatch | None:
@@ -218,7 +322,7 @@ class Segments:
         range_ = self.chain.owner(index)
         if range_ is None or index >= self.bound:
             return None
-        found = self._best(range_, lambda files: self._place(files, index))
+        found = self._best(range_, lambda files: self._position(files, index))
         if found is None and index >= self._trimmed:
             raise self._no_good_copy(range_, index, ["no copy reaches it"])
         return found
@@ -234,7 +338,7 @@ class Segments:
                 return None
             if self._stop(range_) <= self._trimmed:
                 break  # all of it is trimmed, as far as it is durable
-            found = self._best(range_, lambda files: self._place(files, files.find_seq(seq)))
+            found = self._best(range_, lambda files: self._position(files, files.find_seq(seq)))
             if found is None:
                 raise self._no_good_copy(range_, range_.start, [f"no copy reaches seq {seq}"])
             return replace(found, instead=found.seq > seq)
@@ -284,9 +388,9 @@ class Segments:
         index = files.find_time(us)
         if index is None and files.entry(stop - 1) is None:
             raise BadSegment(f"its copy ends before {stop}", "the replica completes it from a peer")
-        return self._place(files, index)
+        return self._position(files, index)
 
-    def _place(self, files: RangeFiles, index: int | None) -> FoundBatch | None:
+    def _position(self, files: RangeFiles, index: int | None) -> FoundBatch | None:
         """An index with its seq, if this copy has it and it may be told. A copy that ends there can't answer."""
         if index is None:
             return None
@@ -347,9 +451,6 @@ def _points(files: RangeFiles, index: int, end: int, every: int, max_bytes: int)
 def _nothing() -> Entries:
     return np.zeros(0, dtype=ORDER)
 
-
-JobDone = Callable[[Any], None]
-"""Told the result of a job, or the error that it raised."""
 
 _AHEAD_KEPT_US = 2_000_000
 
@@ -459,74 +560,12 @@ def _what(ask: Fetch) -> tuple[object, ...]:
     return ask.by, ask.start, ask.max_bytes, partitions, ask.control, ask.stop
 
 
-class _Job(NamedTuple):
-    job: Callable[[], Any]
-    done: JobDone
-    may_start: Callable[[], bool]
-
-
-def _always() -> bool:
-    """A job that does not wait for memory."""
-    return True
-
-
 class PlannedRead(Protocol):
     """A fetch from a file or a table. When it starts it gets room for its result, and asks for as much."""
 
     ask: Fetch
 
     def may_start(self) -> bool: ...
-
-
-class FairJobs:
-    """Jobs on workers for all clients of one broker: a few run at once, and clients take turns."""
-
-    def __init__(self, workers: Workers, running_max: int) -> None:
-        self._workers, self._running_max = workers, running_max
-        self._queues: dict[int, deque[_Job]] = {}  # by connection; the next one's turn first
-        self.running = 0
-        self.jobs = 0  # all that ever were
-
-    @property
-    def waiting(self) -> int:
-        """Jobs that wait for their turn."""
-        return sum(map(len, self._queues.values()))
-
-    def run(self, peer: Peer, job: Callable[[], Any], done: JobDone, may_start: Callable[[], bool] = _always) -> None:
-        """Run a job when it is this client's turn; `done` gets its result or its error. Raises TooMany.
-
-        `may_start` is asked before that, and again later if it says no: there is no room for the result yet.
-        """
-        if len(self._queues.get(peer.number, ())) >= WARM_JOBS_QUEUED_MAX:
-            problem = f"{WARM_JOBS_QUEUED_MAX} reads of this connection wait for their turn"
-            raise TooMany(problem, "wait for their answers")
-        self._queues.setdefault(peer.number, deque()).append(_Job(job, done, may_start))
-        self.start()
-
-    def disconnected(self, peer: Peer) -> None:
-        """Drop the jobs of a client that is gone; the result of one that runs is ignored."""
-        self._queues.pop(peer.number, None)
-
-    def start(self) -> None:
-        """Start the jobs whose turn it is."""
-        while self.running < self._running_max and (number := self._next()) is not None:
-            queue = self._queues.pop(number)
-            job, done, _ = queue.popleft()
-            if queue:
-                self._queues[number] = queue  # behind the others
-            self.running += 1
-            self.jobs += 1
-            self._workers.run(job, lambda result, done=done: self._ended(result, done))  # type: ignore[misc]
-
-    def _next(self) -> int | None:
-        return next((number for number, queue in self._queues.items() if queue[0].may_start()), None)
-
-    def _ended(self, result: Any, done: JobDone) -> None:
-        self.running -= 1
-        try:
-            done(result)
-        finally:
-            self.start()
 
 
 class DiskReads(FairJobs):
@@ -554,7 +593,7 @@ class DiskReads(FairJobs):
             return
         if span is not None:
             self._drop(span)
-        self.run(peer, lambda: segments.fetch(read.ask), done, read.may_start)
+        self.run(peer.number, lambda: segments.fetch(read.ask), done, read.may_start)
 
     def read_ahead(self, peer: Peer, ask: Fetch, segments: Segments, now_us: int, most: int) -> None:
         """A client is about to ask for this, it seems. The result has at most `most` bytes."""
@@ -565,7 +604,8 @@ class DiskReads(FairJobs):
             return  # it has enough under way
         span = self._ahead[key] = _Span(_what(ask), most, now_us)
         self._ahead_bytes += span.reserved
-        self.run(peer, lambda: None if span.dropped else segments.fetch(ask), lambda result: self._came(span, result))
+        job, done = lambda: None if span.dropped else segments.fetch(ask), lambda result: self._came(span, result)
+        self.run(peer.number, job, done)
 
     def poll(self, now_us: int) -> None:
         """Drop what nobody asked for in time."""
@@ -573,10 +613,10 @@ class DiskReads(FairJobs):
             if now_us - span.at_us > _AHEAD_KEPT_US:
                 self._drop(self._ahead.pop(key))
 
-    def disconnected(self, peer: Peer) -> None:
+    def disconnected(self, client: int) -> None:
         """Drop the jobs of a client that is gone, and what was read ahead for it."""
-        super().disconnected(peer)
-        for key in [key for key in self._ahead if key[0] == peer.number]:
+        super().disconnected(client)
+        for key in [key for key in self._ahead if key[0] == client]:
             self._drop(self._ahead.pop(key))
 
     def _came(self, span: _Span, result: Any) -> None:

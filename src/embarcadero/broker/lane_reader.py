@@ -15,15 +15,24 @@ have written above that does not exist.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from enum import Enum
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from embarcadero.broker.clients import Peer
-from embarcadero.broker.context import BrokerContext, StoreView, lane_margin
-from embarcadero.broker.durable import DurableFrontiers, LaneRanges
-from embarcadero.broker.read.disk import DiskCopies, DiskReads, Segments, TableJobs, no_disks
-from embarcadero.broker.read.results import FetchResult, FetchSource, Hot, Location, at_index, wanted_entries
+from embarcadero.broker.context import StoreView, lane_margin
+from embarcadero.broker.disk_reads import (
+    DiskCopies,
+    DiskReads,
+    FetchResult,
+    Segments,
+    TableJobs,
+    at_index,
+    no_disks,
+    wanted_entries,
+)
+from embarcadero.broker.durable import BrokerView, DurableFrontiers, LaneRanges
 from embarcadero.errors import BadValue, EmbarcaderoError, FuturePosition, UnknownTopic
 from embarcadero.fabric.layout import ORDER, Entries, join, pick
 from embarcadero.fabric.leader import LeaderView
@@ -32,15 +41,71 @@ from embarcadero.fabric.log import BrokerLogs
 from embarcadero.fabric.region import Fabric, attach_unless_removed
 from embarcadero.limits import FETCH_ENTRIES_MAX
 from embarcadero.steps import Step
-from embarcadero.types import EntryKind, Gap, GapKind, Order, Tier, TopicLane
+from embarcadero.types import EntryKind, Gap, GapKind, LanePosition, Order, Span, Tier, TopicLane
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
+
+
+class FetchSource(Enum):
+    """Where the batches are that a fetch asks for."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    GAP = "gap"
+    """Nowhere: they were trimmed, or are lost."""
+    END = "end"
+    """Nowhere: nothing of the lane is above."""
+
+
+@dataclass(slots=True)
+class Location:
+    """Where a fetch is answered."""
+
+    source: FetchSource
+    index: int  # MEMORY: where to start; GAP and END: where to go on
+    bound: int  # nothing at or above this is served
+    gap: Gap | None = None
+    ask: Fetch | None = None  # DISK: what segment files are to be asked
+    ring: RingReader | None = None  # what memory was looked at; None: this rests on what the store says alone
+    ordered: int = 0
+
+    def result(self) -> FetchResult:
+        """The answer, of what is not in memory."""
+        return FetchResult(np.zeros(0, dtype=ORDER), [], self.index, self.bound, self.gap, elsewhere=self.ask)
+
+
+@dataclass(frozen=True, slots=True)
+class Hot:
+    """Entries of a span that are in memory, from `start` on; `stop_seq` is the seq at its end, if memory knows it."""
+
+    start: int
+    entries: Entries
+    stop_seq: int | None
+
 
 _RETAINED_CACHE_US = 500_000
 
 
 ON_DISK: Final = -1
 """In place of an index: it is below what memory can tell."""
+
+
+class KnownPosition(NamedTuple):
+    """A position as far as memory knows it: an index or ON_DISK, and the seq if that is still known."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    seq: int | None
+
+
+ON_DISK_POSITION: Final = KnownPosition(ON_DISK, None)
+
+
+class _Retained(NamedTuple):
+    """The first index of what is wholly in memory, as it was found in an epoch."""
+
+    epoch: int
+    found_us: int
+    first: int
 
 
 class StoredLane:
@@ -124,15 +189,22 @@ class Ends:
     durable_seq: int
 
 
+@dataclass(frozen=True, slots=True)
+class FabricReads:
+    """What all readers of lanes read: the fabric, the leader, logs of brokers."""
+
+    fabric: Fabric
+    epoch: LeaderView
+    logs: BrokerLogs
+
+
 class LaneReader:
     """Reads one lane in the current epoch."""
 
-    def __init__(
-        self, epoch: LeaderView, logs: BrokerLogs, lane: int, margin: int, stored: StoredLane | None = None
-    ) -> None:
-        self._epoch, self._logs, self.lane, self._margin, self.stored = epoch, logs, lane, margin, stored
+    def __init__(self, reads: FabricReads, lane: int, margin: int, stored: StoredLane | None = None) -> None:
+        self._epoch, self._logs, self.lane, self._margin, self.stored = reads.epoch, reads.logs, lane, margin, stored
         self._begins = (-1, 0)  # epoch, the first index that its ring ever had
-        self._retained: tuple[int, int, int] | None = None  # epoch, when found, index
+        self._retained: _Retained | None = None
         self.trimmed = 0  # the lane was trimmed below this index; the store says so
 
     def ring(self) -> RingReader | None:
@@ -179,18 +251,18 @@ class LaneReader:
             return None
         return Ends(ordered, seq, durable, durable_seq)
 
-    def seq_holes(self) -> list[tuple[int, int]]:
+    def seq_holes(self) -> list[Span]:
         """Spans of seqs that restarts passed over, oldest first."""
         return [] if self.stored is None else self.stored.chain.seq_holes
 
-    def start(self, now_us: int) -> tuple[int, int] | None:
-        """Index and seq of the first entry that is in memory with all that follow; None while they can't be told."""
+    def start(self, now_us: int) -> LanePosition | None:
+        """The position of the first entry that is in memory with all that follow; None while it can't be told."""
         ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
         start = self._first_retained(ring, ordered, now_us)
         seq = self._seq_at(ring, start, ordered)
-        return None if seq is None or not self.may_serve() else (start, seq)
+        return None if seq is None or not self.may_serve() else LanePosition(start, seq)
 
     def locate(self, ask: Fetch, now_us: int) -> Location | None:
         """Where a fetch is answered: from memory, from disk, or by a gap. None while it can't be told.
@@ -236,8 +308,8 @@ class LaneReader:
             self._epoch.steps.at(Step.READ_CHECKED)
         return found
 
-    def position(self, by: str, value: int) -> tuple[int, int | None] | None:
-        """Index and (if it is still known) seq of a place, or ON_DISK; None while it can't be told.
+    def position(self, by: str, value: int) -> KnownPosition | None:
+        """Find a position in memory, or ON_DISK; None while it can't be told.
 
         Raises FuturePosition.
         """
@@ -246,14 +318,14 @@ class LaneReader:
             return None
         index = self._resolve(ring, ordered, ordered, Fetch(lane=self.lane, by=by, start=value, max_bytes=1), 0)
         if index is None or index == ON_DISK:
-            return None if index is None or not self.may_serve() else (ON_DISK, None)
+            return None if index is None or not self.may_serve() else ON_DISK_POSITION
         if self.stored is not None:
             index = self.stored.chain.after_lost(index)
         floor = self._ring_floor(ring, ordered)
         if self.stored is not None and index < floor:
-            return (ON_DISK, None) if self.may_serve() else None
+            return ON_DISK_POSITION if self.may_serve() else None
         seq = self._seq_at(ring, index, ordered) if index >= floor else None
-        return (index, seq) if self.may_serve() else None
+        return KnownPosition(index, seq) if self.may_serve() else None
 
     def measured(self, start: int, stop: int) -> Hot | None:
         """What memory knows of the batches of a span; None while it can't be told. Raises FuturePosition."""
@@ -297,17 +369,17 @@ class LaneReader:
         """First index of the suffix that is wholly in memory. It only grows, so an answer may be used for a while."""
         known = self._retained
         floor = self._readable_from(ring, ordered)
-        if known and known[0] == self._epoch.number and now_us - known[1] < _RETAINED_CACHE_US:
-            return max(known[2], floor)
+        if known and known.epoch == self._epoch.number and now_us - known.found_us < _RETAINED_CACHE_US:
+            return max(known.first, floor)
         entries = ring.read(floor, ordered)
         gone = np.flatnonzero(self._logs.gone(entries))
         first = floor + int(gone[-1]) + 1 if len(gone) else floor
-        self._retained = (self._epoch.number, now_us, first)
+        self._retained = _Retained(self._epoch.number, now_us, first)
         return first
 
     def _known_retained(self) -> int:
         """The same, as far as it is known."""
-        return self._retained[2] if self._retained is not None and self._retained[0] == self._epoch.number else 0
+        return self._retained.first if self._retained is not None and self._retained.epoch == self._epoch.number else 0
 
     def memory_from(self, now_us: int) -> int:
         """From here on everything is in memory, as far as that can be told."""
@@ -327,13 +399,13 @@ class LaneReader:
     def _resolve(self, ring: RingReader, ordered: int, bound: int, ask: Fetch, now_us: int) -> int | None:
         """The index at which a fetch starts, or ON_DISK; None while it can't be told. Raises FuturePosition."""
         try:
-            return self._place(ring, ordered, bound, ask, now_us)
+            return self._index_of(ring, ordered, bound, ask, now_us)
         except FuturePosition:
             if self.may_serve():
                 raise
             return None  # the end that we know is on the word of a sequencer that has a successor
 
-    def _place(self, ring: RingReader, ordered: int, bound: int, ask: Fetch, now_us: int) -> int | None:
+    def _index_of(self, ring: RingReader, ordered: int, bound: int, ask: Fetch, now_us: int) -> int | None:
         if ask.by == "earliest":
             first = self._first_retained(ring, ordered, now_us)
             return first if self.stored is None or first <= max(self.trimmed, self.stored.chain.start) else ON_DISK
@@ -375,12 +447,12 @@ class LaneReader:
         entries = ring.read(floor, ordered)
         if len(entries) < ordered - floor:
             return None  # overtaken by the writer since the frontier was loaded
-        place = int(np.searchsorted(entries["append_us"], np.uint64(us)))
-        if place == 0 and floor > 0:
+        row = int(np.searchsorted(entries["append_us"], np.uint64(us)))
+        if row == 0 and floor > 0:
             if self.stored is not None:
                 return ON_DISK
             return floor - 1  # what left the ring may be as young: the fetch will tell the gap
-        return floor + place
+        return floor + row
 
     def _collect(self, ring: RingReader, ordered: int, bound: int, start: int, ask: Fetch, now_us: int) -> FetchResult:
         found = FetchResult(np.zeros(0, dtype=ring.dtype), [], start, bound)
@@ -451,17 +523,9 @@ _CLOSED = -2
 class BrokerLaneReader(LaneReader):
     """Reads one lane. `lane_is` is what the store says about it; the broker keeps it up to date."""
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        epoch: LeaderView,
-        logs: BrokerLogs,
-        lane_is: TopicLane,
-        margin: int,
-        stored: StoredLane | None = None,
-    ) -> None:
-        super().__init__(epoch, logs, lane_is.lane, margin, stored)
-        self._fabric, self.lane_is = fabric, lane_is
+    def __init__(self, reads: FabricReads, lane_is: TopicLane, margin: int, stored: StoredLane | None = None) -> None:
+        super().__init__(reads, lane_is.lane, margin, stored)
+        self._fabric, self.lane_is = reads.fabric, lane_is
         self._basis = lane_is  # what the last `ordered` went by
         self._attached: RingReader | None = None
 
@@ -509,40 +573,40 @@ class BrokerLaneReader(LaneReader):
             return Ends(end, end_seq, end, end_seq)
         return super().ends()
 
-    def seq_holes(self) -> list[tuple[int, int]]:
+    def seq_holes(self) -> list[Span]:
         end_seq, holes = self.lane_is.end_seq, super().seq_holes()
         last = self.stored.chain.ranges[-1:] if self.stored is not None else []
         sealed = last[0].end_seq if last else None
-        return holes if sealed is None or end_seq is None or sealed >= end_seq else [*holes, (sealed, end_seq)]
+        return holes if sealed is None or end_seq is None or sealed >= end_seq else [*holes, Span(sealed, end_seq)]
 
     def _is_unwritten(self) -> bool:
         """Whether its writer has found no memory for it yet: then nothing in it was ever acked."""
         self._basis = self.lane_is
         return self._basis.open and self.ring() is None and self.may_serve()
 
-    def start(self, now_us: int) -> tuple[int, int] | None:
+    def start(self, now_us: int) -> LanePosition | None:
         end = self.lane_is.end
         if self._is_unwritten():
-            return 0, 0
+            return LanePosition(0, 0)
         if end is not None and (end == 0 or self.ring() is None):
-            return end, self.lane_is.end_seq or 0
+            return LanePosition(end, self.lane_is.end_seq or 0)
         return super().start(now_us)
 
-    def position(self, by: str, value: int) -> tuple[int, int | None] | None:
+    def position(self, by: str, value: int) -> KnownPosition | None:
         end = self.lane_is.end
         if end is None or self.ring() is not None:
             return super().position(by, value)
-        place = self._place_without_ring(by, value, end)
-        if self.stored is not None and place < end:
-            return ON_DISK, None
-        return place, self.lane_is.end_seq if place == end else None
+        index = self._index_without_ring(by, value, end)
+        if self.stored is not None and index < end:
+            return ON_DISK_POSITION
+        return KnownPosition(index, self.lane_is.end_seq if index == end else None)
 
     def measured(self, start: int, stop: int) -> Hot | None:
         end = self.lane_is.end
         if end is None or self.ring() is not None:
             return super().measured(start, stop)
         if stop > end:
-            self._place_without_ring("index", stop, end)
+            self._index_without_ring("index", stop, end)
         return Hot(stop, np.zeros(0, dtype=ORDER), self.lane_is.end_seq if stop == end else None)
 
     def fetch(self, ask: Fetch, now_us: int) -> FetchResult | None:
@@ -576,7 +640,7 @@ class BrokerLaneReader(LaneReader):
         replicated = self.stored is not None or self.lane_is.removed  # or may have been
         if replicated and ask.by == "index" and ask.start > end and ask.read == "ordered":
             ask = at_index(ask, end)
-        start, kept = self._place_without_ring(ask.by, ask.start, end), self._kept(ask.read, end)
+        start, kept = self._index_without_ring(ask.by, ask.start, end), self._kept(ask.read, end)
         if ask.by == "index" and kept is not None and kept <= start < end:
             return self._lost(ask, kept, end)
         if self.stored is not None and start < end:
@@ -604,28 +668,22 @@ class BrokerLaneReader(LaneReader):
         kind = GapKind.LOST if self.stored is None else self.stored.kind_for(ask, gap)
         return Location(FetchSource.GAP, end, end, Gap(kind, max(kept, trimmed), end))
 
-    def _place_without_ring(self, by: str, value: int, end: int) -> int:
+    def _index_without_ring(self, by: str, value: int, end: int) -> int:
         by_seq = 0 if value < (self.lane_is.end_seq or 0) else end
         others = 0 if self.stored is not None and by != "latest" else end
-        place = {"index": value, "seq": by_seq}.get(by, others)
-        if place > end:
-            raise FuturePosition(f"index {place} is beyond the end of the lane ({end})", "the lane is closed")
-        return place
+        index = {"index": value, "seq": by_seq}.get(by, others)
+        if index > end:
+            raise FuturePosition(f"index {index} is beyond the end of the lane ({end})", "the lane is closed")
+        return index
 
 
 class LaneReaders:
     """The readers of all lanes, and what they read besides memory: replicas' disks, and tables of topics."""
 
-    def __init__(
-        self,
-        context: BrokerContext,
-        store: StoreView,
-        epoch: LeaderView,
-        logs: BrokerLogs,
-        durable: DurableFrontiers,
-        tables: TableJobs,
-    ) -> None:
-        self._context, self._store, self._epoch, self._logs, self._durable = context, store, epoch, logs, durable
+    def __init__(self, view: BrokerView, logs: BrokerLogs, tables: TableJobs) -> None:
+        context = self._context = view.context
+        self._store, self._durable = view.store, view.durable
+        self._reads = FabricReads(context.fabric, view.epoch, logs)
         self.disks = DiskReads(context.env.workers, DiskCopies(context.env.disks or no_disks))
         self.tables = tables
         self._readers: dict[int, LaneReader] = {}
@@ -640,8 +698,8 @@ class LaneReaders:
 
     def disconnected(self, peer: Peer) -> None:
         """A client is gone."""
-        self.disks.disconnected(peer)
-        self.tables.disconnected(peer)
+        self.disks.disconnected(peer.number)
+        self.tables.disconnected(peer.number)
 
     # --- readers ------------------------------------------------------------------------------------------------------
     def known(self, lane: int) -> LaneReader | None:
@@ -662,14 +720,13 @@ class LaneReaders:
         durable, sizes = StoredLane(lane, self._durable), self._context.sizes
         if (lane_is := self._store.broker_lanes.get(lane)) is not None:
             stored = durable if durable.chain.ranges else None
-            fabric, margin = self._context.fabric, lane_margin(sizes)
-            return BrokerLaneReader(fabric, self._epoch, self._logs, lane_is, margin, stored)
+            return BrokerLaneReader(self._reads, lane_is, lane_margin(sizes), stored)
         if (topic := self._store.lanes.get(lane)) is None:
             raise UnknownTopic(f"there is no topic with lane {lane}", "it was deleted; look it up again by name")
         if topic.order <= Order.BROKER:
             raise BadValue(f"topic {topic.name!r} has order {topic.order}: it has a lane per broker", "ask for a lane")
         stored = durable if topic.replicas else None
-        return LaneReader(self._epoch, self._logs, lane, sizes.round_entries, stored)
+        return LaneReader(self._reads, lane, sizes.round_entries, stored)
 
     def fresh_reader(self, lane: int) -> LaneReader:
         """A reader that knows of every trim that was answered before now, by whichever broker."""
@@ -711,4 +768,4 @@ class LaneReaders:
             tier = self.tier(lane)
         except EmbarcaderoError:
             return None
-        return None if tier is None else tier.frontier(lane)[0]
+        return None if tier is None else tier.frontier(lane).index

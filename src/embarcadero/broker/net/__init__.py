@@ -1,1 +1,0 @@
-"""The broker's door: connections, requests, sockets."""
