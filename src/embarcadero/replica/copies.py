@@ -14,8 +14,8 @@ from functools import partial
 from embarcadero.config import Config
 from embarcadero.env import COUNTS, LATENCY_US, Disk, Env, Histogram, Journal, Missing, Part
 from embarcadero.errors import BadSegment, DiskFull, EmbarcaderoError
-from embarcadero.fabric.durability import DurableLines, create_durable, durable_through, first_woken
 from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.leader import DurableLines, create_durable, durable_through, first_woken
 from embarcadero.fabric.lines import FrontierWriter, TaggedWriter
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.directory import Directory

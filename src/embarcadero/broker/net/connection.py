@@ -19,8 +19,17 @@ from embarcadero.broker.write.admission import Admission
 from embarcadero.errors import BadFrame, BadVersion, EmbarcaderoError
 from embarcadero.limits import CONTROL_BYTES_MAX, HELLO_BYTES_MAX
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import PROTOCOL_VERSION, REFERENCE, BatchHeader, FrameKind, parse_reference
-from embarcadero.wire.receiver import BatchReceived, ControlReceived, Event, FrameReceiver
+from embarcadero.wire.codec import (
+    PROTOCOL_VERSION,
+    REFERENCE,
+    BatchHeader,
+    BatchReceived,
+    ControlReceived,
+    Event,
+    FrameKind,
+    FrameReceiver,
+    parse_reference,
+)
 
 
 @dataclass(frozen=True, slots=True)
