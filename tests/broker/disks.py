@@ -13,7 +13,6 @@ from embarcadero.broker.broker import Broker
 from embarcadero.broker.context import BrokerContext
 from embarcadero.config import FabricSizes
 from embarcadero.env import Env, Inline, Workers
-from embarcadero.fabric.durability import create_durable, create_ranges
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
@@ -26,7 +25,7 @@ from embarcadero.fabric.layout import (
     Standing,
     frontier_offset,
 )
-from embarcadero.fabric.leader import EpochTable, create_epochs
+from embarcadero.fabric.leader import EpochTable, create_durable, create_epochs, create_ranges
 from embarcadero.fabric.lines import FrontierWriter, RingReader, RingWriter, attach_ring, create_ring
 from embarcadero.fabric.log import BrokerLogs
 from embarcadero.fabric.region import EPOCHS_REGION, Shape

@@ -18,14 +18,18 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import MemoryStore
 from embarcadero.sequencer.leader.sequencer import lead
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import PROTOCOL_VERSION, FrameKind, batch_header, control_frame, payload_crc
-from embarcadero.wire.receiver import (
+from embarcadero.wire.codec import (
+    PROTOCOL_VERSION,
     AcksReceived,
     ControlReceived,
     CreditReceived,
     FetchedReceived,
+    FrameKind,
     FrameReceiver,
     FullReceived,
+    batch_header,
+    control_frame,
+    payload_crc,
 )
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 from tests.clocks import ManualClock

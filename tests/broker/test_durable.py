@@ -11,8 +11,8 @@ import pytest
 from embarcadero.broker.broker import Broker
 from embarcadero.broker.durable import DurableFrontiers
 from embarcadero.errors import Backpressure
-from embarcadero.fabric.durability import NO_RANGE
 from embarcadero.fabric.layout import BrokerLine, Standing, frontier_offset
+from embarcadero.fabric.leader import NO_RANGE
 from embarcadero.fabric.lines import FrontierReader
 from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef, Trouble
 from embarcadero.wire import messages as m

@@ -42,24 +42,22 @@ from embarcadero.wire.codec import (
     PAYLOAD_ALIGN,
     REFERENCE,
     WANT_DURABLE,
+    AcksReceived,
     BatchHeader,
+    BatchReceived,
+    ControlReceived,
+    CreditReceived,
+    Event,
+    FetchedReceived,
     FrameKind,
+    FrameReceiver,
+    FullReceived,
     ack_frame,
     control_frame,
     credit_frame,
     fetched_header,
     parse_reference,
     payload_crc,
-)
-from embarcadero.wire.receiver import (
-    AcksReceived,
-    BatchReceived,
-    ControlReceived,
-    CreditReceived,
-    Event,
-    FetchedReceived,
-    FrameReceiver,
-    FullReceived,
 )
 
 LANE = 7

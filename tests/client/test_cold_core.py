@@ -22,7 +22,7 @@ from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import TABLE_RETRY_S
 from embarcadero.types import EntryKind, Gap, GapKind, Tier
 from embarcadero.wire import messages as m
-from embarcadero.wire.receiver import FetchedReceived
+from embarcadero.wire.codec import FetchedReceived
 from tests.client.fake_cluster import LANE, FakeCluster, World
 
 SILENT_US = 3_000_000

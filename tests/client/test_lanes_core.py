@@ -13,8 +13,7 @@ from embarcadero.client.read.lanes import LanesCore
 from embarcadero.errors import BadValue, UnknownTopic
 from embarcadero.types import Gap, GapKind, Order, Outcome, Position, TopicLane
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import ACK, NO_ACK, decode_control, parse_batch_header
-from embarcadero.wire.receiver import FetchedReceived
+from embarcadero.wire.codec import ACK, NO_ACK, FetchedReceived, decode_control, parse_batch_header
 from tests.wire.samples import entries_for
 
 TOPIC = 3

@@ -8,8 +8,7 @@ import pytest
 
 from embarcadero.errors import Backpressure, Retriable, TimedOut
 from embarcadero.types import Trouble
-from embarcadero.wire.codec import full_frame, parse_full
-from embarcadero.wire.receiver import FullReceived
+from embarcadero.wire.codec import FullReceived, full_frame, parse_full
 from tests.client.fake_cluster import LANE, World
 from tests.client.test_durable_core import DELIVERY_US, add, publishing
 

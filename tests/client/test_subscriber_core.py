@@ -15,8 +15,7 @@ from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import FETCH_ENTRIES_MAX
 from embarcadero.types import EntryKind, Gap, GapKind
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import payload_crc
-from embarcadero.wire.receiver import FetchedReceived
+from embarcadero.wire.codec import FetchedReceived, payload_crc
 from tests.client.fake_cluster import LANE, FakeCluster, Stored, World
 
 SILENT_US = 3_000_000

@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embarcadero.errors import TooMany
-from embarcadero.fabric.durability import Durability, create_durable, create_ranges, durable_through
 from embarcadero.fabric.layout import RangeWord, RegionKind
-from embarcadero.fabric.leader import EpochTable, create_epochs
+from embarcadero.fabric.leader import (
+    Durability,
+    EpochTable,
+    create_durable,
+    create_epochs,
+    create_ranges,
+    durable_through,
+)
 from embarcadero.fabric.lines import TaggedReader, create_tagged
 from embarcadero.fabric.region import EPOCHS_REGION, durable_region
 from embarcadero.types import Range, ReplicaRef

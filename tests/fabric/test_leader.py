@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.fabric.durability import create_ranges
 from embarcadero.fabric.layout import (
     ORDER,
     SEQUENCER_FRONTIERS_BYTES,
@@ -18,7 +17,7 @@ from embarcadero.fabric.layout import (
     Standing,
     frontier_offset,
 )
-from embarcadero.fabric.leader import EpochTable, LeaderView, create_epochs
+from embarcadero.fabric.leader import EpochTable, LeaderView, create_epochs, create_ranges
 from embarcadero.fabric.lines import FrontierWriter, create_ring
 from embarcadero.fabric.region import EPOCHS_REGION, Region, Shape, frontiers_region, order_region
 from embarcadero.fabric.shared import SharedFabric

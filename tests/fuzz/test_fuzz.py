@@ -14,7 +14,7 @@ import pytest
 
 from embarcadero.errors import BadValue
 from embarcadero.storage import scan, segment
-from embarcadero.wire import codec, receiver, schemas
+from embarcadero.wire import codec, schemas
 from embarcadero_proof.fuzz.archive import MENDED, archive_mutation, pack, unpack
 from embarcadero_proof.fuzz.campaign import Campaign
 from embarcadero_proof.fuzz.guard import judge, watched
@@ -73,9 +73,9 @@ def found_in(name: str, inputs: int, seed: str = "planted") -> set[str]:
 
 def test_a_length_that_is_believed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the limit on control frames a stranger makes a broker hold what it likes: too much memory."""
-    limits = receiver._LENGTH_MAX | {receiver.FrameKind.CONTROL: 1 << 32}
-    monkeypatch.setattr(receiver, "_LENGTH_MAX", limits)
-    data = codec.PREFIX.pack(codec.WORDS[receiver.FrameKind.CONTROL], 1 << 28) + bytes(8)
+    limits = codec._LENGTH_MAX | {codec.FrameKind.CONTROL: 1 << 32}
+    monkeypatch.setattr(codec, "_LENGTH_MAX", limits)
+    data = codec.PREFIX.pack(codec.WORDS[codec.FrameKind.CONTROL], 1 << 28) + bytes(8)
 
     assert judge(TARGETS["frames-from-strangers"], data).kind == "memory"
     assert "memory" in found_in("frames-from-strangers", 700)
@@ -112,13 +112,13 @@ def test_an_untyped_error_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pieces_that_do_not_agree_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver that forgets the start of a header when a read ends in it."""
-    real = receiver.FrameReceiver._scan
+    real = codec.FrameReceiver._scan
 
     def forgetful(self: Any, size: int, events: list[Any]) -> None:
         real(self, size, events)
         self._kept = self._kept[:8]
 
-    monkeypatch.setattr(receiver.FrameReceiver, "_scan", forgetful)
+    monkeypatch.setattr(codec.FrameReceiver, "_scan", forgetful)
 
     assert found_in("frames-from-clients", 60) & {"disagreement", "untyped"}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.fabric.durability import create_durable, create_ranges
+from embarcadero.fabric.leader import create_durable, create_ranges
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.node.cluster_view import ClusterView, LaneState, lane_report, replica_report

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embarcadero.cli.topic import price
 from embarcadero.errors import BadValue
 from embarcadero.limits import COPIES_DEFAULT, COPIES_MAX
-from embarcadero.placement.topics import checked_copies, price
+from embarcadero.placement.topics import checked_copies
 
 
 @pytest.mark.parametrize(

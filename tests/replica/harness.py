@@ -13,7 +13,6 @@ import numpy as np
 from embarcadero.config import Config, FabricSizes
 from embarcadero.config.table import ReplicaKeys as Settings
 from embarcadero.env import Disk, Env
-from embarcadero.fabric.durability import DurableLines, create_ranges, durable_through
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
@@ -27,7 +26,7 @@ from embarcadero.fabric.layout import (
     Standing,
     frontier_offset,
 )
-from embarcadero.fabric.leader import EpochTable, create_epochs
+from embarcadero.fabric.leader import DurableLines, EpochTable, create_epochs, create_ranges, durable_through
 from embarcadero.fabric.lines import FrontierWriter, RingWriter, create_ring
 from embarcadero.fabric.log import LogWriter, create_log
 from embarcadero.fabric.region import EPOCHS_REGION, Shape

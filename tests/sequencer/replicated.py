@@ -9,9 +9,8 @@ import numpy as np
 
 from embarcadero.env import Env, SilentBell
 from embarcadero.errors import BadSegment
-from embarcadero.fabric.durability import Durability, create_durable
 from embarcadero.fabric.layout import ORDER, Entries, RangeWord, sealed
-from embarcadero.fabric.leader import EpochTable, create_epochs
+from embarcadero.fabric.leader import Durability, EpochTable, create_durable, create_epochs
 from embarcadero.fabric.lines import TaggedReader, attach_ring
 from embarcadero.fabric.region import EPOCHS_REGION, Fabric, checkpoint_region, ranges_region
 from embarcadero.fabric.shared import MirroredFabric

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from embarcadero.fabric.durability import Durability
+from embarcadero.fabric.leader import Durability
 from embarcadero.types import NO_SESSION, EntryKind, Outcome, Range
 from embarcadero_proof.bugs.table import injected
 from tests.sequencer.cluster import Crash

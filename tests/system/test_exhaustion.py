@@ -21,8 +21,7 @@ from embarcadero.errors import Backpressure, FabricFull, TooMany
 from embarcadero.limits import CONTROL_BYTES_MAX, MIB, SCRATCH_BYTES
 from embarcadero.node.local import LocalCluster
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import PROTOCOL_VERSION, FrameKind, control_frame
-from embarcadero.wire.receiver import ControlReceived, FrameReceiver
+from embarcadero.wire.codec import PROTOCOL_VERSION, ControlReceived, FrameKind, FrameReceiver, control_frame
 
 pytestmark = pytest.mark.system
 

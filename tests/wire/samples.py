@@ -12,9 +12,17 @@ from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import CONTROL_BYTES_MAX
 from embarcadero.types import EntryKind, Gap, GapKind, Outcome
-from embarcadero.wire import codec, messages, receiver
-from embarcadero.wire.codec import ACK, REFERENCE, FrameKind
-from embarcadero.wire.receiver import AcksReceived, BatchReceived, Event, FetchedReceived, FrameReceiver
+from embarcadero.wire import codec, messages
+from embarcadero.wire.codec import (
+    ACK,
+    REFERENCE,
+    AcksReceived,
+    BatchReceived,
+    Event,
+    FetchedReceived,
+    FrameKind,
+    FrameReceiver,
+)
 
 ACK_FIELDS = ("lane", "session", "session_seq", "index", "seq", "extra", "outcome")
 EVERY_KIND = frozenset(FrameKind)
@@ -142,11 +150,11 @@ class Peer:
             else:
                 self.events.append(event)
 
-    def feed(self, data: bytes, reads: Iterable[int] = (), direct_min: int = receiver.DIRECT_BYTES_MIN) -> Peer:
+    def feed(self, data: bytes, reads: Iterable[int] = (), direct_min: int = codec.DIRECT_BYTES_MIN) -> Peer:
         """Read all of `data`, in reads of these sizes (then the largest possible), up to the first error."""
         sizes = iter(reads)
         at = 0
-        with patch.object(receiver, "DIRECT_BYTES_MIN", direct_min):
+        with patch.object(codec, "DIRECT_BYTES_MIN", direct_min):
             while at < len(data):
                 size = next(sizes, len(data))
                 try:

@@ -24,12 +24,12 @@ from embarcadero.errors import (
 )
 from embarcadero.types import Outcome
 from embarcadero.wire import codec, messages
-from embarcadero.wire.codec import FrameKind
-from embarcadero.wire.receiver import (
+from embarcadero.wire.codec import (
     BatchReceived,
     ControlReceived,
     CreditReceived,
     FetchedReceived,
+    FrameKind,
     FrameReceiver,
     FullReceived,
 )

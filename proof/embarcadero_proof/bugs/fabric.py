@@ -7,7 +7,7 @@ from typing import Final
 from embarcadero_proof.bugs.bug import MIRROR, SEALS, Bug
 from embarcadero_proof.bugs.patch import Edit
 
-_LOAD: Final = "embarcadero.fabric.durability:DurableLines.load"
+_LOAD: Final = "embarcadero.fabric.leader:DurableLines.load"
 _TABLES: Final = "        return [None if table is None else table.load(key) for table in tables]\n"
 _AND_EARLIER: Final = """\
         lines = [None if table is None else table.load(key) for table in tables]
@@ -33,6 +33,6 @@ BUGS: Final = (
         edits=(Edit("embarcadero.fabric.leader:EpochTable.open", "        self._fabric.fence()\n", ""),)),
     Bug("range-not-rechecked", "the count of durable copies does not look at the range word again",
         scope="seal, one host",
-        edits=(Edit("embarcadero.fabric.durability:Durability._count",
+        edits=(Edit("embarcadero.fabric.leader:Durability._count",
                     "if self._word(lane) != word or", "if"),)),
 )  # fmt: skip

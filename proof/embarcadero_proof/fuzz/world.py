@@ -15,8 +15,7 @@ from embarcadero.broker.context import BrokerContext
 from embarcadero.config import FabricSizes
 from embarcadero.env import Env
 from embarcadero.errors import BadRegion
-from embarcadero.fabric.durability import create_durable
-from embarcadero.fabric.leader import create_epochs
+from embarcadero.fabric.leader import create_durable, create_epochs
 from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import MemoryStore

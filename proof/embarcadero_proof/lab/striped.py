@@ -12,9 +12,18 @@ from typing import Any
 from embarcadero.errors import EmbarcaderoError, from_wire
 from embarcadero.limits import CONTROL_BYTES_MAX, SCRATCH_BYTES, SESSION_WINDOW
 from embarcadero.types import Outcome
-from embarcadero.wire.codec import PROTOCOL_VERSION, FrameKind, batch_header, control_frame, payload_crc
+from embarcadero.wire.codec import (
+    PROTOCOL_VERSION,
+    AcksReceived,
+    ControlReceived,
+    CreditReceived,
+    FrameKind,
+    FrameReceiver,
+    batch_header,
+    control_frame,
+    payload_crc,
+)
 from embarcadero.wire.messages import Failed, Hello, Opened, OpenSession, Welcome
-from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditReceived, FrameReceiver
 
 _RECEIVES = frozenset({FrameKind.CONTROL, FrameKind.ACK, FrameKind.CREDIT, FrameKind.FULL, FrameKind.FETCHED})
 

@@ -9,15 +9,17 @@ from embarcadero.client.net.link import Link
 from embarcadero.errors import EmbarcaderoError, ProtocolError, from_wire
 from embarcadero.limits import CONNECT_TIMEOUT_S, CONTROL_BYTES_MAX
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import PROTOCOL_VERSION, FrameKind, control_frame
-from embarcadero.wire.receiver import (
+from embarcadero.wire.codec import (
+    PROTOCOL_VERSION,
     AcksReceived,
     ControlReceived,
     CreditReceived,
     Event,
     FetchedReceived,
+    FrameKind,
     FrameReceiver,
     FullReceived,
+    control_frame,
 )
 from embarcadero_proof.sim.history import Answered, Asked, RoleFailed, StartRead, TailRead
 from embarcadero_proof.sim.network import Address, Wire

@@ -15,7 +15,7 @@ from embarcadero.client.publish.publisher import PublisherCore
 from embarcadero.errors import UnknownTopic
 from embarcadero.types import Order, Topic
 from embarcadero.wire import messages as m
-from embarcadero.wire.receiver import AcksReceived, CreditReceived, FullReceived
+from embarcadero.wire.codec import AcksReceived, CreditReceived, FullReceived
 from embarcadero_proof.sim.clients import ClientProcess, Outbox
 from embarcadero_proof.sim.history import (
     Change,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from embarcadero.client.net.link import Link
 from embarcadero.client.read.subscriber import SubscriberCore
 from embarcadero.wire import messages as m
-from embarcadero.wire.receiver import FetchedReceived
+from embarcadero.wire.codec import FetchedReceived
 from embarcadero_proof.sim.clients import ClientProcess, ProbeCore, start_read
 from embarcadero_proof.sim.history import Died, Moved, Passed, RoleFailed
 from embarcadero_proof.sim.tables import no_table

@@ -15,7 +15,7 @@ from embarcadero.errors import OutcomeUnknown
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.types import Ack, GapKind, Order
 from embarcadero.wire import messages as m
-from embarcadero.wire.receiver import AcksReceived, CreditReceived, FetchedReceived, FullReceived
+from embarcadero.wire.codec import AcksReceived, CreditReceived, FetchedReceived, FullReceived
 from embarcadero_proof.sim.clients import ClientProcess
 from embarcadero_proof.sim.history import (
     Began,

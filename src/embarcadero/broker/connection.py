@@ -71,9 +71,18 @@ from embarcadero.types import (
     TopicLane,
 )
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import PROTOCOL_VERSION, REFERENCE, BatchHeader, FrameKind, parse_reference
+from embarcadero.wire.codec import (
+    PROTOCOL_VERSION,
+    REFERENCE,
+    BatchHeader,
+    BatchReceived,
+    ControlReceived,
+    Event,
+    FrameKind,
+    FrameReceiver,
+    parse_reference,
+)
 from embarcadero.wire.messages import CreateTopic
-from embarcadero.wire.receiver import BatchReceived, ControlReceived, Event, FrameReceiver
 
 
 def check_partitions(partitions: int | None, config: Config) -> None:

@@ -1,7 +1,7 @@
 """How far lanes are durable, and what awaits that: payloads that our log must keep, and acks that may not leave yet.
 
 Of a topic with replicas a payload is kept until its entry is durable, and an ack that was asked to mean "durable" goes
-out only then. How far a lane is durable is counted in one place, by the rule of fabric/durability.py; below that are
+out only then. How far a lane is durable is counted in one place, by the rule of fabric/leader.py; below that are
 the lane's sealed ranges, of which the store tells.
 
 A lane whose replicas are dead or slow keeps chunks of the log, and chunks are shared. So all such lanes together may
@@ -24,9 +24,8 @@ import numpy as np
 from embarcadero.broker.clients import Peer
 from embarcadero.broker.context import BrokerContext, StoreView
 from embarcadero.env import NO_STEPS, Steps
-from embarcadero.fabric.durability import Durability
 from embarcadero.fabric.layout import Entries
-from embarcadero.fabric.leader import EpochTable, LeaderView
+from embarcadero.fabric.leader import Durability, EpochTable, LeaderView
 from embarcadero.fabric.log import LogWriter
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import DURABLE_ACKS_PER_CONNECTION_MAX, KEPT_SHARE_CREDIT, KEPT_SHARE_MAX

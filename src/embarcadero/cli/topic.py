@@ -23,7 +23,6 @@ from embarcadero.cli.output import (
 )
 from embarcadero.errors import BadValue, TimedOut, UnknownTopic
 from embarcadero.orders import order_label, order_name
-from embarcadero.placement.topics import price
 from embarcadero.types import Order
 
 if TYPE_CHECKING:
@@ -533,3 +532,24 @@ def _print(name: str, waiting: list[dict[str, Any]], short: list[dict[str, Any]]
         print("enough copies have answered: it comes back by itself, once they are complete")
     else:
         note("start the replicas that are missing; if their disks are gone for good: --accept-loss")
+
+
+def price(replicas: int, durable_on: int) -> str:
+    """What a choice of replicas costs and gives, in one sentence."""
+    if replicas == 0:
+        return "records are in memory only: they end with the cluster's memory"
+    needed = replicas - durable_on + 1
+    which = (
+        "its one replica"
+        if replicas == 1
+        else "both replicas"
+        if needed == replicas == 2
+        else f"all {replicas} replicas"
+        if needed == replicas
+        else f"any {needed} of {replicas} replicas"
+    )
+    recovery = f"after a loss of memory, recovery needs {which}"
+    if durable_on < replicas:
+        return f"durable records are on {durable_on} of {replicas} disks; {recovery}"
+    disks = "one disk" if replicas == 1 else f"all {replicas} disks, so the slowest one sets the pace"
+    return f"durable records are on {disks}; {recovery}"

@@ -11,8 +11,8 @@ import msgspec
 
 from embarcadero.env import Disk
 from embarcadero.errors import BadRegion, EmbarcaderoError
-from embarcadero.fabric.durability import durable_through
 from embarcadero.fabric.layout import ORDER, RangeWord
+from embarcadero.fabric.leader import durable_through
 from embarcadero.fabric.lines import TaggedReader, attach_ring
 from embarcadero.fabric.region import Fabric, durable_region, order_region, ranges_region
 from embarcadero.limits import BROKER_LANES_FIRST

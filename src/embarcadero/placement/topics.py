@@ -428,27 +428,6 @@ def checked_copies(replicas: int | None, durable_on: int | None, live: int) -> C
     return CopyCounts(copies, enough)
 
 
-def price(replicas: int, durable_on: int) -> str:
-    """What a choice of replicas costs and gives, in one sentence."""
-    if replicas == 0:
-        return "records are in memory only: they end with the cluster's memory"
-    needed = replicas - durable_on + 1
-    which = (
-        "its one replica"
-        if replicas == 1
-        else "both replicas"
-        if needed == replicas == 2
-        else f"all {replicas} replicas"
-        if needed == replicas
-        else f"any {needed} of {replicas} replicas"
-    )
-    recovery = f"after a loss of memory, recovery needs {which}"
-    if durable_on < replicas:
-        return f"durable records are on {durable_on} of {replicas} disks; {recovery}"
-    disks = "one disk" if replicas == 1 else f"all {replicas} disks, so the slowest one sets the pace"
-    return f"durable records are on {disks}; {recovery}"
-
-
 class RetentionLimits(NamedTuple):
     """Beyond these, the oldest records go; 0: no bound."""
 

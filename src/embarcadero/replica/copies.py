@@ -22,9 +22,8 @@ import numpy as np
 from embarcadero.config import Config
 from embarcadero.env import COUNTS, LATENCY_US, Disk, Doorbell, Env, Histogram, Journal, Missing, Part
 from embarcadero.errors import BadSegment, DiskFull, EmbarcaderoError
-from embarcadero.fabric.durability import DurableLines, create_durable, durable_through, first_woken
 from embarcadero.fabric.layout import LINE, ORDER, BrokerLine, Entries, fold_line, frontier_offset
-from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.leader import DurableLines, LeaderView, create_durable, durable_through, first_woken
 from embarcadero.fabric.lines import FrontierReader, FrontierWriter, RingReader, TaggedWriter
 from embarcadero.fabric.log import BrokerLogs
 from embarcadero.fabric.region import Fabric, attach_unless_removed, broker_frontiers_region

@@ -25,8 +25,7 @@ from embarcadero.limits import (
     SCRATCH_BYTES,
 )
 from embarcadero.types import Gap, GapKind
-from embarcadero.wire.codec import payload_crc
-from embarcadero.wire.receiver import FetchedReceived, FrameReceiver
+from embarcadero.wire.codec import FetchedReceived, FrameReceiver, payload_crc
 from embarcadero.wire.schemas import (
     RAW,
     TopicSchemas,

@@ -26,8 +26,15 @@ from embarcadero.types import LanePosition, Order, StagedBatch
 from embarcadero.watch.endpoints import EndpointFiles
 from embarcadero.watch.http import Endpoint
 from embarcadero.wire import codec, messages
-from embarcadero.wire.codec import ACK, FrameKind
-from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditReceived, FetchedReceived, FrameReceiver
+from embarcadero.wire.codec import (
+    ACK,
+    AcksReceived,
+    ControlReceived,
+    CreditReceived,
+    FetchedReceived,
+    FrameKind,
+    FrameReceiver,
+)
 from embarcadero_proof.fuzz.mutate import mutated
 from embarcadero_proof.fuzz.samples import MESSAGES, acks, batch_frame, raw_payload, reference_frame
 from embarcadero_proof.fuzz.target import Inputs, Target, agree

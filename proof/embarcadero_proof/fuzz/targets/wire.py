@@ -22,9 +22,13 @@ from embarcadero.wire.codec import (
     PROTOCOL_VERSION,
     REFERENCE,
     REFERENCE_BODY,
+    AcksReceived,
+    BatchReceived,
+    Event,
+    FetchedReceived,
     FrameKind,
+    FrameReceiver,
 )
-from embarcadero.wire.receiver import AcksReceived, BatchReceived, Event, FetchedReceived, FrameReceiver
 from embarcadero_proof.fuzz.mutate import mutated
 from embarcadero_proof.fuzz.samples import MESSAGES, acks, batch_frame, fetched_frame, raw_payload, reference_frame
 from embarcadero_proof.fuzz.target import Inputs, Target, agree, told

@@ -1,6 +1,6 @@
 """Scope "seal": a range is sealed while replicas append, sync and tell, and a broker counts as durable.
 
-What runs here: fabric/durability.py (who counts), sequencer/ranges `RangeKeeper.seal` (who seals), and for replicas the
+What runs here: fabric/leader.py (who counts), sequencer/ranges `RangeKeeper.seal` (who seals), and for replicas the
 order of replica/copies.py: append, sync, and only then the durable line, by the tables of fabric/lines.py. A disk
 is two numbers, appended and synced; a crash loses what is not synced. The store holds the seal.
 """
@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from embarcadero.env import NO_STEPS, SilentBell, SilentJournal
-from embarcadero.fabric.durability import Durability, DurableLines, create_durable, create_ranges
 from embarcadero.fabric.layout import frontier_offset
-from embarcadero.fabric.leader import EpochTable, create_epochs
+from embarcadero.fabric.leader import Durability, DurableLines, EpochTable, create_durable, create_epochs, create_ranges
 from embarcadero.fabric.lines import FIRST_LINE, FrontierWriter, TaggedWriter
 from embarcadero.fabric.region import EPOCHS_REGION, durable_region, ranges_region
 from embarcadero.sequencer.ranges.keeper import Kept, RangeKeeper, Replicas, SequencerCounters

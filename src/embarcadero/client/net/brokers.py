@@ -34,9 +34,15 @@ from embarcadero.errors import (
 from embarcadero.forks import abandon, tell_of_forks
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX, SCRATCH_BYTES
 from embarcadero.types import NO_HANDLE
-from embarcadero.wire.codec import PACKED_ACK
+from embarcadero.wire.codec import (
+    PACKED_ACK,
+    AcksReceived,
+    ControlReceived,
+    CreditReceived,
+    FetchedReceived,
+    FullReceived,
+)
 from embarcadero.wire.messages import AnyMessage, BrokerAddress, MembersAre, Message, Welcome
-from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditReceived, FetchedReceived, FullReceived
 
 _PAUSE_FIRST_S = 0.02
 _PAUSE_LAST_S = 1.0

@@ -10,9 +10,17 @@ from embarcadero.client.net.link import Link
 from embarcadero.errors import BadVersion, EmbarcaderoError, Unreachable, fresh, from_wire
 from embarcadero.forks import abandon, blank, tell_of_forks
 from embarcadero.limits import CONNECT_TIMEOUT_S, CONTROL_BYTES_MAX
-from embarcadero.wire.codec import PROTOCOL_VERSION, FrameKind, control_frame
+from embarcadero.wire.codec import (
+    PROTOCOL_VERSION,
+    ControlReceived,
+    CreditReceived,
+    Event,
+    FetchedReceived,
+    FrameKind,
+    FrameReceiver,
+    control_frame,
+)
 from embarcadero.wire.messages import AnyMessage, Failed, Hello, Message, Welcome
-from embarcadero.wire.receiver import ControlReceived, CreditReceived, Event, FetchedReceived, FrameReceiver
 from embarcadero.wire.sockets import prepare, write_frames
 
 RECEIVES = frozenset({FrameKind.CONTROL, FrameKind.ACK, FrameKind.CREDIT, FrameKind.FULL, FrameKind.FETCHED})

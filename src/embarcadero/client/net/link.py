@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.errors import invariant
+from embarcadero.wire.codec import FetchedReceived, FullReceived
 from embarcadero.wire.messages import AnyMessage
-from embarcadero.wire.receiver import FetchedReceived, FullReceived
 
 
 class Silence(Enum):

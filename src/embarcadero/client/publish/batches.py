@@ -23,7 +23,7 @@ from embarcadero.errors import (
 )
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.types import Outcome, Position, ReferenceFault, StagedBatch, health_in_words
-from embarcadero.wire.receiver import FullReceived
+from embarcadero.wire.codec import FullReceived
 
 REFUSALS: dict[Outcome, tuple[type[EmbarcaderoError], str, str]] = {
     Outcome.CONFLICT: (Conflict, "was stored before with other bytes", "two publishers use one session's sequences"),

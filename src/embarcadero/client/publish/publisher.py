@@ -71,6 +71,7 @@ from embarcadero.wire.codec import (
     WANT_DURABLE,
     BatchReference,
     FrameKind,
+    FullReceived,
     batch_header,
     control_frame,
     payload_crc,
@@ -92,7 +93,6 @@ from embarcadero.wire.messages import (
     Pong,
     TopicIs,
 )
-from embarcadero.wire.receiver import FullReceived
 
 _HEADER_BYTES = HEADER_BYTES[FrameKind.BATCH]
 _BACKOFF_FIRST_US = 2_000

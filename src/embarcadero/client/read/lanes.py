@@ -17,9 +17,8 @@ from embarcadero.client.results import Batch
 from embarcadero.errors import BadValue, EmbarcaderoError, OutcomeUnknown, Retriable, TooMany, from_wire
 from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
 from embarcadero.types import TopicLane
-from embarcadero.wire.codec import control_frame
+from embarcadero.wire.codec import FetchedReceived, control_frame
 from embarcadero.wire.messages import AnyMessage, Failed, GetLanes, LanesAre, Ping
-from embarcadero.wire.receiver import FetchedReceived
 from embarcadero.wire.schemas import RAW, TopicSchemas
 
 _BACKOFF_US = 50_000

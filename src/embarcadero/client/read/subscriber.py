@@ -50,9 +50,8 @@ from embarcadero.limits import (
     TABLE_RETRY_S,
 )
 from embarcadero.types import FROM_TABLE, EntryKind, Gap, GapKind
-from embarcadero.wire.codec import control_frame, payload_crc
+from embarcadero.wire.codec import FetchedReceived, control_frame, payload_crc
 from embarcadero.wire.messages import AnyMessage, Failed, Fetch, Ping
-from embarcadero.wire.receiver import FetchedReceived
 from embarcadero.wire.schemas import RAW, TopicSchemas
 
 _BACKOFF_FIRST_US = 5_000

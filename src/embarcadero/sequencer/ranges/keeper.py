@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from embarcadero.env import COUNTS, LATENCY_US, Env, Histogram
-from embarcadero.fabric.durability import NO_RANGE, DurableLines, create_ranges, durable_through, first_woken
 from embarcadero.fabric.layout import ORDER, RangeWord
+from embarcadero.fabric.leader import NO_RANGE, DurableLines, create_ranges, durable_through, first_woken
 from embarcadero.fabric.lines import RingReader, attach_ring
 from embarcadero.fabric.region import Fabric, durable_region
 from embarcadero.limits import (
