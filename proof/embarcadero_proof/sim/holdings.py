@@ -28,7 +28,7 @@ _BROKER: Final = (
 _REPLICA: Final = (
     "_stock.following", "_stock.lacking", "_stock.open", "_ranges", "brokers._lanes", "brokers._rings",
     "commits._unmarked", "commits._lone", "health._ill", "lines._values", "moving._bereft", "moving._failures",
-    "moving._sealed", "moving._stalled", "moving._untold", "ranges._doubts", "ranges._leaving", "ranges._surplus",
+    "moving._sealed", "moving._stalled", "moving._unrecorded", "ranges._doubts", "ranges._leaving", "ranges._surplus",
     "ranges._trims", "ranges._wanted", "ranges.adopted", "ranges.copies", "ranges.refilled", "leader._orders",
     "repair._gave_up_us", "repair._readers", "repair._tried", "retention._chains", "retention._topics",
     "retention._trims", "sessions._known", "sessions._regions", "topics",

@@ -297,7 +297,7 @@ class CreditGranter:
         return behind
 
     def _feed_starving(self, now_us: int) -> None:
-        """Credit for those whose lanes caught up; a word for those who have waited for long."""
+        """Grant credit to clients whose lanes caught up, and report to those that have waited for long."""
         patience_us = int(self._settings.backpressure_after_s * 1_000_000)
         for number, since_us in list(self._starving.items()):
             peer = self._peers.get(number)
@@ -311,7 +311,7 @@ class CreditGranter:
                     self._send_stalled(peer, lane)
 
     def _tell_stalled(self, now_us: int) -> None:
-        """Tell those who feed a lane that its disks stand still, and which replica is in trouble."""
+        """Tell the clients that feed a lane that its disks stand still, and which replica is in trouble."""
         for lane in self._path.awaiting.stalled(now_us, int(self._settings.backpressure_after_s * 1_000_000)):
             for peer in self._peers.values():
                 if lane in peer.feeds:
@@ -346,7 +346,7 @@ class CreditGranter:
 
 
 class Admission:
-    """Takes batches in, or says why not. `announce` says who waits here, before others can act."""
+    """Admits batches, or refuses them with a reason. `announce` publishes what waits here, before others can act."""
 
     def __init__(
         self,
@@ -434,7 +434,7 @@ class Admission:
 
     def take_arrived(self, peer: Peer, header: BatchHeader) -> None:
         """Take the batch whose bytes are in the log now."""
-        arrived = peer.arriving[0]  # until somebody has it: hanging up gives its room back
+        arrived = peer.arriving[0]  # until it is taken: hanging up gives its memory back
         if payload_crc(arrived.view) != header.crc:
             raise ChecksumMismatch(
                 f"batch {header.session_seq} of session {header.session}: payload checksum differs",
@@ -479,7 +479,7 @@ class Admission:
         self.publish()
         if self.path.lanes.publish(peer):
             self._announce()
-            self.path.awaiting.settle()  # what became durable before that rang nobody
+            self.path.awaiting.settle()  # for what became durable before that no replica rang
         self.credit.grant(peer)
 
     def publish(self) -> None:

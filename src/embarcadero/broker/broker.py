@@ -42,7 +42,7 @@ def _nothing() -> None:
 
 
 class AnnouncedLines:
-    """The lines in which this broker says that it lives, and who waits here."""
+    """The lines in which this broker publishes its heartbeat, and how much waits here."""
 
     def __init__(self, fabric: Fabric, frontiers: Region) -> None:
         self._fabric = fabric
@@ -51,11 +51,11 @@ class AnnouncedLines:
         self._disks = FrontierWriter(frontiers, frontier_offset(BrokerLine.DURABLE_WAITING))
 
     def beat(self) -> None:
-        """Say that this broker lives."""
+        """Advance the heartbeat."""
         self._heartbeat.advance(self._heartbeat.value + 1)
 
     def announce(self, reads: int, for_disks: int) -> None:
-        """Say how many reads wait, and how much waits for disks; the latter before anything is counted again."""
+        """Publish how many reads wait, and how much waits for disks; the latter before anything is counted again."""
         if self._reads.value != reads:
             self._reads.restart(reads)
         if self._disks.value != for_disks:
@@ -150,7 +150,7 @@ class Broker:
         return moved
 
     def leave(self) -> None:
-        """Grant no more credit and tell clients that we go; what was granted may still come, and is settled."""
+        """Grant no more credit and announce the departure; what was granted may still come, and is settled."""
         self.admission.credit.leave()
         self._addresses = self._live_addresses()
         self._push_members()
@@ -184,7 +184,7 @@ class Broker:
     def poll(self, on_settled: Callable[[], None] = _nothing) -> bool:
         """One pass: the store (now and then), the epoch, outcomes, waiting reads, credit. True if there may be more.
 
-        After a lone outcome, or a lone batch that became durable, there is not: whoever writes the next one rings.
+        After a lone outcome, or a lone batch that became durable, there is not: the writer of the next one rings.
         `on_settled` is told when acks are on their way out: before anything else is done.
         """
         view, path = self._view, self._path
@@ -225,9 +225,9 @@ class Broker:
         return min((end for end in ends if end is not None), default=None)
 
     def _announce(self) -> None:
-        """Say who waits here: the sequencer and the replicas ring only where somebody does.
+        """Publish what waits here: the sequencer and the replicas ring only brokers where something does.
 
-        What waits for disks is counted again after that: what became durable before they saw it rings nobody.
+        What waits for disks is counted again after that: for what became durable before they saw it they do not ring.
         """
         path = self._path
         for_disks = path.awaiting.waiting + path.relay.for_disks + self.fetches.waiting_for_disks
@@ -301,7 +301,7 @@ class Broker:
 
     @property
     def journal(self) -> Journal:
-        """Where it tells what happened."""
+        """Where it reports events."""
         return self._view.context.env.journal
 
     @property
@@ -326,7 +326,7 @@ class Broker:
     def reader_lags(self) -> dict[int, list[int]]:
         """By topic's lane: how many batches each reader of one of its lanes here is behind.
 
-        Those who stopped asking are not counted.
+        Readers that stopped asking are not counted.
         """
         lags: dict[int, list[int]] = {}
         since_us = self._view.context.env.clock.now_us() - 2 * limits.FETCH_WAIT_MS_MAX * 1000
@@ -338,7 +338,7 @@ class Broker:
         return lags
 
     def status(self) -> dict[str, object]:
-        """What this broker says about itself."""
+        """Facts about this broker, for `GetStatus`."""
         return {
             "broker": self.member.broker,
             "incarnation": self.member.incarnation,

@@ -189,7 +189,7 @@ class FairJobs:
 
 @dataclass(frozen=True, slots=True)
 class BrokerContext:
-    """Who this broker is, and what it has around it."""
+    """The identity of this broker, and what it has around it."""
 
     env: Env
     fabric: Fabric

@@ -145,7 +145,7 @@ class TableReader(Protocol):
 
 
 def typed(error: Exception) -> EmbarcaderoError:
-    """What a client is told: also of an error that nobody thought of, for nobody else answers it."""
+    """Return the error that a client gets; an unexpected one is Corrupt."""
     if isinstance(error, EmbarcaderoError):
         return error
     return Corrupt(f"this can't be read: {error!r}", "look at the broker's log, and report it: this is a bug")
@@ -190,7 +190,7 @@ class CopiesOfRanges(Protocol):
     """Where copies of ranges are."""
 
     def replicas(self, range_: Range) -> list[ReplicaRef]:
-        """Who may have a copy, the best first."""
+        """Replicas that may have a copy, the best first."""
         ...
 
     def borrow(self, range_: Range, ref: ReplicaRef) -> RangeFiles:
@@ -474,7 +474,7 @@ class DiskCopies:
     def keep(self, lanes: AbstractSet[int], members: dict[int, ReplicaMember]) -> None:
         """Take note of all lanes and replicas, and close the files of lanes that are gone.
 
-        Workers may be about to borrow a reader: whoever takes it out of its list has it alone. One that is in use is
+        Workers may be about to borrow a reader: the one that takes it out of its list has it alone. One in use is
         closed when it is given back.
         """
         self._lanes, self.members = lanes, members
@@ -485,12 +485,12 @@ class DiskCopies:
         self._open = {key: disk for key, disk in list(self._open.items()) if key in live}
 
     def replicas(self, range_: Range) -> list[ReplicaRef]:
-        """Who may have a copy: the one that answered last, then the others as the range names them."""
+        """Replicas that may have a copy: the one that answered last, then the others as the range names them."""
         best = self._good.get((range_.lane, range_.number))
         return sorted(range_.replicas, key=lambda ref: ref.replica != best)
 
     def borrow(self, range_: Range, ref: ReplicaRef) -> RangeReader:
-        """A reader of one copy. DiskFailed if nobody knows where that replica's folder is."""
+        """A reader of one copy. DiskFailed if the folder of that replica is not known."""
         member = self.members.get(ref.replica)
         if member is None:
             raise DiskFailed(f"replica {ref.replica} is not known", "start it with its folder")
@@ -526,9 +526,9 @@ class DiskCopies:
         return self._open[key]
 
     def _let_go(self) -> None:
-        """Close the readers of the copy that was opened first, and forget who answered for what nobody reads.
+        """Close the readers of the copy that was opened first, and forget which replicas answered for unread ranges.
 
-        Another worker may be about to borrow one of them: whoever takes it out of the list has it alone.
+        Another worker may be about to borrow one of them: the one that takes it out of the list has it alone.
         """
         for oldest in list(self._idle)[:1]:
             self._close_all(self._idle.pop(oldest, []))
@@ -608,7 +608,7 @@ class DiskReads(FairJobs):
         self.run(peer.number, job, done)
 
     def poll(self, now_us: int) -> None:
-        """Drop what nobody asked for in time."""
+        """Drop spans that no client asked for in time."""
         for key, span in list(self._ahead.items()):
             if now_us - span.at_us > _AHEAD_KEPT_US:
                 self._drop(self._ahead.pop(key))

@@ -5,8 +5,8 @@ out only then. How far a lane is durable is counted in one place, by the rule of
 the lane's sealed ranges, of which the store tells.
 
 A lane whose replicas are dead or slow keeps chunks of the log, and chunks are shared. So all such lanes together may
-keep a part of the log only: above a first mark those who feed nothing but lanes that keep their share or more of that
-get no more credit, above a second one batches of such lanes are answered BACKPRESSURE. Everybody else goes on.
+keep a part of the log only: above a first mark clients that feed nothing but lanes which keep their share or more of it
+get no more credit, above a second one batches of such lanes are answered BACKPRESSURE. All other clients go on.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class AwaitingLane:
         return before - len(kept) - self.waiting
 
     def disconnected(self, peer: Peer) -> None:
-        """Nobody waits for its acks any more; its payloads stay until they are durable."""
+        """Drop the acks of a client that is gone; its payloads stay until they are durable."""
         for block in [block for block in self._acks if block.peer is peer]:
             self._less(peer, len(block.acks))
         self._acks = [block for block in self._acks if block.peer is not peer]
@@ -342,7 +342,7 @@ class AwaitingDurability:
         return bool(self._lanes) and self.kept_chunks >= KEPT_SHARE_CREDIT * self._log.chunks
 
     def without_credit(self, lane: int) -> bool:
-        """Whether those who feed only this lane, or others like it, should get no more credit."""
+        """Whether clients that feed only this lane, or others like it, should get no more credit."""
         return self._keeps_too_much(lane, KEPT_SHARE_CREDIT)
 
     def crowded(self, lane: int) -> bool:
@@ -351,7 +351,7 @@ class AwaitingDurability:
 
     def _keeps_too_much(self, lane: int, share: float) -> bool:
         awaiting = self._lanes.get(lane)
-        if awaiting is None or len(awaiting.chunks) < 2:  # one chunk is being filled, by everybody
+        if awaiting is None or len(awaiting.chunks) < 2:  # one chunk is being filled, by all lanes
             return False
         if self.kept_chunks < share * self._log.chunks:
             return False
@@ -405,7 +405,7 @@ class LaneRanges:
 
     @property
     def replicas(self) -> list[ReplicaRef]:
-        """Who takes what is appended now."""
+        """The replicas that take what is appended now."""
         return self.ranges[-1].replicas if self.ranges and self.ranges[-1].open else []
 
     def owner(self, index: int) -> Range | None:
@@ -431,7 +431,7 @@ class LaneRanges:
         return Gap(GapKind.LOST, index if start is None else start, stop)
 
     def never_durable(self, gap: Gap) -> bool:
-        """Whether nothing in a LOST gap ever was durable, as those say who sealed the ranges before it.
+        """Whether nothing in a LOST gap ever was durable, as the store says of the ranges before it.
 
         An empty range between two losses may have been sealed in order: nothing is missing right behind it.
         """

@@ -140,7 +140,7 @@ class StoredLane:
     def where(self, index: int, bound: int, hot_from: int, trimmed: int, ask: Fetch) -> Location:
         """Where an index is. At the end it is for memory to say what there is.
 
-        between two ranges      a LOST gap for readers of what is ordered, who may have read there
+        between two ranges      a LOST gap for readers of what is ordered, which may have read there
         below the trim          a TRIMMED gap
         between two ranges      a LOST gap, or NEVER_DURABLE
         not in memory any more  segment files of the range that owns it (disk.py)
@@ -635,7 +635,7 @@ class BrokerLaneReader(LaneReader):
     def _without_ring(self, ask: Fetch, end: int) -> Location | None:
         """The lane's memory is gone, or never was: everything below its end is on disk, trimmed or lost.
 
-        One who reads what is ordered is told of all that is lost, whatever was trimmed: it may have read that.
+        A reader of what is ordered gets all that is lost as a gap, whatever was trimmed: it may have read that.
         """
         replicated = self.stored is not None or self.lane_is.removed  # or may have been
         if replicated and ask.by == "index" and ask.start > end and ask.read == "ordered":
@@ -763,7 +763,7 @@ class LaneReaders:
         return self._context.directory.tiers.get(self._store.topic_name(lane) or "")
 
     def tiered(self, lane: int) -> int | None:
-        """Batches of a lane below this index are in its topic's table; None if it has none, or nobody can tell now."""
+        """Batches of a lane below this index are in its topic's table; None if it has none, or the store fails."""
         try:
             tier = self.tier(lane)
         except EmbarcaderoError:

@@ -1,9 +1,9 @@
-"""All that a broker knows and does about lanes of brokers: topics of orders 0 and 1.
+"""Lanes of brokers, for topics of orders 0 and 1: made, written and acked by the broker itself.
 
-It makes a lane of its own for a topic when the first batch comes, writes it, acks what it wrote, and serves everybody's
-lanes. An ack leaves only if, after the flush of what it speaks of, no sequencer counts this incarnation as closed.
-While that can't be told (a sequencer takes over) acks wait, and no more than a margin is written meanwhile, so that
-slots which readers of a closed lane may ask for are never overwritten.
+A broker makes a lane of its own for a topic when the first batch comes. An ack leaves only if, after the flush of what
+it speaks of, no sequencer counts this incarnation as closed. While that can't be told (a sequencer takes over) acks
+wait, and no more than a margin is written meanwhile, so that slots which readers of a closed lane may ask for are never
+overwritten.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ReaderBells:
             del self._waiting_at[prefix]
 
     def ring(self) -> None:
-        """Ring where somebody waits."""
+        """Ring brokers where a read waits."""
         for prefix in self._live:
             waiting = self._waiting_at.get(prefix)
             if waiting is None:
@@ -217,7 +217,7 @@ class OwnLanes:
 
     # --- publishers ---------------------------------------------------------------------------------------------------
     def open_session(self, topic: Topic, ask: m.OpenSession) -> m.Opened:
-        """Sessions of orders 0 and 1 are numbers only: nobody keeps track of them."""
+        """Number a session of order 0 or 1. Nothing else is kept of it."""
         if ask.name or ask.at is not None:
             raise BadValue(
                 f"topic {topic.name!r} has order {topic.order}, which knows no named sessions",

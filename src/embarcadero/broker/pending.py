@@ -196,7 +196,7 @@ _ENDED: Final = frozenset(map(int, (Outcome.CLOSED, Outcome.FENCED, Outcome.UNKN
 
 @dataclass(slots=True)
 class Waiting:
-    """Who waits for a pending entry's outcome."""
+    """What waits for the outcome of a pending entry."""
 
     kind: EntryKind
     lane: int
@@ -275,7 +275,7 @@ class Relay:
         self._next = 0
 
     def wait(self, pending: int, waiting: Waiting) -> None:
-        """A batch was staged: somebody waits for its outcome."""
+        """Remember what waits for the outcome of a batch that was staged."""
         self.waiting[pending] = waiting
         self.for_disks += waiting.durable
 

@@ -202,7 +202,7 @@ def _address(peer: object) -> str:
 
 
 async def serve_broker(broker: Broker, sock: socket.socket, bell: WakingBell, stop: asyncio.Event) -> Left | None:
-    """Serve until told to stop, or until somebody else has taken this broker's place (None)."""
+    """Serve until told to stop, or until another incarnation has replaced this broker (None)."""
     loop, idle_wait_s = asyncio.get_running_loop(), broker.settings.idle_wait_ms / 1_000
     live = Live(broker)
     server = await loop.create_server(lambda: BrokerProtocol(broker, live), sock=sock)

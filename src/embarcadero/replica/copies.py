@@ -104,13 +104,13 @@ class Health:
             )
         wait_us = min(2 * before.wait_us, _RETRY_US_MAX) if before else _RETRY_US_FIRST
         self._ill[tags] = _Ill(found, now_us + wait_us, wait_us)
-        self._tell()
+        self._publish()
 
     def worked(self, tags: RangeKey) -> None:
         """It succeeded, or the copy is gone."""
         if (ill := self._ill.pop(tags, None)) is not None:
             self._journal.note("disk trouble is over", was=ill.trouble.name, lane=tags[0], range=tags[1])
-            self._tell()
+            self._publish()
 
     def keep(self, tags: set[RangeKey]) -> None:
         """All others are not ours any more: what was wrong with them never succeeds, and is over."""
@@ -121,9 +121,9 @@ class Health:
         """Whether copies are damaged or incomplete, and being repaired."""
         if now != self._lacking:
             self._lacking = now
-            self._tell()
+            self._publish()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         word = int(Trouble.DAMAGED) if self._lacking else 0
         for ill in self._ill.values():
             word |= ill.trouble
@@ -143,7 +143,7 @@ class Copy:
         self.scrubbing = False  # its old files are looked through; more may be appended and synced
         self.unsynced_bytes = 0  # appended since the last sync began
         self.complete = False  # sealed, and all of it is here, synced
-        self.told = 0  # how far the range was durable when we last rang those who wait for it
+        self.reported = 0  # how far the range was durable when we last rang the brokers that wait for it
 
     @property
     def busy(self) -> bool:
@@ -276,28 +276,28 @@ class Commits:
         self._counters.commit_entries.add(result - before)
         self._counters.sync_us.add(self._clock.now_us() - began_us)
 
-    def told(self, copy: Copy) -> int | None:
-        """How far we said that a copy goes; None if we never did."""
+    def published(self, copy: Copy) -> int | None:
+        """How far the durable line of a copy goes; None if it has none."""
         return self.lines.value(copy.tags) if copy.tags in self.lines else None
 
     def publish(self, copy: Copy) -> None:
-        """Say how far a copy is on disk, if it is one that counts."""
+        """Publish how far a copy is on disk, if it is one that counts."""
         if copy.tags in self.lines and copy.whole and copy.log.synced > self.lines.value(copy.tags):
             self.lines.set(copy.tags, copy.log.synced)
             self._news |= self._is_news(copy)
             self._steps.at(Step.REPLICA_LINE)
 
     def _is_news(self, copy: Copy) -> bool:
-        """Whether more of the range is durable than when we said so last.
+        """Whether more of the range is durable than when we last reported it.
 
-        Of replicas that sync the same entries, those that come too early or too late wake nobody: each looks at the
+        Of replicas that sync the same entries, those that come too early or too late wake no broker: each looks at the
         lines of all when its own is out, so the one that makes enough of them sees that, or another one did before.
         """
         if copy.range_.durable_on <= 1:
             return True
         self._fabric.fence()
         through = durable_through(copy.range_, self._all_lines.load(copy.range_))
-        more, copy.told = through > copy.told, through
+        more, copy.reported = through > copy.reported, through
         return more
 
     def _late(self, copy: Copy, me: ReplicaRef) -> list[ReplicaRef]:
@@ -310,7 +310,7 @@ class Commits:
         return [ref for ref, line in others if line is None or line < copy.log.synced]
 
     def mark(self) -> None:
-        """Note in the files how far they are synced, when everybody who waits for that has been woken."""
+        """Note in the files how far they are synced, when all brokers that wait for that have been woken."""
         while self._unmarked:
             self._unmarked.pop().log.note_mark()
 
@@ -335,16 +335,16 @@ class Take(NamedTuple):
     entries: Entries
     payloads: list[bytes]  # one per entry; empty for entries without a payload
     size: int
-    writer: int  # whose word it is: the region handle of a broker incarnation, or one of the two below
+    writer: int  # who ordered it: the region handle of a broker incarnation, or one of the two below
 
 
 BY_SEQUENCER: Final = -1
 BY_STORE: Final = -2
-"""The lane is closed: the store has its end, and nobody needs to be asked."""
+"""The lane is closed: the store has its end, and no writer needs to be asked."""
 
 
 class BrokerRegions:
-    """Regions of brokers: payloads, order rings of lanes of their own, and who waits for durable lines."""
+    """Regions of brokers: payloads, order rings of lanes of their own, and whether they wait for durable lines."""
 
     def __init__(self, fabric: Fabric, refresh: Callable[[], None]) -> None:
         self._fabric = fabric
@@ -384,7 +384,7 @@ class BrokerRegions:
         payload = None if log is None else log.copy(location, size)
         return payload if payload is not None and payload_crc(payload) == crc else None
 
-    def ring_those_who_wait(self, bell: Doorbell) -> None:
+    def ring_waiting(self, bell: Doorbell) -> None:
         """Wake brokers that wait for durable lines. Ours were flushed before; they say that they wait, then look."""
         self._fabric.fence()
         for folder, waiting in self._waiting.items():
@@ -405,7 +405,7 @@ class Follower:
         self._leader, self._brokers = leader, brokers
 
     def ordered(self, lane: int) -> int | None:
-        """How far a lane is ordered, for people; None while nobody says."""
+        """How far a lane is ordered, for metrics; None while that is not known."""
         source = self._source(lane)
         return None if source is None else source.ordered
 
@@ -450,7 +450,7 @@ class Follower:
         return Take(copy, entries[: len(payloads)], payloads, size, source.writer)
 
     def _gather_one(self, copy: Copy, source: _OrderSource, index: int) -> Take | None:
-        """The same for a single entry, in plain numbers: somebody waits for just this one."""
+        """The same for a single entry, in plain numbers: a publisher waits for just this one."""
         line = source.ring.line(index)
         size, origin_crc = line[5] & _LOW, line[6]
         whole = line[0] == index and line[7] >> 32 == fold_line(line)
@@ -481,7 +481,7 @@ class Follower:
         return payloads, taken
 
     def _believed(self, takes: list[Take]) -> list[Take]:
-        """Those whose writers may still be believed. Everything they rest on was loaded before."""
+        """Takes whose writers may still be believed. Everything they rest on was loaded before."""
         if len(takes) == 1 and takes[0].writer == BY_SEQUENCER:
             return takes if self._leader.may_act() else []
         known = {BY_STORE: True}

@@ -133,7 +133,7 @@ class RangeCopies:
         return tags_of(range_) in self.refilled
 
     def _is_open_here(self, tags: RangeKey) -> bool:
-        """Whether a worker may still be busy with a copy that was given up: nobody else may have its folder."""
+        """Whether a worker may still be busy with a copy that was given up: its folder may not be used yet."""
         return any(copy.tags == tags for copy in self._leaving)
 
     def follows(self, copy: Copy) -> bool:
@@ -207,7 +207,7 @@ class RangeCopies:
         self._wanted[copy.tags] = copy.range_
 
     def miss_folders(self) -> int:
-        """Begin copies anew whose folders somebody removed; returns how many. Peers have the records.
+        """Begin copies anew whose folders were removed from outside; returns how many. Peers have the records.
 
         What such a copy told about an open range stays told, so it lacks a tail until it reaches that far again.
         """
@@ -235,7 +235,7 @@ class RangeCopies:
         return False
 
     def trimmed(self, lane: int) -> int:
-        """Nobody needs what is below."""
+        """The index at which a lane starts: what is below is not needed."""
         return self._trims.get(lane, 0)
 
     def begin_at(self, copy: Copy, index: int, seq: int) -> bool:
@@ -333,7 +333,7 @@ class RangeCopies:
 
     def _remove_folder(self, tags: RangeKey) -> None:
         folder, lane = range_folder(*tags), lane_folder(tags[0])
-        remove_range(self._disk, repair_folder(folder))  # first: without its range nobody would look for it
+        remove_range(self._disk, repair_folder(folder))  # first: without its range it would not be looked for
         remove_range(self._disk, folder)
         ours = self._on_disk | self._wanted.keys() | self.copies.keys()
         if not any(other[0] == tags[0] for other in ours - {tags}):
@@ -353,7 +353,7 @@ class RangeCopies:
 
 _LOOK_US: Final = 500_000
 _AT_ONCE: Final = 4
-"""Ranges that one replica takes over at a time; the others may fall to somebody else meanwhile."""
+"""Ranges that one replica takes over at a time; the others may fall to other replicas meanwhile."""
 _AGAIN_US_FIRST: Final = 1_000_000
 _AGAIN_US_MAX: Final = 60_000_000
 
@@ -381,14 +381,14 @@ class Moving:
         self._sealed: list[Range] = []
         self._bereft: list[Range] = []  # open ranges that name a disk of ours which is gone
         self._leaving: set[int] = set()
-        self._untold: dict[RangeKey, Copy] = {}  # complete copies that the store could not be told of yet
+        self._unrecorded: dict[RangeKey, Copy] = {}  # complete copies that the store did not take yet
         self._look_us = 0
         self._members: list[ReplicaMember] = []
         self._stalled: dict[RangeKey, int] = {}  # adopted ranges that no source can help with -> where their copies end
         self._failures: dict[RangeKey, _Failure] = {}  # ranges that were dropped for it
 
     def update(self, members: list[ReplicaMember], ranges: list[Range]) -> None:
-        """Take note of who is there, and of all ranges."""
+        """Take note of all replicas and ranges."""
         if members != self._members:  # a replica that came back may have what was missing: try at once
             self._failures = {tags: failure._replace(again_us=0) for tags, failure in self._failures.items()}
             self._members = members
@@ -419,7 +419,7 @@ class Moving:
         self._dead_since_us = {n: self._dead_since_us.get(n, now_us) for n in self._dead}
         due_us = now_us - self._replace_after_us
         self._leaving = self._drained | {n for n, since_us in self._dead_since_us.items() if since_us <= due_us}
-        self._tell_again()
+        self._record_again()
         dropped = self._drop_empty(now_us)
         return self._take_over(now_us) or dropped or bool(refill)
 
@@ -467,10 +467,10 @@ class Moving:
                 found.append((again_us, range_, old))
         return [(range_, old) for _, range_, old in sorted(found, key=lambda one: one[0])]
 
-    def _tell_again(self) -> None:
+    def _record_again(self) -> None:
         """Let the store know of copies that are still here and whole."""
-        untold, self._untold = self._untold, {}
-        for tags, copy in untold.items():
+        unrecorded, self._unrecorded = self._unrecorded, {}
+        for tags, copy in unrecorded.items():
             if copy.complete and self._ranges.copies.get(tags) is copy:
                 self.completed(copy)
 
@@ -484,7 +484,7 @@ class Moving:
         try:
             self._directory.ranges.replace_in_sealed(*copy.tags, self._me.replica if old is None else old, self._me.ref)
         except EmbarcaderoError as error:
-            self._untold[copy.tags] = copy
+            self._unrecorded[copy.tags] = copy
             self._journal.warn("can't record a copy", lane=copy.tags[0], range=copy.tags[1], reason=str(error))
         else:
             self._journal.note("copy completed", lane=copy.tags[0], range=copy.tags[1], instead_of=old)

@@ -110,7 +110,7 @@ class Repair:
             if damage is None and (goal is None or goal <= copy.log.end):
                 if copy.behind and copy.range_.open:
                     self._give_up(copy, now_us, "neither the fabric nor another replica has what follows")
-                self._heal(copy, self._commits.told(copy) if goal is None and self._ranges.follows(copy) else goal)
+                self._heal(copy, self._commits.published(copy) if goal is None and self._ranges.follows(copy) else goal)
                 asking.discard(copy.tags)
                 continue
             if damage is not None and goal is not None and self._is_above(copy, damage, goal):
@@ -142,7 +142,7 @@ class Repair:
         return damage.end > end or damage.first >= copy.log.end
 
     def _goal(self, copy: Copy) -> int | None:
-        """The index that a copy shall reach by its peers' files; None if it lacks nothing, or nobody has it."""
+        """The index that a copy shall reach by its peers' files; None if it lacks nothing, or no replica has it."""
         range_ = copy.range_
         if range_.end is not None:
             return range_.end
@@ -151,9 +151,9 @@ class Repair:
         return max(self._durable_elsewhere(range_), default=None) if copy.behind else None
 
     def _heal(self, copy: Copy, goal: int | None) -> None:
-        """A tail that was damaged is whole again once the copy reaches an end that somebody vouches for.
+        """A tail that was damaged is whole again once the copy reaches an end that another replica or the store has.
 
-        Of a copy that follows its lane nobody counted more than we said.
+        Of a copy that follows its lane no broker counted more than its durable line.
         """
         if goal is not None and copy.log.damage and copy.log.synced >= goal:
             try:
@@ -225,7 +225,7 @@ class Repair:
             return RepairPiece(entry[:0], [], LanePosition(int(entry["index"][0]), int(entry["seq"][0])))
 
     def _mend(self, source: _Source, copy: Copy, damage: Damage) -> bool:
-        """In a worker: repair in place. Nobody else touches the copy meanwhile."""
+        """In a worker: repair in place. The copy is not used otherwise meanwhile."""
         return mend(copy.log, self._reader(source), damage, self._ranges.trimmed(copy.range_.lane))
 
     def _mended(self, copy: Copy, source: _Source, tried: int, result: bool | Exception) -> None:

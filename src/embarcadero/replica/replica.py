@@ -107,7 +107,7 @@ class Replica:
 
     @property
     def journal(self) -> Journal:
-        """Where it tells what happened."""
+        """Where it reports events."""
         return self._context.env.journal
 
     @property
@@ -192,7 +192,7 @@ class Replica:
         return self._directory.ranges.loss_accepted(copy.range_.lane) and self.ranges.accept_loss(copy)
 
     def _begin_counting(self, copy: Copy) -> None:
-        """The first line of a copy. What recovery found may not have been synced by whoever wrote it."""
+        """The first line of a copy. What recovery found may not have been synced by the incarnation that wrote it."""
         if copy.log.dirty:
             self.commits.sync(copy)
             return
@@ -209,7 +209,7 @@ class Replica:
     def poll(self) -> bool:
         """One pass; True if there may be more to do at once.
 
-        After a lone entry there is not: whoever orders the next one rings.
+        After a lone entry there is not: the writer of the next one rings.
         """
         if self.deposed:
             return False
@@ -244,7 +244,7 @@ class Replica:
                 self.counters.bytes += take.size
         for copy in self._stock.following:
             self.commits.sync(copy)
-        self._tell()
+        self._ring()
         return sum(len(take.entries) for take in takes)
 
     def _takes_more(self, copy: Copy, now_us: int) -> bool:
@@ -253,11 +253,11 @@ class Replica:
             return False
         return copy.tags in self.lines and self.health.may_try(copy.tags, now_us)
 
-    def _tell(self) -> None:
-        """Wake those who wait for the lines that moved."""
+    def _ring(self) -> None:
+        """Wake brokers and replicas that wait for the lines that moved."""
         bell = self._context.env.bell
         if self.commits.take_news():
-            self.brokers.ring_those_who_wait(bell)
+            self.brokers.ring_waiting(bell)
         for ref in self.commits.take_late(self.member.ref):
             bell.ring(ref.region_prefix)
         self.commits.mark()
@@ -284,7 +284,7 @@ class Replica:
             if self.moving.look(now_us):
                 self.ranges.update(self._ranges, self._directory.topics.trims())
                 self._take_stock()
-        self._tell()
+        self._ring()
         return moved
 
     def _look_for_folder(self) -> None:
@@ -307,16 +307,16 @@ class Replica:
         return self.repair.step([*stock.open, *lacking], now_us)
 
     def _sync_rest(self, copy: Copy, now_us: int) -> None:
-        """What was appended and not synced when its range was sealed: nobody follows it any more."""
+        """What was appended and not synced when its range was sealed: no pass follows it any more."""
         end = copy.range_.end
         if copy.log.dirty and end is not None and copy.log.end <= end and self.commits.may_try(copy, now_us):
             self.commits.sync(copy)
 
     def next_deadline_us(self) -> int:
-        """When to be called again at the latest, though nobody rings."""
+        """When to be called again at the latest, without a ring."""
         return min(self._due.beat_us, self._due.store_us, self._due.sessions_us)
 
-    # --- for those who watch ------------------------------------------------------------------------------------------
+    # --- for metrics --------------------------------------------------------------------------------------------------
     def count_ranges(self) -> dict[str, int]:
         """How many copies there are, by state."""
         copies = self.ranges.copies.values()

@@ -67,7 +67,7 @@ class SessionCheckpoints:
         return self._known[lane]
 
     def tidy(self, lane: int) -> None:
-        """Look at a lane once, though nobody asks: a loss of power brings back checkpoints that were removed."""
+        """Look at a lane once, unasked: a loss of power brings back checkpoints that were removed."""
         with suppress(EmbarcaderoError):
             self.on_disk(lane)
 
@@ -215,7 +215,7 @@ class LaneRetention:
         return trim
 
     def _forget(self, lane: int, below: int, covered: int) -> None:
-        """Have the store forget ranges that nobody needs any more."""
+        """Have the store forget ranges that are not needed any more."""
         open_ = self._open(lane)
         if open_ is None or not below_start(self._chains[lane], below):
             return
