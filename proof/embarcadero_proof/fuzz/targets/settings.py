@@ -12,9 +12,8 @@ import msgspec
 
 from embarcadero.client.arguments import parse_addresses
 from embarcadero.config import DEFAULTS, load
-from embarcadero.config.environment import Given
 from embarcadero.config.key import PREFIX
-from embarcadero.config.resolve import resolve
+from embarcadero.config.sources import Given, resolve
 from embarcadero.config.table import KEYS
 from embarcadero.errors import BadValue
 from embarcadero.fabric.region import check_name
