@@ -26,7 +26,7 @@ from embarcadero.watch.logs import LogJournal
 
 if TYPE_CHECKING:
     from embarcadero.client.api.sync_log import Log
-    from embarcadero.tier.engines import Engine
+    from embarcadero.tier.job import Engine
 
 HOLDER: Final = "up"
 """Who has the tier lease. One supervisor has one such process at a time: a new one takes over without asking."""
@@ -75,7 +75,7 @@ async def _sweep_rounds(addresses: list[str], config: Config) -> None:
 def _tier(folder: ClusterFolder, config: Config) -> None:
     from embarcadero.client.api.sync_log import connect
     from embarcadero.tier.job import TierJobs
-    from embarcadero.tier.settings import TierSettings
+    from embarcadero.tier.storage import TierSettings
 
     for name in ("pyiceberg", "py4j"):  # they log a line for each table that is loaded, each connection that is closed
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -86,11 +86,11 @@ def _tier(folder: ClusterFolder, config: Config) -> None:
     with connect(report(folder).addresses, config=config) as log:
         engine = _engine(log, config.tier)
         journal = LogJournal(f"tier-{os.getpid()}")
-        TierJobs(log, settings, journal, holder=HOLDER, topics=config.tier.topics, engine=engine).follow(stop)
+        TierJobs(log, settings, journal, holder=HOLDER, engine=engine).follow(stop)
 
 
 def _engine(log: Log, config: TierConfig) -> Engine:
-    from embarcadero.tier.engines import EngineKind, ProcessEngine
+    from embarcadero.tier.job import EngineKind, ProcessEngine
 
     if config.engine == EngineKind.PROCESS:
         return ProcessEngine(log)

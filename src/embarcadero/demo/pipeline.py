@@ -35,7 +35,7 @@ from embarcadero.demo.shop import (
 from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.node.local import RestartableCluster
 from embarcadero.tier.job import TierJob
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

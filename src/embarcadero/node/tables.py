@@ -34,7 +34,7 @@ class LazyTables:
         with self._lock:
             if self._server is None:
                 from embarcadero.tier.serving import TableServer
-                from embarcadero.tier.settings import TierSettings
+                from embarcadero.tier.storage import TierSettings
 
                 logging.getLogger("pyiceberg").setLevel(logging.WARNING)  # it logs a line for each read
                 settings = TierSettings.of(self._config, self._data_dir)
