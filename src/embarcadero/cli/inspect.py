@@ -191,7 +191,7 @@ def segments(
     from embarcadero.errors import UnknownTopic
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.storage.disk import RealDisk
-    from embarcadero.watch.segments import list_segments
+    from embarcadero.watch.regions import list_segments
 
     folder = ClusterFolder(data_dir_or_default(data_dir))
     topics = _topics(folder)
@@ -221,7 +221,7 @@ def segment(
 
         embarcadero inspect segment replica-0/lane-0000000000/range-0000000001/00000000000000000000.log --limit 5
     """
-    from embarcadero.watch.segments import read_segment
+    from embarcadero.watch.regions import read_segment
 
     path = file if file.exists() else data_dir_or_default(data_dir) / file
     found = read_segment(path, start, limit)
@@ -282,7 +282,7 @@ def _scene(data_dir: Path | None) -> TraceSource:
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.placement.directory import Directory
     from embarcadero.placement.stores import open_store
-    from embarcadero.watch.segments import ReplicaFolders
+    from embarcadero.watch.regions import ReplicaFolders
     from embarcadero.watch.trace import TraceSource
 
     folder = ClusterFolder(data_dir_or_default(data_dir))

@@ -57,10 +57,9 @@ from embarcadero.sequencer.leader.server import serve_candidate
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder
 from embarcadero.types import ReplicaMember
-from embarcadero.watch.endpoints import EndpointFiles, NodeEndpoint
-from embarcadero.watch.http import Endpoint
+from embarcadero.watch.endpoints import Endpoint, EndpointFiles, NodeEndpoint
 from embarcadero.watch.logs import LogJournal
-from embarcadero.watch.roles import WatchedBroker, WatchedReplica, WatchedRole
+from embarcadero.watch.metrics import WatchedBroker, WatchedReplica, WatchedRole
 
 log = logging.getLogger("embarcadero.node")
 

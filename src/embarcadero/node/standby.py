@@ -37,7 +37,7 @@ from embarcadero.sequencer.ranges.recovery_sources import Mirrors
 from embarcadero.storage.disk import RealDisk
 from embarcadero.types import ReplicaMember
 from embarcadero.watch.logs import LogJournal
-from embarcadero.watch.roles import WatchedCandidate
+from embarcadero.watch.metrics import WatchedCandidate
 
 _BELL = "sequencer"
 _REST_US = 500_000

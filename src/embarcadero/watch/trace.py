@@ -22,8 +22,7 @@ from embarcadero.fabric.names import (
 from embarcadero.sequencer.order.batches import opened_facts
 from embarcadero.sequencer.order.reorder import read_held
 from embarcadero.types import REQUEST_OUTCOMES, EntryKind, Member, Order, Topic, TopicLane
-from embarcadero.watch.regions import Facts, ReadOnlyFabric, ring_of, rows, valid_entries
-from embarcadero.watch.segments import ReplicaFolders
+from embarcadero.watch.regions import Facts, ReadOnlyFabric, ReplicaFolders, ring_of, rows, valid_entries
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.payload import RAW_SCHEMA, decode_batch
 
