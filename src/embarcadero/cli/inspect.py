@@ -43,7 +43,7 @@ _DULL = {"location", "low", "extra", "origin", "partition", "schema", "flags", "
 
 TopicName = Annotated[str, typer.Argument(help="Name of the topic.")]
 LaneOption = Annotated[
-    int | None, typer.Option(min=0, show_default=False, help="Orders 0 and 1: the lane of the place.")
+    int | None, typer.Option(min=0, show_default=False, help="Orders 0 and 1: the lane of the position.")
 ]
 
 
@@ -113,7 +113,7 @@ def batch(
 
     if (seq is None) == (index is None):
         raise BadValue("say which batch: --seq or --index", "use one of them")
-    found = find_batch(_scene(data_dir), topic, seq=seq, index=index, lane=lane)
+    found = find_batch(_scene(data_dir, topic), topic, seq=seq, index=index, lane=lane)
     if json:
         print_json(found)
         return
@@ -139,7 +139,7 @@ def entry(
     """
     from embarcadero.watch.trace import find_batch
 
-    found = find_batch(_scene(data_dir), topic, index=index, lane=lane)["entry"]
+    found = find_batch(_scene(data_dir, topic), topic, index=index, lane=lane)["entry"]
     if json:
         print_json(found)
     else:
@@ -162,7 +162,7 @@ def record(
     """
     from embarcadero.watch.trace import follow
 
-    found = follow(_scene(data_dir), topic, session, sequence)
+    found = follow(_scene(data_dir, topic), topic, session, sequence)
     if json:
         print_json(found)
         return
@@ -278,24 +278,32 @@ def _fabric(fabric: Path | None, data_dir: Path | None) -> ReadOnlyFabric:
     return ReadOnlyFabric(Path(info.fabric), info.generation)
 
 
-def _scene(data_dir: Path | None) -> TraceSource:
+def _scene(data_dir: Path | None, name: str) -> TraceSource:
+    """The cluster, with the schema of one topic."""
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.placement.directory import Directory
     from embarcadero.placement.stores import open_store
     from embarcadero.watch.regions import ReplicaFolders
     from embarcadero.watch.trace import TraceSource
+    from embarcadero.wire.schemas import decode_versions
 
     folder = ClusterFolder(data_dir_or_default(data_dir))
     _require_store(folder)
     with closing(open_store(folder.store_path)) as store:
         directory = Directory(store)
+        topics = directory.topics.all()
+        schemas = {}
+        if any(topic.name == name and topic.schema_version for topic in topics):
+            _, history = directory.topics.described(name)
+            schemas[name] = decode_versions(history.columns, history.widths)
         return TraceSource(
             _fabric(None, data_dir),
-            directory.topics.all(),
+            topics,
             directory.members.all(),
             directory.elections.started_epoch(),
             directory.lanes.all(),
             ReplicaFolders(directory.ranges.all(), {number: folder.replica(number) for number in folder.replicas(0)}),
+            schemas,
         )
 
 
