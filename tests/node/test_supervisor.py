@@ -19,7 +19,7 @@ from embarcadero.limits import MIB, STOPPED_S
 from embarcadero.node.children import Child
 from embarcadero.node.fabric_folder import FabricChoice, Home, make_mirror
 from embarcadero.node.folder import ClusterFolder
-from embarcadero.node.roles import SEQUENCER
+from embarcadero.node.process import SEQUENCER
 from embarcadero.node.supervisor import (
     _STOP_S,
     STOP_S_MAX,

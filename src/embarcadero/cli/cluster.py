@@ -239,13 +239,14 @@ def node(
     """
     import msgspec
 
+    from embarcadero.cli.processes import SURROUNDINGS
     from embarcadero.node.node import run_node
-    from embarcadero.node.roles import parse_roles
+    from embarcadero.node.process import parse_roles
 
     wanted, folder = parse_roles(roles), _folder(data_dir)
     cluster = folder.require_running().config
     config = msgspec.structs.replace(settings(base=cluster), cluster=cluster.cluster, fabric=cluster.fabric)
-    run_node(folder, wanted, config)
+    run_node(folder, wanted, SURROUNDINGS, config)
 
 
 def status(

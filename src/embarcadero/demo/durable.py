@@ -32,7 +32,7 @@ from rich.text import Text
 import embarcadero as emb
 from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.node.local import RestartableCluster
-from embarcadero.node.roles import candidate_role
+from embarcadero.node.process import candidate_role
 from embarcadero.types import GapKind
 
 PUBLISHERS = 4

@@ -18,7 +18,7 @@ from embarcadero.fabric.names import durable_region, order_region, ranges_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import attach_ring
 from embarcadero.limits import BROKER_LANES_FIRST
-from embarcadero.node.roles import candidate_role
+from embarcadero.node.process import candidate_role
 from embarcadero.placement.directory import Directory
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import range_folder

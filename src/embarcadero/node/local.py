@@ -18,11 +18,10 @@ from embarcadero.config import Config, load
 from embarcadero.errors import ClusterError
 from embarcadero.forks import abandon, blank, tell_of_forks
 from embarcadero.node.background import start
+from embarcadero.node.children import NODE_MODULE
 from embarcadero.node.folder import ClusterFolder
-from embarcadero.node.fork_server import NODE_MODULE
-from embarcadero.node.ports import ReservedPorts
+from embarcadero.node.process import ReservedPorts, candidate_role
 from embarcadero.node.report import ClusterReport, report
-from embarcadero.node.roles import candidate_role
 from embarcadero.node.supervisor import STOP_S_MAX, UpOptions
 
 _RESTART_S: Final = 30.0

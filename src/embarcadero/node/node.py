@@ -14,11 +14,10 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import uvloop
@@ -27,6 +26,7 @@ from embarcadero.broker.broker import Broker
 from embarcadero.broker.context import BrokerContext
 from embarcadero.broker.net.server import Left, serve_broker
 from embarcadero.broker.read.disk import TableJobs
+from embarcadero.broker.read.results import TableReader
 from embarcadero.config import DEFAULTS, Config
 from embarcadero.config.secrets import secret_values
 from embarcadero.env import NO_STEPS, Env, Inline, Steps, SystemClock, Workers
@@ -35,20 +35,23 @@ from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, TABLE_J
 from embarcadero.node.env import PipeBell, ThreadWorkers
 from embarcadero.node.fabric_folder import open_fabric, open_past
 from embarcadero.node.folder import ClusterFolder, ClusterInfo
-from embarcadero.node.ports import advertised_address, listen
 from embarcadero.node.process import (
+    Role,
+    advertised_address,
     be_private,
+    candidate_role,
     die_with,
     keep_freed_memory,
+    listen,
+    metrics_offset,
     parse_cores,
+    parse_roles,
     pin,
     ranking,
     start_logging,
     within_open_files,
 )
-from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_roles
 from embarcadero.node.standby import ProcessServices, SharedState, Standby, candidate_bell
-from embarcadero.node.tables import table_reader
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.stores import open_store
 from embarcadero.replica.replica import Replica
@@ -78,14 +81,12 @@ def _real_disk(folder: Path, cached: bool) -> RealDisk:
 class Surroundings(NamedTuple):
     """What the process gives its roles beside memory and time. The proof passes its own, which inject faults."""
 
+    tables: Callable[[Config, Path], TableReader | None]
+    """(configuration, cluster folder) -> the reader of tables of brokers; None: this process can't read any"""
     steps: Callable[[str, Path], Steps] = _no_steps
     """(role, cluster folder) -> the object told when the role reaches a named step"""
     disk: Callable[[Path, bool], RealDisk] = _real_disk
     """(folder, cached) -> the disk of a replica of this process"""
-
-
-PRODUCTION: Final = Surroundings()
-"""No faults."""
 
 
 class _Made(NamedTuple):
@@ -210,7 +211,7 @@ class Node:
         env = Env(SystemClock(), bell, journal, workers, steps, self._disks)
         context = BrokerContext(env, self._fabric, self._directory, member, self._info.sizes, self._config)
         table_workers = self._threads(TABLE_JOBS_MAX, f"{name}-tables", bell.wake)
-        tables = TableJobs(table_workers, table_reader(self._config, self._folder.path))
+        tables = TableJobs(table_workers, self._surroundings.tables(self._config, self._folder.path))
         broker = Broker(context, tables, self._metrics)
         on = ":".join(map(str, sock.getsockname()[:2]))
         journal.note("listening", on=on, address=member.address, pid=os.getpid())
@@ -283,10 +284,7 @@ class Node:
 
 
 def run_node(
-    folder: ClusterFolder,
-    roles: Sequence[Role],
-    config: Config | None = None,
-    surroundings: Surroundings = PRODUCTION,
+    folder: ClusterFolder, roles: Sequence[Role], surroundings: Surroundings, config: Config | None = None
 ) -> None:
     """Host roles in this process until SIGTERM or SIGINT, configured as the cluster is unless told otherwise."""
 
@@ -302,7 +300,7 @@ def run_node(
         runner.run(run())
 
 
-def main(arguments: Sequence[str] | None = None, surroundings: Surroundings = PRODUCTION) -> int:
+def main(arguments: Sequence[str] | None, surroundings: Surroundings) -> int:
     """The program that a supervisor starts: as `embarcadero node`, but quick to load."""
     parser = argparse.ArgumentParser(prog="embarcadero.node")
     parser.add_argument("--data-dir", type=Path, required=True)
@@ -314,12 +312,8 @@ def main(arguments: Sequence[str] | None = None, surroundings: Surroundings = PR
         start_logging("node", DEFAULTS.log)
     try:
         die_with(given.parent)
-        run_node(folder, parse_roles(given.roles), surroundings=surroundings)
+        run_node(folder, parse_roles(given.roles), surroundings)
     except EmbarcaderoError as error:
         log.error("%s: %s", type(error).__name__, error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's trace, if there is one
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,7 +22,7 @@ from embarcadero.node.cluster_view import (
     replica_report,
 )
 from embarcadero.node.folder import ClusterFolder, ClusterInfo
-from embarcadero.node.roles import candidate_role
+from embarcadero.node.process import candidate_role
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.stores import open_store
 from embarcadero.types import MemberState, Range, ReplicaRef, ReplicaState

@@ -26,7 +26,7 @@ from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import HAND_OVER_S_MAX, STANDBY_SPARE_BYTES_MAX
 from embarcadero.node.env import PipeBell, ProcessWatch, ring_once
 from embarcadero.node.folder import ClusterFolder
-from embarcadero.node.roles import candidate_role
+from embarcadero.node.process import candidate_role
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.liveness import process_mark
 from embarcadero.placement.stores import open_store

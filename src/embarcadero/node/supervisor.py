@@ -42,7 +42,7 @@ from embarcadero.limits import (
     STANDBY_SPARE_BYTES_MAX,
     STOPPED_S,
 )
-from embarcadero.node.children import Child, ClientChild
+from embarcadero.node.children import NODE_MODULE, Child, ClientChild, ForkServer
 from embarcadero.node.fabric_folder import (
     FabricChoice,
     Home,
@@ -60,10 +60,7 @@ from embarcadero.node.fabric_folder import (
     write_owner,
 )
 from embarcadero.node.folder import ClusterFolder, ClusterInfo, NodeInfo, data_dir_of
-from embarcadero.node.fork_server import NODE_MODULE, ForkServer
-from embarcadero.node.ports import answers, check_ports, own_address
-from embarcadero.node.process import parse_cores
-from embarcadero.node.roles import SEQUENCER, Role, metrics_offset
+from embarcadero.node.process import SEQUENCER, Role, answers, check_ports, metrics_offset, own_address, parse_cores
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.liveness import ticks_if_stopped
 from embarcadero.placement.records import EarlierGeneration

@@ -18,8 +18,7 @@ from embarcadero.config.table import KEYS
 from embarcadero.errors import BadValue
 from embarcadero.fabric.region import check_name
 from embarcadero.node.folder import ClusterFolder, ClusterInfo, NodeInfo
-from embarcadero.node.process import parse_cores
-from embarcadero.node.roles import parse_roles
+from embarcadero.node.process import parse_cores, parse_roles
 from embarcadero.placement.topic_rules import check_topic_name
 from embarcadero.storage.layout import base_seqs, damaged_span
 from embarcadero.watch.endpoints import EndpointFiles, NodeEndpoint

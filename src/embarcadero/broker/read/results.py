@@ -1,6 +1,6 @@
 """What reads find: answers to fetches, entries in memory; and the seam through which a broker reads tables of topics.
 
-A broker imports nothing of tables. The node gives it a reader (`node/tables.py`), the simulator another one.
+A broker imports nothing of tables. The node gives it a reader (`cli/processes.py`), the simulator another one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""The clients that `up` keeps running beside nodes: `python -m embarcadero.cli.clients NAME FOLDER`.
+"""The programs of the processes that `up` starts: nodes, and the clients that it keeps running beside them.
 
-`sweep` runs while there are staging topics, `tier` with `up --tier`. FOLDER is that of the cluster.
+A node is `main(["--data-dir", FOLDER, ...])`, forked or run by itself: `python -m embarcadero.cli.processes --data-dir
+FOLDER --roles broker:0 --parent PID`. A client is `python -m embarcadero.cli.processes NAME FOLDER`: `sweep` runs while
+there are staging topics, `tier` with `up --tier`. FOLDER is that of the cluster. Roles know nothing of tables: the
+reader that brokers use is made here, and PyIceberg is loaded when the first table is read.
 """
 
 from __future__ import annotations
@@ -10,19 +13,26 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Final
 
+from embarcadero.broker.read.results import FetchResult, TableReader
 from embarcadero.config import Config
 from embarcadero.config.secrets import secret_values
 from embarcadero.config.table import TierKeys as TierConfig
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.node.folder import ClusterFolder
+from embarcadero.node.node import Surroundings
+from embarcadero.node.node import main as run_node_program
 from embarcadero.node.process import be_private, die_with, name_process, start_logging
 from embarcadero.node.report import report
+from embarcadero.types import Cut, Tier
 from embarcadero.watch.logs import LogJournal
+from embarcadero.wire.messages import Fetch
+from embarcadero.wire.schemas import TopicSchemas
 
 if TYPE_CHECKING:
     from embarcadero.client.api.sync_log import Log
@@ -34,7 +44,51 @@ HOLDER: Final = "up"
 _ROUND_S: Final = 10.0
 
 
-def main(name: str, data_dir: Path) -> None:
+# --- nodes ------------------------------------------------------------------------------------------------------------
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a node process, which hosts roles."""
+    return run_node_program(arguments, SURROUNDINGS)
+
+
+def table_reader(config: Config, data_dir: Path) -> TableReader | None:
+    """The reader of the tables in `tier.warehouse`, for brokers; None where PyIceberg is not installed."""
+    return None if find_spec("pyiceberg") is None else LazyTables(config, data_dir)
+
+
+class LazyTables:
+    """A `TableServer` that is loaded, on a worker, when it is first asked."""
+
+    def __init__(self, config: Config, data_dir: Path) -> None:
+        self._config, self._data_dir, self._lock = config, data_dir, Lock()
+        self._server: TableReader | None = None
+
+    def _loaded(self) -> TableReader:
+        with self._lock:
+            if self._server is None:
+                from embarcadero.tier.serving import TableServer
+                from embarcadero.tier.storage import TierSettings
+
+                logging.getLogger("pyiceberg").setLevel(logging.WARNING)  # it logs a line for each read
+                settings = TierSettings.of(self._config, self._data_dir)
+                self._server = TableServer(settings.properties, settings.warehouse)
+            return self._server
+
+    def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> FetchResult:
+        return self._loaded().fetch(tier, schemas, ask, stop)
+
+    def find(self, tier: Tier, lane: int, by: str, value: int) -> tuple[int, int] | None:
+        return self._loaded().find(tier, lane, by, value)
+
+    def cuts(self, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+        return self._loaded().cuts(tier, lane, start, stop, piece_bytes)
+
+
+SURROUNDINGS: Final = Surroundings(table_reader)
+"""Of nodes in production: no faults."""
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+def run_client(name: str, data_dir: Path) -> None:
     """Run a client of a running cluster until told to stop, or until its supervisor is gone."""
     die_with(os.getppid())
     name_process(name)
@@ -102,4 +156,7 @@ def _engine(log: Log, config: TierConfig) -> Engine:
 CLIENTS: Final[dict[str, Callable[[ClusterFolder, Config], None]]] = {"sweep": _sweep, "tier": _tier}
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[1:2] and sys.argv[1] in CLIENTS:
+        run_client(sys.argv[1], Path(sys.argv[2]))
+    else:
+        sys.exit(main())
