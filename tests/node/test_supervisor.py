@@ -24,7 +24,7 @@ from embarcadero.node.supervisor import (
     _STOP_S,
     STOP_S_MAX,
     Generation,
-    Processes,
+    NodeProcesses,
     RunningCluster,
     UpOptions,
     Watchdog,
@@ -39,9 +39,9 @@ LOOK_US = 500_000
 LOOKS = int(STOPPED_S * 1_000_000) // LOOK_US
 
 
-def processes_in(folder: Path) -> Processes:
+def processes_in(folder: Path) -> NodeProcesses:
     options = UpOptions(config=load(None, {"cluster.data_dir": folder}))
-    return Processes(options, ClusterFolder(folder), LogJournal("test"))
+    return NodeProcesses(options, ClusterFolder(folder), LogJournal("test"))
 
 
 def running(folder: Path) -> RunningCluster:
@@ -87,10 +87,10 @@ def test_a_stop_in_order_has_the_time_it_needs(tmp_path: Path, monkeypatch: pyte
     """Though all take as long as they may: who waits for the supervisor, and systemd, do not kill it before."""
     waits: list[float] = []
 
-    async def end(_: Processes, __: list[Child], ___: signal.Signals, wait_s: float) -> None:
+    async def end(_: NodeProcesses, __: list[Child], ___: signal.Signals, wait_s: float) -> None:
         waits.append(wait_s)
 
-    monkeypatch.setattr(Processes, "_end", end)
+    monkeypatch.setattr(NodeProcesses, "_end", end)
     asyncio.run(running(tmp_path).stop())
     tierer_s = 2 * _STOP_S
     assert tierer_s + sum(waits) < STOP_S_MAX

@@ -1,9 +1,9 @@
 """Node processes as the supervisor's children: forked or started, waited for, started again, stopped.
 
 The fork server is one process that has loaded everything already. Loading Python and numpy takes longer than all that
-a node does until it serves; a fork takes milliseconds. So a supervisor starts one fork server, which loads all roles and
-waits. Asked over a socket, it forks a node, reports its process id, and reports later how it ended. It has no threads,
-opens nothing, and dies with its supervisor; its nodes die with it.
+a node does until it serves; a fork takes milliseconds. So a supervisor starts one fork server, which loads all roles
+and waits. Asked over a socket, it forks a node, reports its process id, and reports later how it ended. It has no
+threads, opens nothing, and dies with its supervisor; its nodes die with it.
 
     supervisor -> fork server   ForkRequest(roles, data_dir, log_path), as one datagram
     fork server -> supervisor   NodeForked(pid) or NotForked(reason), in the order of requests; Ended(pid, code)

@@ -156,7 +156,7 @@ class ProcessEvents(Protocol):
         ...
 
 
-class Processes:
+class NodeProcesses:
     """The node processes of a cluster, and its clients. A task for each keeps it running until all stop."""
 
     def __init__(self, options: UpOptions, folder: ClusterFolder, journal: Journal) -> None:
@@ -287,7 +287,7 @@ class Generation:
 class Watchdog:
     """Kills processes that stand still: they can't end themselves, and others wait for them."""
 
-    def __init__(self, processes: Processes, directory: Directory, journal: Journal) -> None:
+    def __init__(self, processes: NodeProcesses, directory: Directory, journal: Journal) -> None:
         self._processes, self._directory, self._journal = processes, directory, journal
         self._pulses: Pulses[int] = Pulses()  # of processes that are stopped
 
@@ -320,7 +320,7 @@ class Watchdog:
 class RunningCluster:
     """A generation with its processes, from the start of the first one until all are told to stop."""
 
-    def __init__(self, processes: Processes, generation: Generation, journal: Journal) -> None:
+    def __init__(self, processes: NodeProcesses, generation: Generation, journal: Journal) -> None:
         self._processes, self._generation, self._journal = processes, generation, journal
         self._directory, self._config = generation.directory, processes.options.config
         self._watchdog = Watchdog(processes, generation.directory, journal)
@@ -488,7 +488,7 @@ class Supervisor:
         self._options, self._config = options, options.config
         self._folder = ClusterFolder(options.data_dir)
         self._journal = LogJournal(f"supervisor-{os.getpid()}")
-        self._processes = Processes(options, self._folder, self._journal)
+        self._processes = NodeProcesses(options, self._folder, self._journal)
 
     async def run(self, on_ready: Callable[[FabricChoice], None]) -> None:
         """Run the cluster until SIGTERM, SIGINT or the end of standard input."""
