@@ -309,9 +309,9 @@ def _remote_status(brokers: str, json: bool) -> None:
     with connected(brokers) as log:
         found = statuses(log)
         topics, silence = _topics_of(log, set())
-    places = remote_endpoints(found)
+    endpoints = remote_endpoints(found)
     if json:
-        nodes = [{"roles": place.roles, "metrics": place.address} for place in places]
+        nodes = [{"roles": node.roles, "metrics": node.address} for node in endpoints]
         print_json({"brokers": found, "topics": topics, "nodes": nodes, "missing": [silence] if silence else []})
         return
     rows = [
@@ -320,8 +320,8 @@ def _remote_status(brokers: str, json: bool) -> None:
     ]
     print_table("brokers", ["role", "incarnation", "address", "follows epoch", "connections", "metrics"], rows)
     _print_topics(topics)
-    if places:
-        print_table("metrics", ["roles", "address"], [[place.roles, place.address] for place in places])
+    if endpoints:
+        print_table("metrics", ["roles", "address"], [[node.roles, node.address] for node in endpoints])
     for problem in filter(None, [silence]):
         note(f"degraded: {problem}")
     note("brokers were asked: for replicas and what is degraded, run `embarcadero status` on the cluster's machine")

@@ -110,13 +110,13 @@ class _Watcher:
                 lanes=directory.lanes.all(),
                 epoch=directory.elections.started_epoch(),
             )
-        return self._seen(facts, [place for place in EndpointFiles(self._folder.path).read() if place.running])
+        return self._seen(facts, [node for node in EndpointFiles(self._folder.path).read() if node.running])
 
-    def _seen(self, facts: StoreFacts, places: list[NodeEndpoint]) -> Picture:
+    def _seen(self, facts: StoreFacts, nodes: list[NodeEndpoint]) -> Picture:
         from embarcadero.watch.endpoints import scrape_all
         from embarcadero.watch.top import picture
 
-        now = scrape_all(places)
+        now = scrape_all(nodes)
         seen = picture(facts, datetime.now(UTC).strftime("%H:%M:%SZ"), self._before, now)
         self._before = now
         self.history = [*self.history[-_HISTORY:], seen.in_records_s]
@@ -133,12 +133,12 @@ class _RemoteWatcher(_Watcher):
     def look(self) -> Picture:
         """The cluster now. Unreachable when no broker, or no metrics port, can be reached."""
         found = statuses(self._log)
-        places = remote_endpoints(found)
-        if not places:
+        nodes = remote_endpoints(found)
+        if not nodes:
             told = ", ".join(sorted({str(status.get("metrics") or "none") for status in found}))
             hint = "`top` reads metrics: serve them on an address that this machine reaches (metrics.host)"
             raise Unreachable(f"no metrics port can be reached from here; brokers name {told}", hint)
-        return self._seen(remote_facts(self._log, found), places)
+        return self._seen(remote_facts(self._log, found), nodes)
 
 
 def _plain(watcher: _Watcher, interval: float, *, json: bool, once: bool) -> None:
@@ -214,8 +214,8 @@ def remote_endpoints(found: list[dict[str, Any]]) -> list[NodeEndpoint]:
         here = _on_loopback(broker)
         with suppress(OSError, ValueError, msgspec.MsgspecError):  # the next one may be reached
             if port and (here or not _on_loopback(host)):
-                places = _ask(f"http://{host}:{port}/targets")
-                if reached := [place for place in places if here or not _on_loopback(place.host)]:
+                nodes = _ask(f"http://{host}:{port}/targets")
+                if reached := [node for node in nodes if here or not _on_loopback(node.host)]:
                     return reached
     return []
 

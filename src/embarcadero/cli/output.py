@@ -100,9 +100,9 @@ READER_COLUMNS = ["reader", "lane: seq", "lag in records", "seconds ago"]
 
 
 def reader_row(reader: ReaderProgress) -> list[object]:
-    """A reader that told how far it is, for a table of them."""
-    places = ", ".join(f"{lane}: {seq}" for lane, (_, seq) in sorted(reader.places.items()))
-    return [reader.reader, places, "?" if reader.lag is None else reader.lag, f"{reader.ago_s:.0f}"]
+    """A reader that reported how far it is, for a table of them."""
+    positions = ", ".join(f"{lane}: {seq}" for lane, (_, seq) in sorted(reader.places.items()))
+    return [reader.reader, positions, "?" if reader.lag is None else reader.lag, f"{reader.ago_s:.0f}"]
 
 
 def note(text: str) -> None:

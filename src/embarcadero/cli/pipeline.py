@@ -125,7 +125,7 @@ def _print_done(job: TierJob, topic: str, cycles: list[Cycle], json: bool) -> No
     if json:
         print_json(facts | {"table": job.table})
         return
-    rows = [[lane, place["index"], place["seq"]] for lane, place in facts["frontiers"].items()]
+    rows = [[lane, position["index"], position["seq"]] for lane, position in facts["frontiers"].items()]
     print_table(f"{topic} in {job.table}", ["lane", "below index", "below seq"], rows)
     print(f"{facts['rows']} records in {facts['files']} new files, {facts['bytes']} bytes")
 

@@ -29,7 +29,7 @@ from embarcadero.node.node import Surroundings
 from embarcadero.node.node import main as run_node_program
 from embarcadero.node.process import be_private, die_with, name_process, start_logging
 from embarcadero.node.report import report
-from embarcadero.types import Cut, Tier
+from embarcadero.types import Cut, LanePosition, Tier
 from embarcadero.watch.logs import LogJournal
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import TopicSchemas
@@ -37,9 +37,10 @@ from embarcadero.wire.schemas import TopicSchemas
 if TYPE_CHECKING:
     from embarcadero.client.api.sync_log import Log
     from embarcadero.tier.job import Engine
+    from embarcadero.tier.serving import TableServer
 
 HOLDER: Final = "up"
-"""Who has the tier lease. One supervisor has one such process at a time: a new one takes over without asking."""
+"""The holder of the tier lease. One supervisor has one such process at a time: a new one takes over without asking."""
 
 _ROUND_S: Final = 10.0
 
@@ -60,9 +61,9 @@ class LazyTables:
 
     def __init__(self, config: Config, data_dir: Path) -> None:
         self._config, self._data_dir, self._lock = config, data_dir, Lock()
-        self._server: TableReader | None = None
+        self._server: TableServer | None = None
 
-    def _loaded(self) -> TableReader:
+    def _loaded(self) -> TableServer:
         with self._lock:
             if self._server is None:
                 from embarcadero.tier.serving import TableServer
@@ -76,7 +77,7 @@ class LazyTables:
     def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> FetchResult:
         return self._loaded().fetch(tier, schemas, ask, stop)
 
-    def find(self, tier: Tier, lane: int, by: str, value: int) -> tuple[int, int] | None:
+    def find(self, tier: Tier, lane: int, by: str, value: int) -> LanePosition | None:
         return self._loaded().find(tier, lane, by, value)
 
     def cuts(self, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:

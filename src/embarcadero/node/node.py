@@ -1,6 +1,6 @@
 """A node process: any set of roles on one event loop.
 
-A role whose task ends before the node was told to stop takes the whole process with it: half a process helps nobody,
+A role whose task ends before the node is asked to stop takes the whole process with it: half a process is of no use,
 and the supervisor starts it again as a new incarnation.
 """
 
@@ -33,7 +33,7 @@ from embarcadero.env import NO_STEPS, Env, Inline, Steps, SystemClock, Workers
 from embarcadero.errors import ClusterError, EmbarcaderoError, FabricFull, PortInUse
 from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, TABLE_JOBS_MAX, WARM_JOBS_MAX
 from embarcadero.node.env import PipeBell, ThreadWorkers
-from embarcadero.node.fabric_folder import open_fabric, open_past
+from embarcadero.node.fabric_folder import open_earlier_mirror, open_fabric
 from embarcadero.node.folder import ClusterFolder, ClusterInfo
 from embarcadero.node.process import (
     Role,
@@ -133,22 +133,22 @@ class Node:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         with self._open:
-            place = await self._be_watched()
+            endpoint = await self._be_watched()
             made = [self._make(role) for role in self._roles]
             gc.freeze()  # all that is loaded stays: collecting it again and again would be a pause for every batch then
             tasks = [asyncio.create_task(role.work, name=role.name) for role in made]
-            self._endpoint.roles = [(role.watched, task) for role, task in zip(made, tasks, strict=True)]
+            self._endpoint.host((role.watched, task) for role, task in zip(made, tasks, strict=True))
             stopping = asyncio.create_task(self._stop.wait())
             await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ended = [task for task in tasks if task.done()] if not self._stop.is_set() else []
             left = await self._leave(tasks)
             if not ended:  # a process whose role ended by itself is expected back
                 with contextlib.suppress(OSError):
-                    self._endpoint_files.write(msgspec.structs.replace(place, left=left))
+                    self._endpoint_files.write(msgspec.structs.replace(endpoint, left=left))
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
         for task in ended:
             if isinstance(error := task.exception(), FabricFull):
-                raise error  # whoever starts the cluster has to make room, and should read that
+                raise error  # the operator has to free memory, and reads this
             if error is not None:
                 raise ClusterError(f"{task.get_name()} died: {error!r}", "see the log") from error
             raise ClusterError(f"{task.get_name()} was replaced by a newer one", "nothing to do: that one goes on")
@@ -159,7 +159,7 @@ class Node:
         Returns what each broker settled and what it could not.
         """
         self._stop.set()
-        self._endpoint.leaving = True
+        self._endpoint.leave()
         of_role = list(zip(tasks, self._roles, strict=True))
         brokers = [task for task, role in of_role if role.broker is not None]
         sequencers = [task for task, role in of_role if role.candidate is not None]
@@ -187,10 +187,10 @@ class Node:
             server = await self._endpoint.serve(sock)
             self._open.callback(server.close)
             host, port = sock.getsockname()[:2]
-        place = NodeEndpoint(roles=",".join(map(str, self._roles)), pid=os.getpid(), host=host, port=port)
-        self._endpoint_files.write(place)
-        self._metrics = place.address
-        return place
+        endpoint = NodeEndpoint(roles=",".join(map(str, self._roles)), pid=os.getpid(), host=host, port=port)
+        self._endpoint_files.write(endpoint)
+        self._metrics = endpoint.address
+        return endpoint
 
     def _make(self, role: Role) -> _Made:
         if role.replica is not None:
@@ -234,7 +234,7 @@ class Node:
             self._parts,
             self._directory,
             self._info.sizes,
-            lambda past: open_past(past, self._info.generation),
+            lambda earlier: open_earlier_mirror(earlier, self._info.generation),
         )
         process = ProcessServices(
             bell,

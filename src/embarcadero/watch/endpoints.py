@@ -63,12 +63,12 @@ class EndpointFiles:
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "watch"
 
-    def write(self, place: NodeEndpoint) -> None:
+    def write(self, node: NodeEndpoint) -> None:
         """Replace a node's file, whole."""
         self._folder.mkdir(exist_ok=True)
-        path = self._folder / f"{place.roles.replace(':', '-').replace(',', '+')[:100]}.json"
+        path = self._folder / f"{node.roles.replace(':', '-').replace(',', '+')[:100]}.json"
         hidden = path.with_suffix(f".{os.getpid()}.new")
-        hidden.write_bytes(msgspec.json.encode(place))
+        hidden.write_bytes(msgspec.json.encode(node))
         hidden.replace(path)
 
     def clear(self) -> None:
@@ -106,18 +106,18 @@ NODE: Final = "node"
 """The label with the roles of a process, such as `broker:0`."""
 
 
-def targets(places: Iterable[NodeEndpoint], asked: str) -> list[TargetGroup]:
+def targets(nodes: Iterable[NodeEndpoint], asked: str) -> list[TargetGroup]:
     """All processes with metrics but those that left in order. `asked`: the host by which the peer reached this one."""
     return [
-        TargetGroup(targets=[_reached(place, asked).address], labels={NODE: place.roles})
-        for place in places
-        if place.left is None and place.port
+        TargetGroup(targets=[_reached(node, asked).address], labels={NODE: node.roles})
+        for node in nodes
+        if node.left is None and node.port
     ]
 
 
-def _reached(place: NodeEndpoint, asked: str) -> NodeEndpoint:
+def _reached(node: NodeEndpoint, asked: str) -> NodeEndpoint:
     """A process that listens on all addresses is reached by the one that the peer knows."""
-    return msgspec.structs.replace(place, host=asked) if place.host in ANY and asked else place
+    return msgspec.structs.replace(node, host=asked) if node.host in ANY and asked else node
 
 
 def endpoints_of(document: bytes) -> list[NodeEndpoint]:
@@ -144,25 +144,25 @@ Labels = dict[str, str]
 class Scrape(NamedTuple):
     """What one node told: samples by name."""
 
-    place: NodeEndpoint
+    node: NodeEndpoint
     at: float
     samples: dict[str, list[tuple[Labels, float]]]
 
 
-def scrape_all(places: Iterable[NodeEndpoint]) -> dict[str, Scrape]:
+def scrape_all(nodes: Iterable[NodeEndpoint]) -> dict[str, Scrape]:
     """The nodes that answer, by their roles."""
-    running = [place for place in places if place.port]
+    running = [node for node in nodes if node.port]
     if not running:
         return {}
     with ThreadPoolExecutor(max_workers=min(16, len(running))) as pool:
-        return {found.place.roles: found for found in pool.map(_scrape, running) if found is not None}
+        return {found.node.roles: found for found in pool.map(_scrape, running) if found is not None}
 
 
-def _scrape(place: NodeEndpoint) -> Scrape | None:
+def _scrape(node: NodeEndpoint) -> Scrape | None:
     try:
-        with urlopen(place.url, timeout=_TIMEOUT_S) as answer:
+        with urlopen(node.url, timeout=_TIMEOUT_S) as answer:
             text = answer.read(_PAGE_BYTES_MAX).decode()
-        return Scrape(place, time.monotonic(), parse(text))
+        return Scrape(node, time.monotonic(), parse(text))
     except (OSError, ValueError):
         return None
 
@@ -182,7 +182,7 @@ class Change:
     """The same node, earlier and now: values, and rates in between. A node that started anew began from zero."""
 
     def __init__(self, before: Scrape | None, now: Scrape) -> None:
-        same = before is not None and before.place.pid == now.place.pid
+        same = before is not None and before.node.pid == now.node.pid
         self._before, self._now = (before if same else None), now
         self._seconds = max(1e-6, now.at - before.at) if before is not None else 0.0
 
@@ -243,9 +243,17 @@ class Endpoint:
 
     def __init__(self, version: str, endpoint_files: EndpointFiles) -> None:
         self._version, self._endpoint_files = version, endpoint_files
-        self.roles: list[tuple[WatchedRole, asyncio.Task[Any]]] = []
-        self.leaving = False
+        self._roles: list[tuple[WatchedRole, asyncio.Task[Any]]] = []
+        self._leaving = False
         self._open = 0
+
+    def host(self, roles: Iterable[tuple[WatchedRole, asyncio.Task[Any]]]) -> None:
+        """The process hosts these roles, each with its task."""
+        self._roles = list(roles)
+
+    def leave(self) -> None:
+        """The process stops: it is not ready any more."""
+        self._leaving = True
 
     async def serve(self, sock: socket.socket) -> asyncio.Server:
         """Listen; the caller closes the server."""
@@ -276,21 +284,21 @@ class Endpoint:
             case b"/metrics":
                 return 200, CONTENT_TYPE, self.page()
             case b"/health":
-                return _verdict("healthy", {role.name: _ended(task) for role, task in self.roles})
+                return _verdict("healthy", {role.name: _ended(task) for role, task in self._roles})
             case b"/ready":
-                return _verdict("ready", {role.name: await self._unready(role, task) for role, task in self.roles})
+                return _verdict("ready", {role.name: await self._unready(role, task) for role, task in self._roles})
             case b"/targets":
                 return 200, _JSON, msgspec.json.encode(targets(self._endpoint_files.read(), _host(head)))
         return 404, _JSON, b'{"error":"there are /metrics, /health, /ready and /targets"}'
 
     async def _unready(self, role: WatchedRole, task: asyncio.Task[Any]) -> str:
-        return "leaving" if self.leaving else _ended(task) or await role.unready()
+        return "leaving" if self._leaving else _ended(task) or await role.unready()
 
     def page(self) -> bytes:
         """All metrics of this process."""
         page = Page()
         write_process(page)
-        for role, _ in self.roles:
+        for role, _ in self._roles:
             page.put("embarcadero_up", 1, role=role.name, version=self._version)
             role.write(page)
         return page.text()

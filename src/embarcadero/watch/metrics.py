@@ -419,37 +419,41 @@ class WatchedSequencer:
 
 
 # --- candidate --------------------------------------------------------------------------------------------------------
-# A sequencer candidate as the endpoint sees it: the sequencer of an epoch, or one that stands by.
+# A sequencer's process as the endpoint sees it: the sequencer of an epoch, or one that stands by.
 class WatchedCandidate:
-    """One candidate over all its reigns."""
+    """One sequencer process over all epochs that it leads."""
 
     def __init__(self, number: int, clock: Clock) -> None:
         self._number, self._clock = number, clock
-        self._reign: WatchedSequencer | None = None
+        self._leader: WatchedSequencer | None = None
 
     @property
     def sequencer(self) -> Sequencer | None:
         """The sequencer that it is; None while it stands by."""
-        return None if self._reign is None else self._reign.sequencer
+        return None if self._leader is None else self._leader.sequencer
 
-    @sequencer.setter
-    def sequencer(self, sequencer: Sequencer | None) -> None:
-        self._reign = None if sequencer is None else WatchedSequencer(sequencer, self._clock)
+    def lead(self, sequencer: Sequencer) -> None:
+        """It leads an epoch, as this sequencer."""
+        self._leader = WatchedSequencer(sequencer, self._clock)
+
+    def stand_by(self) -> None:
+        """It leads no more."""
+        self._leader = None
 
     @property
     def name(self) -> str:
         """`sequencer-<epoch>`, or `standby-<candidate>`."""
-        return f"standby-{self._number}" if self._reign is None else self._reign.name
+        return f"standby-{self._number}" if self._leader is None else self._leader.name
 
     async def unready(self) -> str:
         """One that stands by is ready for that."""
-        return "" if self._reign is None else await self._reign.unready()
+        return "" if self._leader is None else await self._leader.unready()
 
     def write(self, page: Page) -> None:
         """Whether it stands by; everything of a sequencer if it is one."""
-        page.put("embarcadero_sequencer_standby", int(self._reign is None), candidate=self._number)
-        if self._reign is not None:
-            self._reign.write(page)
+        page.put("embarcadero_sequencer_standby", int(self._leader is None), candidate=self._number)
+        if self._leader is not None:
+            self._leader.write(page)
 
 
 # --- replica ----------------------------------------------------------------------------------------------------------
@@ -463,7 +467,7 @@ class WatchedReplica:
         self._replica, self.name = replica, replica.member.ref.region_prefix
 
     async def unready(self) -> str:
-        """A replica is ready while it has its place and its disk takes what is written."""
+        """A replica is ready while it is a member and its disk takes what is written."""
         replica = self._replica
         if replica.deposed:
             return "another incarnation has its place"
