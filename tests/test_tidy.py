@@ -34,7 +34,7 @@ LAYERS = [
 ]
 """A module may import from its own layer and those above it in this list."""
 
-UPWARD = {"client/read/cold.py": {"tier"}, "node/tables.py": {"tier"}}
+UPWARD = {"client/read/cold.py": {"tier"}}
 """Readers of tables load the tier when a topic has a table: only then is PyIceberg needed."""
 
 PURE = [

@@ -20,8 +20,8 @@ from types import FrameType
 from typing import Any, Final, Literal, NamedTuple
 
 import embarcadero as emb
+from embarcadero.cli import processes
 from embarcadero.config import load
-from embarcadero.node import node
 from embarcadero.node.background import start
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.report import report
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     signal.signal(signal.SIGUSR1, turn_on)
     signal.signal(signal.SIGUSR2, off)
-    return node.main(arguments)
+    return processes.main(arguments)
 
 
 @contextmanager

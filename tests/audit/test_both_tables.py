@@ -11,8 +11,8 @@ import pytest
 from embarcadero.audit.report import LaneFacts, SpanReport, report_of, spans_of
 from embarcadero.audit.span import look_at
 from embarcadero.tier.parquet import FileSpan, write_span
-from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.snapshots import LoadedTable
+from embarcadero.tier.storage import TierSettings
 from embarcadero.tier.table import EntriesTable, TierTable
 from embarcadero.types import EntryKind
 from embarcadero.wire.schemas import RAW

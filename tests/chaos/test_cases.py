@@ -12,7 +12,7 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.errors import BadValue
-from embarcadero.node.ports import ReservedPorts
+from embarcadero.node.process import ReservedPorts
 from embarcadero.types import Range, TopicLane
 from embarcadero_proof.chaos.cases import CASES, find
 from embarcadero_proof.chaos.disks import Books, lost_spans, with_losses

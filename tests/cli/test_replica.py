@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from embarcadero.cli import members as module
+from embarcadero.cli import cluster as module
 from embarcadero.cli.main import app
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.placement.directory import Directory
@@ -109,7 +109,7 @@ def test_a_drain_in_which_nothing_moves_says_so(drained: Drained, monkeypatch: p
         if len(naps) == 5:
             drained.move()
 
-    monkeypatch.setattr("embarcadero.cli.members.time.sleep", sleep)
+    monkeypatch.setattr("embarcadero.cli.cluster.time.sleep", sleep)
     shown = drained.drain()
     assert shown.exit_code == 0, shown.output
     assert shown.stderr.count("nothing moved for 0 s") == 1

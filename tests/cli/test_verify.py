@@ -205,7 +205,7 @@ def test_batches_that_left_memory_are_found_on_disk(tmp_path: Path) -> None:
     """By index and by seq, on every replica whose copy is right."""
     from embarcadero.storage.disk import RealDisk
     from embarcadero.storage.reading import RangeReader
-    from embarcadero.watch.segments import ReplicaFolders
+    from embarcadero.watch.regions import ReplicaFolders
 
     cluster = StoppedCluster(tmp_path / "data")
     disks = ReplicaFolders([cluster.range], {number: cluster.folder.replica(number) for number in range(3)})

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from embarcadero.node.ports import ReservedPorts
+from embarcadero.node.process import ReservedPorts
 from embarcadero.wire.codec import control_frame
 from embarcadero.wire.messages import BrokerAddress, MembersAre
 from tests.client.fake_cluster import FakeCluster, FakeConnection

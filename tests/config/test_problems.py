@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embarcadero.config.resolve import load, resolve
+from embarcadero.config.sources import load, resolve
 from embarcadero.errors import BadConfiguration
 from embarcadero.limits import CONFIG_BRACKETS_MAX, CONFIG_BYTES_MAX
 

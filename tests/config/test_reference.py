@@ -10,9 +10,8 @@ import yaml
 
 from embarcadero.config.key import Kind
 from embarcadero.config.reference import example_file, page
-from embarcadero.config.resolve import resolve
-from embarcadero.config.seeds import GONE, STANDS_FOR
-from embarcadero.config.table import DEFAULTS, KEYS, SECTIONS
+from embarcadero.config.sources import resolve
+from embarcadero.config.table import DEFAULTS, GONE, KEYS, SECTIONS, STANDS_FOR
 
 ROOT = Path(__file__).parent.parent.parent
 

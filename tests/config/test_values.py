@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from embarcadero import limits
 from embarcadero.client.arguments import PublisherOptions, publisher_options
 from embarcadero.config import DEFAULTS, Config, FabricSizes, load
-from embarcadero.config.resolve import as_given, config_of, resolve, values_of
+from embarcadero.config.key import BYTES, SECONDS, BadQuantity, quantity
+from embarcadero.config.sources import as_given, config_of, resolve, values_of
 from embarcadero.config.table import KEYS
-from embarcadero.config.units import BYTES, SECONDS, BadQuantity, quantity
 from embarcadero.errors import BadConfiguration, BadValue
 from embarcadero.limits import GIB, KIB, MIB
 

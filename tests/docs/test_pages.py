@@ -15,8 +15,7 @@ from typer.main import get_command
 import embarcadero as emb
 from embarcadero import errors
 from embarcadero.cli.main import app
-from embarcadero.config.seeds import SEEDS
-from embarcadero.config.table import KEYS, SECTIONS
+from embarcadero.config.table import KEYS, SECTIONS, SEEDS
 from tests.docs.samples import PAGES, ROOT, indented
 
 DOCS = ROOT / "docs"

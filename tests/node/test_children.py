@@ -14,11 +14,9 @@ import pytest
 from embarcadero.config.table import LogKeys
 from embarcadero.errors import BadValue, ClusterError
 from embarcadero.node import children as module
-from embarcadero.node.children import Child, exit_reason, roll_over
+from embarcadero.node.children import NODE_MODULE, Child, ForkServer, exit_reason, roll_over
 from embarcadero.node.folder import ClusterFolder
-from embarcadero.node.fork_server import NODE_MODULE, ForkServer
-from embarcadero.node.process import die_with
-from embarcadero.node.roles import SEQUENCER, Role, parse_roles
+from embarcadero.node.process import SEQUENCER, Role, die_with, parse_roles
 
 
 class Program(Child):

@@ -15,8 +15,8 @@ import pytest
 import embarcadero as emb
 from embarcadero.config.table import LogKeys
 from embarcadero.errors import ClusterError
-from embarcadero.node import fork_server as module
-from embarcadero.node.fork_server import NODE_MODULE, Ended, ForkRequest, ForkServer, NodeForked, NotForked, serve
+from embarcadero.node import children as module
+from embarcadero.node.children import NODE_MODULE, Ended, ForkRequest, ForkServer, NodeForked, NotForked, serve
 from embarcadero.node.local import LocalCluster
 
 

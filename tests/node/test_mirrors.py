@@ -13,8 +13,8 @@ from embarcadero.node.fabric_folder import (
     make_mirror,
     mirror_folder,
     mirror_home,
+    open_earlier_mirror,
     open_fabric,
-    open_past,
     remove_if_clean,
     remove_mirrors,
     remove_strays,
@@ -40,12 +40,12 @@ def test_the_mirror_of_an_earlier_generation_is_found_and_another_is_refused(tmp
     home = str(tmp_path / "home")
     (tmp_path / "first").mkdir()
     create_epochs(open_fabric(str(tmp_path / "first"), str(make_mirror(home, CLUSTER | 3)), CLUSTER | 3).fabric)
-    found = open_past(EarlierGeneration(generation=3, epoch=1, mirror=home), CLUSTER | 5)
+    found = open_earlier_mirror(EarlierGeneration(generation=3, epoch=1, mirror=home), CLUSTER | 5)
     assert found is not None
     assert found.attach(EPOCHS_REGION).name == EPOCHS_REGION
-    assert open_past(EarlierGeneration(generation=4, epoch=1, mirror=home), CLUSTER | 5) is None
+    assert open_earlier_mirror(EarlierGeneration(generation=4, epoch=1, mirror=home), CLUSTER | 5) is None
     mirror_folder(home, 3).rename(mirror_folder(home, 4))
-    moved = open_past(EarlierGeneration(generation=4, epoch=1, mirror=home), CLUSTER | 5)
+    moved = open_earlier_mirror(EarlierGeneration(generation=4, epoch=1, mirror=home), CLUSTER | 5)
     assert moved is not None
     with pytest.raises(BadRegion, match="another cluster"):
         moved.attach(EPOCHS_REGION)

@@ -10,8 +10,7 @@ import pytest
 
 from embarcadero.config.table import ClusterKeys, Config
 from embarcadero.errors import BadValue
-from embarcadero.node.process import cores_for, parse_cores
-from embarcadero.node.roles import parse_roles
+from embarcadero.node.process import cores_for, parse_cores, parse_roles
 from embarcadero.node.supervisor import UpOptions
 
 
@@ -43,7 +42,7 @@ def test_a_pinned_process_stays_on_its_core() -> None:
     """The kernel confirms it."""
     core = max(os.sched_getaffinity(0))
     script = (
-        "import os; from embarcadero.node.process import pin; from embarcadero.node.roles import SEQUENCER;"
+        "import os; from embarcadero.node.process import pin; from embarcadero.node.process import SEQUENCER;"
         f"pin([SEQUENCER], [{core}]); print(os.sched_getaffinity(0))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -55,7 +54,7 @@ def test_a_pinned_process_stays_on_its_core() -> None:
 def test_sequencers_are_ranked_by_the_kernel(roles: str, nice: int) -> None:
     """A process with nothing but a sequencer gets the priority that is asked for; others keep theirs."""
     script = (
-        "import os; from embarcadero.node.process import ranking; from embarcadero.node.roles import parse_roles;"
+        "import os; from embarcadero.node.process import ranking; from embarcadero.node.process import parse_roles;"
         f"ranking(parse_roles({roles!r}), 7)(True); print(os.getpriority(os.PRIO_PROCESS, 0))"
     )
     done = subprocess.run(  # in a session of its own: the kernel may rank all of it, for good

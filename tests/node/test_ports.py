@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from embarcadero.errors import ClusterError, PortInUse, ProtocolError, Unreachable
-from embarcadero.node.ports import answers, check_ports, hello, listen
+from embarcadero.node.process import answers, check_ports, hello, listen
 from embarcadero.wire.codec import control_frame
 from embarcadero.wire.messages import Pong, Welcome
 

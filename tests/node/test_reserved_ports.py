@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from embarcadero.errors import PortInUse
-from embarcadero.node.ports import ReservedPorts
+from embarcadero.node.process import ReservedPorts
 
 ALL_OF_THEM = """
 import sys
-from embarcadero.node import ports
-from embarcadero.node.ports import ReservedPorts
+from embarcadero.node import process
+from embarcadero.node.process import ReservedPorts
 from embarcadero.errors import PortInUse
-ports._PORTS = int(sys.argv[1]), int(sys.argv[2])
+process._PORTS = int(sys.argv[1]), int(sys.argv[2])
 had = []
 try:
     while True:
@@ -56,7 +56,7 @@ def test_they_are_below_those_of_outgoing_connections() -> None:
 def test_ports_that_a_stranger_has_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever listens there keeps it; when none is left, an error says so."""
     ours = ReservedPorts(1)
-    monkeypatch.setattr("embarcadero.node.ports._PORTS", (ours.first, ours.first + 20))
+    monkeypatch.setattr("embarcadero.node.process._PORTS", (ours.first, ours.first + 20))
     ours.release()
     with socket.create_server(("127.0.0.1", ours.first)), pytest.raises(PortInUse, match="no 1 free ports"):
         ReservedPorts(1)

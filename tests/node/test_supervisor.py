@@ -18,14 +18,36 @@ from embarcadero.errors import ClusterError, DiskFailed
 from embarcadero.limits import MIB, STOPPED_S
 from embarcadero.liveness import ticks_if_stopped
 from embarcadero.node.children import Child
-from embarcadero.node.fabric_folder import make_mirror
-from embarcadero.node.roles import SEQUENCER
-from embarcadero.node.supervisor import _STOP_S, STOP_S_MAX, Supervisor, UpOptions
+from embarcadero.node.fabric_folder import FabricChoice, Home, make_mirror
+from embarcadero.node.folder import ClusterFolder
+from embarcadero.node.process import SEQUENCER
+from embarcadero.node.supervisor import (
+    _STOP_S,
+    STOP_S_MAX,
+    Generation,
+    NodeProcesses,
+    RunningCluster,
+    UpOptions,
+    Watchdog,
+)
+from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import EarlierGeneration
+from embarcadero.watch.logs import LogJournal
 from tests.placement.worlds import directory_with
 
 LOOK_US = 500_000
 LOOKS = int(STOPPED_S * 1_000_000) // LOOK_US
+
+
+def processes_in(folder: Path) -> NodeProcesses:
+    options = UpOptions(config=load(None, {"cluster.data_dir": folder}))
+    return NodeProcesses(options, ClusterFolder(folder), LogJournal("test"))
+
+
+def running(folder: Path) -> RunningCluster:
+    """A cluster, none of whose processes was started."""
+    generation = Generation(directory_with(0), Home.of(folder), FabricChoice(folder), None, ())
+    return RunningCluster(processes_in(folder), generation, LogJournal("test"))
 
 
 @pytest.mark.parametrize("ready", [False, True])
@@ -35,41 +57,41 @@ def test_only_a_first_start_that_fails_stops_the_cluster(
     """`up` says what keeps a node from starting; a cluster that runs tries again, and keeps its fabric."""
     tries = 0
 
-    async def main() -> Supervisor:
-        supervisor = Supervisor(UpOptions(config=load(None, {"cluster.data_dir": tmp_path})))
-        supervisor._ready = ready
+    async def main() -> RunningCluster:
+        cluster = running(tmp_path)
+        cluster.ready = ready
+        processes = cluster._processes
 
         async def cannot(_: Child) -> None:
             nonlocal tries
             tries += 1
             if tries == 2:
-                supervisor._stop.set()
+                processes.stop.set()
             raise BlockingIOError(11, "Resource temporarily unavailable")
 
         monkeypatch.setattr(Child, "_start", cannot)
-        await supervisor._keep(supervisor._children[0])
-        return supervisor
+        processes._keep(processes.nodes[0], cluster)
+        await processes._keepers[processes.nodes[0]]
+        return cluster
 
-    supervisor = asyncio.run(asyncio.wait_for(main(), 60))
+    cluster = asyncio.run(asyncio.wait_for(main(), 60))
     if ready:
-        assert (tries, supervisor._failure) == (2, None)
+        assert (tries, cluster.failure) == (2, None)
     else:
         assert tries == 1
-        assert isinstance(supervisor._failure, ClusterError)
-        assert supervisor._failure.message == "can't start sequencer: Resource temporarily unavailable"
+        assert isinstance(cluster.failure, ClusterError)
+        assert cluster.failure.message == "can't start sequencer: Resource temporarily unavailable"
 
 
 def test_a_stop_in_order_has_the_time_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though all take as long as they may: who waits for the supervisor, and systemd, do not kill it before."""
     waits: list[float] = []
 
-    async def end(_: Supervisor, __: list[Child], ___: signal.Signals, wait_s: float) -> None:
+    async def end(_: NodeProcesses, __: list[Child], ___: signal.Signals, wait_s: float) -> None:
         waits.append(wait_s)
 
-    monkeypatch.setattr(Supervisor, "_end", end)
-    supervisor = Supervisor(UpOptions(config=load(None, {"cluster.data_dir": tmp_path})))
-    supervisor._directory = directory_with(0)
-    asyncio.run(supervisor._stop_all())
+    monkeypatch.setattr(NodeProcesses, "_end", end)
+    asyncio.run(running(tmp_path).stop())
     tierer_s = 2 * _STOP_S
     assert tierer_s + sum(waits) < STOP_S_MAX
     unit = Path(__file__).parent.parent.parent / "docs" / "embarcadero.service"
@@ -99,15 +121,15 @@ class Halted(Child):
 
 
 @pytest.fixture
-def halted(tmp_path: Path) -> Iterator[tuple[Supervisor, subprocess.Popen[bytes]]]:
-    """A supervisor whose one child is stopped."""
-    supervisor = Supervisor(UpOptions(config=load(None, {"cluster.data_dir": tmp_path})))
-    child = Halted(supervisor._folder, [SEQUENCER], supervisor._fork_server)
-    supervisor._children = [child]
+def halted(tmp_path: Path) -> Iterator[tuple[Watchdog, subprocess.Popen[bytes]]]:
+    """A supervisor's watchdog; the one process is stopped."""
+    processes = processes_in(tmp_path)
+    child = Halted(processes.folder, [SEQUENCER], processes._fork_server)
+    processes.nodes[:] = [child]
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         child.process = process
         halt(process)
-        yield supervisor, process
+        yield Watchdog(processes, directory_with(0), LogJournal("test")), process
         process.kill()
 
 
@@ -116,44 +138,47 @@ def halt(process: subprocess.Popen[bytes]) -> None:
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
 
-def look_on(supervisor: Supervisor, first_us: int, looks: int) -> int:
+def look_on(watchdog: Watchdog, first_us: int, looks: int) -> int:
     """Look twice a second. Returns when the next look would be."""
     for number in range(looks):
-        supervisor._end_stopped(first_us + number * LOOK_US)
+        watchdog.look(first_us + number * LOOK_US)
     return first_us + looks * LOOK_US
 
 
-def test_a_process_that_stays_stopped_is_killed(halted: tuple[Supervisor, subprocess.Popen[bytes]]) -> None:
+def test_a_process_that_stays_stopped_is_killed(halted: tuple[Watchdog, subprocess.Popen[bytes]]) -> None:
     """Not before its time is over, whatever its role."""
-    supervisor, process = halted
-    next_us = look_on(supervisor, 0, LOOKS)
+    watchdog, process = halted
+    next_us = look_on(watchdog, 0, LOOKS)
     assert ticks_if_stopped(process.pid) is not None
-    look_on(supervisor, next_us, 1)
+    look_on(watchdog, next_us, 1)
     assert process.wait() == -signal.SIGKILL
 
 
-def test_a_process_that_went_on_in_between_is_not_killed(halted: tuple[Supervisor, subprocess.Popen[bytes]]) -> None:
+def test_a_process_that_went_on_in_between_is_not_killed(halted: tuple[Watchdog, subprocess.Popen[bytes]]) -> None:
     """Its time begins anew."""
-    supervisor, process = halted
-    next_us = look_on(supervisor, 0, LOOKS)
+    watchdog, process = halted
+    next_us = look_on(watchdog, 0, LOOKS)
     process.send_signal(signal.SIGCONT)
     os.waitid(os.P_PID, process.pid, os.WCONTINUED)
-    next_us = look_on(supervisor, next_us, 1)
+    next_us = look_on(watchdog, next_us, 1)
     halt(process)
-    look_on(supervisor, next_us, LOOKS)
+    look_on(watchdog, next_us, LOOKS)
     assert ticks_if_stopped(process.pid) is not None
 
 
-def test_a_pause_of_the_supervisor_does_not_count(halted: tuple[Supervisor, subprocess.Popen[bytes]]) -> None:
+def test_a_pause_of_the_supervisor_does_not_count(halted: tuple[Watchdog, subprocess.Popen[bytes]]) -> None:
     """All were stopped, and it goes on first: others have time to do so, too."""
-    supervisor, process = halted
-    look_on(supervisor, 0, 1)
-    look_on(supervisor, 1_000 * LOOK_US, 1)
+    watchdog, process = halted
+    look_on(watchdog, 0, 1)
+    look_on(watchdog, 1_000 * LOOK_US, 1)
     assert ticks_if_stopped(process.pid) is not None
 
 
-class NoStore:
+class NoStore(Directory):
     """A directory whose store can't be read."""
+
+    def __init__(self) -> None:
+        """It has none."""
 
     def earlier_generations(self) -> tuple[EarlierGeneration, ...]:
         raise DiskFailed("the store can't be read", "check its disk")
@@ -161,10 +186,9 @@ class NoStore:
 
 def test_old_mirrors_wait_while_the_store_cannot_be_read(tmp_path: Path) -> None:
     """They are needed, as far as anybody knows, and a cluster that runs goes on."""
-    supervisor = Supervisor(UpOptions(config=load(None, {"cluster.data_dir": tmp_path})))
     mirror = make_mirror(str(tmp_path / "mirrors"), 1)
-    supervisor._past = (EarlierGeneration(generation=1, epoch=1, mirror=str(tmp_path / "mirrors")),)
-    supervisor._directory = NoStore()  # type: ignore[assignment]
-    supervisor._forget_past()
+    needed = (EarlierGeneration(generation=1, epoch=1, mirror=str(tmp_path / "mirrors")),)
+    generation = Generation(NoStore(), Home.of(tmp_path), FabricChoice(tmp_path), None, needed)
+    generation.remove_old_mirrors()
     assert mirror.is_dir()
-    assert supervisor._past
+    assert generation.recovery_sources == needed

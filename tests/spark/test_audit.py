@@ -18,7 +18,7 @@ from embarcadero.fabric.layout import OPEN_STRONG
 from embarcadero.spark.auditing import _sessions, audit
 from embarcadero.tier import columns
 from embarcadero.tier.job import TierJob
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 from embarcadero.tier.table_reads import TopicTable
 from embarcadero.types import GapKind
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import embarcadero as emb
-from embarcadero.config.environment import read_environment
+from embarcadero.config.sources import read_environment
 from embarcadero.spark import machine
 from embarcadero.spark.machine import CORES, PYTHON, SCRIPT, known_cores, local_cores, prepare, unix_sockets
 

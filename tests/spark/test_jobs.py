@@ -28,7 +28,7 @@ from embarcadero.spark.loading import FilesSource, TableSource, load
 from embarcadero.spark.replay import replay
 from embarcadero.staging.job_ledger import BEGUN, DONE, PLANNED, JobFact, JobLedger
 from embarcadero.staging.ledger import TopicLedger
-from embarcadero.tier.settings import sqlite_catalog
+from embarcadero.tier.storage import sqlite_catalog
 from embarcadero.types import jobs_topic
 from tests.spark.conftest import QUICK_START
 

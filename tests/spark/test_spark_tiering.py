@@ -15,10 +15,9 @@ import pytest
 import embarcadero as emb
 from embarcadero.errors import OutcomeUnknown
 from embarcadero.spark.tiering import SparkEngine
-from embarcadero.tier.engines import SpanWork
-from embarcadero.tier.job import TierJob
+from embarcadero.tier.job import SpanWork, TierJob
 from embarcadero.tier.parquet import FileSpan
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 from tests.spark.conftest import QUICK_START
 from tests.tier.truth import Truth
 
@@ -59,7 +58,7 @@ from pathlib import Path
 import embarcadero as emb
 from embarcadero.spark.tiering import SparkEngine
 from embarcadero.tier.job import TierJob
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 
 def told():
     from pyspark import SparkContext

@@ -368,7 +368,7 @@ def test_folders_that_are_taken_foreign_or_gone(tmp_path: Path) -> None:
         log.create_topic("t", order=5, replicas=3, durable_on=2)
         publish(log, "t", 0, 100)
         second = subprocess.run(
-            [sys.executable, "-m", "embarcadero.node.node", "--data-dir", tmp_path, "--roles", "replica:0",
+            [sys.executable, "-m", "embarcadero.cli.processes", "--data-dir", tmp_path, "--roles", "replica:0",
              "--parent", str(os.getpid())],
             capture_output=True, text=True, timeout=WAIT_S, check=False,
         )  # fmt: skip

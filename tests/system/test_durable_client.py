@@ -21,7 +21,7 @@ from embarcadero.config import load
 from embarcadero.errors import RecordsLost, Retriable
 from embarcadero.node.background import start
 from embarcadero.node.folder import ClusterFolder
-from embarcadero.node.ports import ReservedPorts
+from embarcadero.node.process import ReservedPorts
 from embarcadero.node.supervisor import UpOptions
 from embarcadero.types import GapKind, Position
 

@@ -18,7 +18,7 @@ import embarcadero as emb
 from embarcadero import EntryKind, Gap, GapKind
 from embarcadero.config import load
 from embarcadero.errors import BadTable, Trimmed
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 from tests.system.tiering import Tierer
 
 pytestmark = pytest.mark.system

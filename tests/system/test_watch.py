@@ -17,6 +17,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
+import pyarrow as pa
 import pytest
 
 import embarcadero as emb
@@ -336,6 +337,12 @@ def test_inspect_decodes_a_live_cluster(cluster: Watched, traffic: dict[str, Any
     assert [(result["outcome"], result["acked"]) for result in way["results"]] == [("ORDERED", True)]
     assert way["verdict"] == f"stored at index {batch.index}, seq {batch.seq}; acked; payload readable"
     assert cluster.json("inspect", "record", "orders", *options, "99999")["verdict"].startswith("no trace")
+
+    cluster.log.create_topic("typed", schema=pa.schema([("city", pa.string()), ("sold", pa.int64())]))
+    with cluster.log.publisher("typed") as publisher:
+        publisher.publish(pa.table({"city": ["Recife"], "sold": [3]})).result(10)
+    typed = cluster.json("inspect", "batch", "typed", "--seq", "0")["payload"]
+    assert (typed["state"], typed["records"]) == ("readable", [{"city": "Recife", "sold": 3}])
 
     beyond = ["batch", "orders", "--seq", "77777"]
     for wrong, says in ((["region", "no-such"], "can't be read"), (beyond, "not in the order ring")):

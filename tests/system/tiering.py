@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from embarcadero.tier.parquet import FileSpan, write_span
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 from embarcadero.tier.table import TierTable, table_name
 
 

@@ -17,7 +17,7 @@ from threading import Thread
 
 import pyarrow.fs as pafs
 
-from embarcadero.node.ports import ReservedPorts
+from embarcadero.node.process import ReservedPorts
 
 _KEYS = {"accessKey": "tests", "secretKey": "tests-secret"}
 _PARTS = ("master", "volume", "filer", "s3")

@@ -21,7 +21,7 @@ from embarcadero.errors import NotAvailable, TierUnavailable
 from embarcadero.node.local import LocalCluster
 from embarcadero.tier import table_reads
 from embarcadero.tier.job import TierJob
-from embarcadero.tier.settings import TierSettings, sqlite_catalog
+from embarcadero.tier.storage import TierSettings, sqlite_catalog
 from tests.tier.object_store import ObjectStore, available, object_store
 from tests.tier.truth import await_durable
 

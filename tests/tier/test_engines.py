@@ -17,10 +17,9 @@ from embarcadero.config import load
 from embarcadero.errors import NotAvailable, OutcomeUnknown
 from embarcadero.spark import machine, tiering
 from embarcadero.spark.tiering import chosen_kind, engine_of
-from embarcadero.tier.engines import AutoEngine, EngineKind, ProcessEngine, SpanWork
-from embarcadero.tier.job import TierJob, TierJobs
+from embarcadero.tier.job import AutoEngine, EngineKind, ProcessEngine, SpanWork, TierJob, TierJobs
 from embarcadero.tier.parquet import FileFacts, FileSpan
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 from tests.tier.test_many import Told
 from tests.tier.truth import Truth
 
@@ -168,7 +167,7 @@ def test_an_engine_may_rest_between_two_looks(log: Log, tmp_path: Path) -> None:
     """However long it is to the next one; at the end it ends."""
     told: list[str] = []
     log.create_topic("resting", order=5)
-    settings = TierSettings.local(tmp_path, interval_s=3_600.0)
+    settings = TierSettings.local(tmp_path, interval_s=3_600.0, topics=["resting"])
     stop = Event()
 
     class Stopping(Noted):
@@ -179,5 +178,5 @@ def test_an_engine_may_rest_between_two_looks(log: Log, tmp_path: Path) -> None:
             return found
 
     engine = Stopping("spark", told, [0.01, 0.01])
-    TierJobs(log, settings, Told(), holder="rest", topics=["resting"], engine=engine).follow(stop)
+    TierJobs(log, settings, Told(), holder="rest", engine=engine).follow(stop)
     assert told == ["spark may rest"] * 3 + ["spark ends"]

@@ -18,10 +18,9 @@ import pytest
 
 from embarcadero.client.api.sync_log import Log
 from embarcadero.errors import BadTable, BadValue, Corrupt, Deposed, TierBusy, TierUnavailable
-from embarcadero.tier.engines import ProcessEngine, SpanWork
-from embarcadero.tier.job import STEPS, TierJob, checked_facts
+from embarcadero.tier.job import STEPS, Engine, ProcessEngine, SpanWork, TierJob, checked_facts
 from embarcadero.tier.parquet import FileFacts, FileSpan
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 from embarcadero.tier.table import TierTable
 from embarcadero_proof.bugs.table import injected
 from tests.tier.rewriting import add
@@ -57,8 +56,29 @@ def inject() -> Iterator[Any]:
         yield lambda name: stack.enter_context(injected(name))
 
 
-def job(truth: Truth, holder: str = "a", **more: Any) -> TierJob:
-    return TierJob(truth.log, truth.topic, truth.settings, holder=holder, **more)
+class Hooked(TierJob):
+    """A job that is interrupted at its steps."""
+
+    def __init__(self, truth: Truth, hook: Callable[[str], None], holder: str, engine: Engine | None) -> None:
+        super().__init__(truth.log, truth.topic, truth.settings, engine, holder=holder)
+        self._hook = hook
+
+    def step(self, name: str) -> None:
+        self._hook(name)
+
+
+def job(
+    truth: Truth,
+    holder: str = "a",
+    *,
+    engine: Engine | None = None,
+    take_over: bool = False,
+    step: Callable[[str], None] = lambda _name: None,
+) -> TierJob:
+    made = Hooked(truth, step, holder, engine)
+    if take_over:
+        made.open(take_over=True)
+    return made
 
 
 def run_through(dying: TierJob) -> None:
@@ -119,14 +139,15 @@ import embarcadero as emb
 from contextlib import ExitStack
 from pathlib import Path
 from embarcadero.tier.job import TierJob
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 address, topic, folder, at = sys.argv[1:]
-def step(name):
-    if name == at:
-        os.kill(os.getpid(), signal.SIGKILL)
+class Killed(TierJob):
+    def step(self, name):
+        if name == at:
+            os.kill(os.getpid(), signal.SIGKILL)
 with emb.connect(address) as log:
     settings = TierSettings.local(Path(folder), file_bytes=65_536, hot_retention_s=0)
-    with TierJob(log, topic, settings, holder="doomed", step=step) as job:
+    with Killed(log, topic, settings, holder="doomed") as job:
         job.cycle()
 """
 
@@ -325,8 +346,8 @@ def test_files_below_the_start_are_dropped(truth: Truth, monkeypatch: pytest.Mon
         assert before & after
         start = truth.log.tail(truth.topic).start_seq
         assert truth.log.read(truth.topic).column("_seq").to_pylist() == list(range(start, 1_205))
-        monkeypatch.setattr("embarcadero.tier.upkeep.TIER_SNAPSHOTS_KEPT", 0)
-        monkeypatch.setattr("embarcadero.tier.upkeep.TIER_ORPHANS_S", -60.0)
+        monkeypatch.setattr("embarcadero.tier.table.TIER_SNAPSHOTS_KEPT", 0)
+        monkeypatch.setattr("embarcadero.tier.table.TIER_ORPHANS_S", -60.0)
         truth.publish(5)
         running.cycle()
         assert truth.data_files() == truth.named_files()

@@ -17,21 +17,19 @@ from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import Batch
 from embarcadero.errors import BadSchema, BadTable
 from embarcadero.tier import parquet
-from embarcadero.tier.columns import EntriesHash, rows
+from embarcadero.tier.columns import EntriesHash, Layout, records_schema, rows
 from embarcadero.tier.job import TierJob
-from embarcadero.tier.layouts import Layout, records_schema
 from embarcadero.tier.parquet import FileFacts, FileSpan, write_span
 from embarcadero.tier.row_groups import merged
-from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.snapshots import LoadedTable, snapshot_properties
-from embarcadero.tier.table import EntriesTable, TierTable
+from embarcadero.tier.storage import TierSettings
+from embarcadero.tier.table import EntriesTable, TierTable, collect_data
 from embarcadero.tier.table_reads import TopicTable, table_cuts
-from embarcadero.tier.upkeep import collect_data
 from embarcadero.types import EntryKind, Tier
 from embarcadero.wire.schemas import RAW, TopicSchemas
 from tests.tier.entries import batch_of, control_of, raw
 from tests.tier.old_layout import create_old
-from tests.tier.test_job import Crash, crash_at
+from tests.tier.test_job import Crash, crash_at, job
 from tests.tier.test_table import cold, taken
 from tests.tier.truth import Truth
 
@@ -333,13 +331,13 @@ def test_a_killed_job_leaves_no_doubles(truth: Truth) -> None:
     """With real records: killed between the commits, twice; then all of it is there once, and no garbage stays."""
     for _ in range(2):
         truth.publish(300)
-        dying = TierJob(truth.log, truth.topic, truth.settings, holder="a", step=crash_at("records", 1))
+        dying = job(truth, step=crash_at("records", 1))
         dying.open()
         with pytest.raises(Crash):
             dying.cycle()
         assert truth.problems() == []
-    with TierJob(truth.log, truth.topic, truth.settings, holder="a") as job:
-        assert job.run_once()[0].rows == 600
+    with job(truth) as last:
+        assert last.run_once()[0].rows == 600
     assert truth.problems() == []
     assert truth.data_files() == truth.named_files()
     assert parquet.span_of("nothing") is None

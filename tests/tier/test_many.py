@@ -8,7 +8,7 @@ from typing import Any
 
 from embarcadero.client.api.sync_log import Log
 from embarcadero.tier.job import Cycle, TierJob, TierJobs
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 from tests.tier.truth import await_durable
 
 
@@ -26,16 +26,20 @@ class Told:
 
 def test_trouble_of_one_topic_is_its_own(log: Log, tmp_path: Path) -> None:
     """One is held by another job, one is deleted on the way, one has no replicas; the last is tiered all the same."""
-    settings, told, cycles = TierSettings.local(tmp_path, hot_retention_s=0), Told(), list[tuple[str, Cycle]]()
-    names = ["held", "doomed", "fine"]
+    cycles: list[tuple[str, Cycle]] = []
+
+    class Reported(TierJobs):
+        def report(self, topic: str, done: Cycle) -> None:
+            cycles.append((topic, done))
+
+    names, told = ["held", "doomed", "fine"], Told()
+    settings = TierSettings.local(tmp_path, hot_retention_s=0, topics=names)
     for name in names:
         log.create_topic(name)
         with log.publisher(name, ack=2) as publisher:
             publisher.send(b"x")
         await_durable(log, name)
-    tierer = TierJobs(
-        log, settings, told, holder="many", topics=names, told=lambda topic, cycle: cycles.append((topic, cycle))
-    )
+    tierer = Reported(log, settings, told, holder="many")
     with TierJob(log, "held", settings, holder="another"):
         tierer.look(Event())
     log.delete_topic("doomed")

@@ -11,7 +11,7 @@ from embarcadero.client.api.sync_log import Log
 from embarcadero.errors import BadTable, TierUnavailable
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.parquet import data_folder
-from embarcadero.tier.settings import TierSettings, sqlite_catalog
+from embarcadero.tier.storage import TierSettings, sqlite_catalog
 from embarcadero.tier.table_reads import TopicTable, table_batches
 from tests.tier.object_store import ObjectStore, available, object_store
 from tests.tier.truth import await_durable

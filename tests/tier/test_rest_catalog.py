@@ -14,7 +14,7 @@ from pyiceberg.catalog import load_catalog
 from embarcadero.client.api.sync_log import Log
 from embarcadero.errors import Deposed, TierUnavailable
 from embarcadero.tier.job import TierJob
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 from embarcadero.tier.table import TierTable
 from embarcadero.wire.schemas import RAW
 from tests.tier.test_layouts import commit, indices, now_of, write

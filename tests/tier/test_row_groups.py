@@ -17,9 +17,8 @@ from embarcadero.limits import MIB, TABLE_PIECE_BYTES, TIER_GROUP_DECODED_BYTES
 from embarcadero.tier import parquet
 from embarcadero.tier.parquet import FileSpan, SpanFooter, read_footer, write_span
 from embarcadero.tier.row_groups import GroupCache, pieces
-from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.snapshots import LoadedTable
-from embarcadero.tier.storage import Storage
+from embarcadero.tier.storage import Storage, TierSettings
 from embarcadero.tier.table import TierTable
 from embarcadero.tier.table_reads import TopicTable, table_batches
 from embarcadero.types import Tier

@@ -16,9 +16,8 @@ from embarcadero.client.read.cold import open_table
 from embarcadero.errors import BadTable, EmbarcaderoError, NotAvailable, TierUnavailable
 from embarcadero.tier.parquet import FileSpan, write_span
 from embarcadero.tier.serving import TableServer
-from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.snapshots import LoadedTable
-from embarcadero.tier.storage import Storage
+from embarcadero.tier.storage import Storage, TierSettings
 from embarcadero.tier.table import TierTable
 from embarcadero.types import Gap, GapKind, Hole, Tier
 from embarcadero.wire.messages import Fetch

@@ -16,15 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from embarcadero.client.results import Batch
+from embarcadero.config.secrets import parse_properties
 from embarcadero.errors import BadTable, BadValue, Corrupt, Deposed, TierUnavailable, Trimmed
 from embarcadero.tier.columns import EntriesHash, rows
 from embarcadero.tier.parquet import FileFacts, FileSpan, SpanFooter, span_of, write_span
-from embarcadero.tier.settings import TierSettings, parse_properties
 from embarcadero.tier.snapshots import LoadedTable
-from embarcadero.tier.storage import Storage
-from embarcadero.tier.table import TierTable, table_name
+from embarcadero.tier.storage import Storage, TierSettings
+from embarcadero.tier.table import TierTable, collect_data, collect_metadata, table_name
 from embarcadero.tier.table_reads import TopicTable, table_batches
-from embarcadero.tier.upkeep import collect_data, collect_metadata
 from embarcadero.types import EntryKind, GapKind, Tier
 from embarcadero.wire.schemas import RAW, TopicSchemas
 from embarcadero_proof.bugs.table import injected
@@ -143,7 +142,7 @@ def test_places_in_a_table(table: TierTable) -> None:
     assert found.find(0, "time", 1_700_000_000_000_003) == (9, 50)
     assert [file.stop_seq for file in found.files(0, 0, 99)] == [3, 55]
     assert [(file.first_index, file.stop_index) for file in found.files(0, 3, 10)] == [(3, 13)]
-    assert (found.place_after(0, 1), found.place_after(0, 4)) == ((3, 3), (13, 55))
+    assert (found.position_after(0, 1), found.position_after(0, 4)) == ((3, 3), (13, 55))
     with pytest.raises(BadValue, match="no such columns: price"):
         list(found.rows(0, 0, 9, ["price"]))
 

@@ -19,7 +19,7 @@ from embarcadero.client.api.sync_log import Log
 from embarcadero.config import Config, load
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.local import LocalCluster
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 from tests.tier.truth import Truth
 
 

@@ -10,11 +10,10 @@ from typing import Any
 import duckdb
 
 from embarcadero.client.api.sync_log import Log
-from embarcadero.tier.layouts import Layout
-from embarcadero.tier.settings import TierSettings
-from embarcadero.tier.table import TierTable
+from embarcadero.tier.columns import Layout
+from embarcadero.tier.storage import TierSettings
+from embarcadero.tier.table import TierTable, collect_data
 from embarcadero.tier.table_reads import TopicTable, table_batches
-from embarcadero.tier.upkeep import collect_data
 
 
 def await_durable(log: Log, topic: str) -> None:

@@ -159,7 +159,7 @@ class Kills(Performance):
             self._until(lambda: self.cluster.pids().get(role, pid) != pid and self.operator.is_whole(), _LOOK_S)
 
     def _hand_over(self) -> None:
-        reigning = self.cluster.reigning()
+        reigning = self.cluster.leader()
         time.sleep(_AT_REST_S)  # asking that has kept this process busy
         with self.stage.noting("hand-over", reigning):
             self.operator.hand_over()

@@ -76,11 +76,11 @@ class Stage:
         of_kind = {kind: [role for role in known if role.split(":")[0] == kind] for kind in _KINDS}
         nodes = [role for role in known if role != "supervisor"]
         if target == "sequencer":
-            return [self.cluster.reigning()]
+            return [self.cluster.leader()]
         if target in known:
             return [target]
         if target == "standby":
-            reigning = self.cluster.reigning()
+            reigning = self.cluster.leader()
             return [role for role in of_kind["sequencer"] if role != reigning][:1] or [reigning]
         if target == "majority":
             replicas = of_kind["replica"]
@@ -237,7 +237,7 @@ def _until(stage: Stage, done: Callable[[], bool]) -> None:
 
 def move(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
     """Have a standby take over from a sequencer that works."""
-    with stage.noting("hand-over", stage.cluster.reigning()):
+    with stage.noting("hand-over", stage.cluster.leader()):
         hand_over(stage.cluster.folder)
 
 

@@ -36,8 +36,8 @@ from embarcadero.limits import KIB, MIB, REPLICA_SILENT_S, RESEND_AFTER_S
 from embarcadero.node.background import start
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.local import halt, runs, state_of
+from embarcadero.node.process import candidate_role
 from embarcadero.node.report import report as cluster_report
-from embarcadero.node.roles import candidate_role
 from embarcadero.node.supervisor import UpOptions
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import SqliteStore
@@ -163,8 +163,8 @@ class Stage:
         path = self.folder.log_of(f"stand-in-{role}")
         with path.open("ab") as log:
             self._stand_ins.append(subprocess.Popen(
-                [sys.executable, "-m", "embarcadero.node.node", "--data-dir", str(self.folder.path), "--roles", role,
-                 "--parent", str(os.getpid())],
+                [sys.executable, "-m", "embarcadero.cli.processes", "--data-dir", str(self.folder.path), "--roles",
+                 role, "--parent", str(os.getpid())],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             ))  # fmt: skip
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from embarcadero.cli.processes import SURROUNDINGS
 from embarcadero.node import node
 from embarcadero_proof.faults.disks import failing_disk
 from embarcadero_proof.faults.steps import steps_of
@@ -19,7 +20,7 @@ NODE_MODULE: Final = __name__ if __name__ != "__main__" else "embarcadero_proof.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a node as the product does, with faults."""
-    return node.main(arguments, node.Surroundings(steps=steps_of, disk=failing_disk))
+    return node.main(arguments, SURROUNDINGS._replace(steps=steps_of, disk=failing_disk))
 
 
 if __name__ == "__main__":

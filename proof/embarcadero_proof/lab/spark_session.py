@@ -33,7 +33,7 @@ from embarcadero.spark.write.sink import StagedMessage, publish
 from embarcadero.spark.write.tasks import TaskWriter, WriteWork
 from embarcadero.tier.columns import rows
 from embarcadero.tier.job import TierJob
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 from embarcadero.tier.table_reads import TopicTable
 from embarcadero.wire.schemas import RAW_SCHEMA, raw_batch
 from embarcadero_proof.lab.nothing import Nothing, keep

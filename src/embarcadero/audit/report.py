@@ -11,7 +11,7 @@ import msgspec
 
 from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import TopicInfo
-from embarcadero.tier.settings import parse_properties
+from embarcadero.config.secrets import parse_properties
 from embarcadero.types import Range, Tail
 
 KINDS: Final = {
@@ -227,7 +227,7 @@ def _file_ends(about: TopicInfo, lane: int, first: int, last: int, properties: S
     """
     if about.tier is None:
         return []
-    from embarcadero.tier.layouts import Layout
+    from embarcadero.tier.columns import Layout
     from embarcadero.tier.parquet import span_of
     from embarcadero.tier.table_reads import TopicTable  # wants PyIceberg, which only tiered topics need
 

@@ -16,9 +16,9 @@ from embarcadero.audit.report import AuditFinding, AuditSpan, Collector, SpanRep
 from embarcadero.audit.sessions import NO_FLAGS, runs_of
 from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import Batch, TopicInfo
+from embarcadero.config.secrets import parse_properties
 from embarcadero.errors import Corrupt, EmbarcaderoError
 from embarcadero.tier.columns import EntriesHash, Int64s, rows
-from embarcadero.tier.settings import parse_properties
 from embarcadero.types import EntryKind, Gap, GapKind
 
 COLUMNS: Final = (

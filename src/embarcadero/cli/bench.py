@@ -243,7 +243,7 @@ def _parts(only: list[Measurement] | None, topic: str | None, order: str | None)
 
 def _records(records: int | None, size: str | None, record_bytes: int) -> int | None:
     """The bound of --records and --bytes, in records."""
-    from embarcadero.config.units import BYTES, BadQuantity, quantity, whole
+    from embarcadero.config.key import BYTES, BadQuantity, quantity, whole
 
     try:
         limit = None if size is None else whole(quantity(size, BYTES, 1, "2GiB"), size, "bytes")

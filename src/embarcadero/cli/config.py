@@ -11,7 +11,7 @@ from embarcadero.cli.output import Json, note, print_json, print_table, resolved
 from embarcadero.errors import BadValue
 
 if TYPE_CHECKING:
-    from embarcadero.config.resolve import Resolved
+    from embarcadero.config.sources import Resolved
 
 HELP = """
 Show and check the configuration: embarcadero.yaml < environment < options.
@@ -86,7 +86,7 @@ def check(
 
         embarcadero config check production.yaml
     """
-    from embarcadero.config.resolve import DEFAULT
+    from embarcadero.config.sources import DEFAULT
 
     found = resolved(file=file)
     changed = sum(origin != DEFAULT for origin in found.origins.values())

@@ -13,11 +13,9 @@ from embarcadero.cli import (
     cluster,
     config,
     inspect,
-    members,
     pipeline,
     records,
     topic,
-    watch,
 )
 from embarcadero.cli.output import Verbs, print_error
 from embarcadero.errors import EmbarcaderoError, UsageError
@@ -72,10 +70,10 @@ app.command()(cluster.up)
 app.command()(cluster.down)
 app.command()(cluster.node)
 app.command()(cluster.status)
-app.command()(watch.top)
+app.command()(inspect.top)
 app.add_typer(topic.app, name="topic")
-app.add_typer(members.replicas, name="replica")
-app.add_typer(members.sequencer, name="sequencer")
+app.add_typer(cluster.replicas, name="replica")
+app.add_typer(cluster.sequencer, name="sequencer")
 app.add_typer(inspect.app, name="inspect")
 app.command()(inspect.verify)
 app.command()(records.publish)

@@ -18,7 +18,7 @@ from embarcadero.errors import EmbarcaderoError
 if TYPE_CHECKING:
     from embarcadero.client.api.sync_log import Log
     from embarcadero.config import Config
-    from embarcadero.config.resolve import Resolved
+    from embarcadero.config.sources import Resolved
     from embarcadero.types import ReaderProgress, Tail, Tier
 
 
@@ -100,9 +100,9 @@ READER_COLUMNS = ["reader", "lane: seq", "lag in records", "seconds ago"]
 
 
 def reader_row(reader: ReaderProgress) -> list[object]:
-    """A reader that told how far it is, for a table of them."""
-    places = ", ".join(f"{lane}: {seq}" for lane, (_, seq) in sorted(reader.places.items()))
-    return [reader.reader, places, "?" if reader.lag is None else reader.lag, f"{reader.ago_s:.0f}"]
+    """A reader that reported how far it is, for a table of them."""
+    positions = ", ".join(f"{lane}: {seq}" for lane, (_, seq) in sorted(reader.places.items()))
+    return [reader.reader, positions, "?" if reader.lag is None else reader.lag, f"{reader.ago_s:.0f}"]
 
 
 def note(text: str) -> None:
@@ -207,7 +207,7 @@ def with_config(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def resolved(flags: OptionValues | None = None, *, file: Path | None = None, base: Config | None = None) -> Resolved:
     """What all sources say, with the problems they have."""
-    from embarcadero.config.resolve import as_given, resolve, which_file
+    from embarcadero.config.sources import as_given, resolve, which_file
     from embarcadero.config.table import DEFAULTS
 
     given = {key: as_given(key, value, name) for key, (name, value) in (flags or {}).items() if value is not None}

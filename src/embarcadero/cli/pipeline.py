@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from embarcadero.config import Config
     from embarcadero.spark.jobs import JobProgress, ProgressReport
     from embarcadero.spark.loading import FilesSource, TableSource
-    from embarcadero.tier.engines import Engine
-    from embarcadero.tier.job import Cycle, TierJob
+    from embarcadero.tier.job import Cycle, Engine, TierJob
 
 
 _HELP = "Run jobs over topics: tier, audit, compact, replay, load, or one of your own."
@@ -71,9 +70,8 @@ def tier(
     import signal
     from threading import Event
 
-    from embarcadero.tier.engines import ProcessEngine
-    from embarcadero.tier.job import TierJob
-    from embarcadero.tier.settings import TierSettings
+    from embarcadero.tier.job import ProcessEngine, TierJob
+    from embarcadero.tier.storage import TierSettings
 
     config = cluster_config(data_dir)
     with connect(brokers, data_dir) as log:
@@ -84,7 +82,9 @@ def tier(
             engine = SparkEngine(log.address, master or config.tier.master or _MASTER)
         where = TierSettings.of(config, data_dir_or_default(data_dir))
         holder = f"pipeline-{os.getpid()}"
-        with TierJob(log, topic, where, engine, holder=holder, take_over=take_over) as job:
+        job = TierJob(log, topic, where, engine, holder=holder)
+        job.open(take_over=take_over)
+        with job:
             if not follow:
                 _print_done(job, topic, job.run_once(), json)
                 return
@@ -125,7 +125,7 @@ def _print_done(job: TierJob, topic: str, cycles: list[Cycle], json: bool) -> No
     if json:
         print_json(facts | {"table": job.table})
         return
-    rows = [[lane, place["index"], place["seq"]] for lane, place in facts["frontiers"].items()]
+    rows = [[lane, position["index"], position["seq"]] for lane, position in facts["frontiers"].items()]
     print_table(f"{topic} in {job.table}", ["lane", "below index", "below seq"], rows)
     print(f"{facts['rows']} records in {facts['files']} new files, {facts['bytes']} bytes")
 
@@ -470,9 +470,10 @@ def _source(
     snapshot: int | None,
     data_dir: Path | None,
 ) -> FilesSource | TableSource:
+    from embarcadero.config.secrets import parse_properties
     from embarcadero.errors import BadValue
     from embarcadero.spark.loading import FilesSource, TableSource
-    from embarcadero.tier.settings import TierSettings, parse_properties
+    from embarcadero.tier.storage import TierSettings
 
     if (files is None) == (table is None):
         raise BadValue("files and a table are two sources, and one is needed", "give --files or --table")

@@ -252,7 +252,7 @@ def _stored_batches(
 def _handles(log: Log, about: TopicInfo, session: int, stop: int, read: str) -> tuple[int | None, set[int]]:
     """The handles that a named session has had, and the index where the first was opened (None: no longer there).
 
-    Whoever opens the name gets a new handle. Its SESSION_OPEN in the log says which handle it continues.
+    A publisher that opens the name gets a new handle. Its SESSION_OPEN in the log says which handle it continues.
     """
     opened: dict[int, tuple[int, int]] = {}
     for batches in log.scan(about.name, stop=stop, read=read, partitions=[], control=True):
@@ -403,8 +403,8 @@ def _start(text: str) -> str | int | datetime:
 
 def _at_durable_end(log: Log, topic: str, subscriber: Subscriber) -> bool:
     """Whether a reader has all that is durable. If not, records are still on their way, or an error is."""
-    places, tail = subscriber.positions(), log.tail(topic)
-    return all((places.get(each.lane, each.durable_index) or 0) >= each.durable_index for each in tail.lanes or (tail,))
+    at, tail = subscriber.positions(), log.tail(topic)
+    return all((at.get(each.lane, each.durable_index) or 0) >= each.durable_index for each in tail.lanes or (tail,))
 
 
 def _records(
@@ -428,8 +428,8 @@ def _records(
                     note("-- the rest is ordered and not durable yet: --read ordered shows it --")
                     return
                 if batch is None:
-                    places = subscriber.positions()  # a lane that is missing there has nothing left to read
-                    left = {lane: end for lane, end in left.items() if (places.get(lane, end.index) or 0) < end.index}
+                    at = subscriber.positions()  # a lane that is missing there has nothing left to read
+                    left = {lane: end for lane, end in left.items() if (at.get(lane, end.index) or 0) < end.index}
                 elif end is not None and batch.lane not in left:
                     continue  # it came after the end as it was when we began
                 elif batch.gap is not None:

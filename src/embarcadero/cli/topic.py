@@ -88,7 +88,7 @@ def _copies(topic: Topic) -> str:
 
 def _quantity(text: str | None, units: Mapping[str, float], unit: str, example: str) -> int | None:
     """A size or a time as people write it; BadValue when it makes no sense."""
-    from embarcadero.config.units import BadQuantity, quantity, whole
+    from embarcadero.config.key import BadQuantity, quantity, whole
 
     try:
         return None if text is None else whole(quantity(text, units, 1, example), text, unit)
@@ -97,7 +97,7 @@ def _quantity(text: str | None, units: Mapping[str, float], unit: str, example: 
 
 
 def _retention(retention_bytes: str | None, retention: str | None) -> dict[str, int | None]:
-    from embarcadero.config.units import BYTES, SECONDS
+    from embarcadero.config.key import BYTES, SECONDS
 
     return {
         "retention_bytes": _quantity(retention_bytes, BYTES, "bytes", "10GiB"),

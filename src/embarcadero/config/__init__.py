@@ -1,7 +1,6 @@
 """Configuration: `embarcadero.yaml` < environment < flags. table.py declares every key; all else follows from it."""
 
-from embarcadero.config.resolve import load
-from embarcadero.config.sizes import FabricSizes
-from embarcadero.config.table import DEFAULTS, Config
+from embarcadero.config.sources import load
+from embarcadero.config.table import DEFAULTS, Config, FabricSizes
 
 __all__ = ["DEFAULTS", "Config", "FabricSizes", "load"]

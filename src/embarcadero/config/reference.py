@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from inspect import getdoc
 
 from embarcadero.config.key import Key, Kind
-from embarcadero.config.relations import RELATIONS
-from embarcadero.config.seeds import GONE, STANDS_FOR
-from embarcadero.config.table import KEYS, SECTIONS
+from embarcadero.config.table import GONE, KEYS, RELATIONS, SECTIONS, STANDS_FOR
 
 _INTRODUCTION = """\
 # Configuration

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import msgspec
 
 from embarcadero.config.table import KEYS, Config
+from embarcadero.errors import BadValue
 from embarcadero.limits import TIER_TEXT_BYTES_MAX
 
 MASK: Final = "***"
@@ -118,4 +119,16 @@ def public_properties(properties: Mapping[str, str]) -> dict[str, str]:
         value = "" if "?" in user else f"{scheme}{place}"
         if value and len(value.encode()) <= TIER_TEXT_BYTES_MAX:
             found[key] = value
+    return found
+
+
+def parse_properties(pairs: Sequence[str], what: str = "tier.properties") -> dict[str, str]:
+    """`key=value` pairs. BadValue names one that is none, and what they are."""
+    found: dict[str, str] = {}
+    for number, pair in enumerate(pairs, start=1):
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():  # it may be a part of a secret: not shown
+            hint = "write key=value, such as s3.region=eu-west-1; a value with a comma needs a list in the file"
+            raise BadValue(f"{what} has {len(pairs)} entries, and number {number} has no name and '='", hint)
+        found[key.strip()] = value.strip()
     return found

@@ -1,12 +1,15 @@
 """Every key of the configuration, once: name, type, default, range, meaning. All else is derived from this table.
 
 Defaults and hard bounds are those of limits.py. Times and sizes have their unit in their name; values may be written
-in another one (`linger_ms: 1s`).
+in another one (`linger_ms: 1s`). The keys are followed by values that must fit together, and by what became of the
+names of the first designs.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, get_type_hints
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -24,10 +27,38 @@ from embarcadero.config.key import (
     share,
     size,
     text,
-)  # fmt: skip
-from embarcadero.config.sizes import FabricSizes
-from embarcadero.limits import GIB, KIB, MIB
+)
+from embarcadero.errors import BadValue
+from embarcadero.limits import GIB, KIB, MIB, REPLICAS_MAX
 from embarcadero.orders import ORDER_NAMES
+
+
+class Relation(NamedTuple):
+    """What must hold between keys of one section or of several; `given` has one value for each key."""
+
+    keys: tuple[str, ...]
+    holds: Callable[..., bool]
+    says: str
+
+
+FABRIC_RELATIONS: Final = (
+    Relation(
+        ("fabric.log_bytes", "fabric.chunk_bytes"),
+        lambda log_bytes, chunk_bytes: 2 <= log_bytes // max(1, chunk_bytes) <= limits.CHUNKS_MAX,
+        f"log_bytes must make 2 to {limits.CHUNKS_MAX} chunks",
+    ),
+    Relation(
+        ("fabric.order_slots", "fabric.round_entries"),
+        lambda order_slots, round_entries: 4 * round_entries <= order_slots,
+        "order_slots must be at least 4 * round_entries",
+    ),
+)
+
+
+def usual_chunk_bytes(log_bytes: int) -> int:
+    """Chunks small enough that some of a log can be free while others fill."""
+    return min(limits.CHUNK_BYTES, max(1, log_bytes // 4))
+
 
 # fmt: off
 
@@ -133,6 +164,67 @@ class BrokerKeys(msgspec.Struct, frozen=True, kw_only=True):
     store_poll_ms: Annotated[float, milliseconds(
         "How often topics and members are looked up in the store.", 1, 10_000,
     )] = limits.STORE_POLL_S * 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricSizes:
+    """How large the regions of shared memory are, and their mirror: for one run of a cluster (`down`, then `up`)."""
+
+    log_bytes: Annotated[int, size(
+        "Payloads that each broker keeps in memory; readers find what is older gone.",
+        64 * KIB, 64 * GIB, power_of_two=True, stands_for=("cxl.size_gb",),
+    )] = limits.LOG_BYTES
+    chunk_bytes: Annotated[int, size(
+        "A broker's log is freed chunk by chunk; a batch fits one chunk.", 16 * KIB, 256 * MIB, power_of_two=True,
+        default_text="16 MiB, or a quarter of log_bytes if that is less", stands_for=("storage.segment_size",),
+    )] = limits.CHUNK_BYTES
+    pending_slots: Annotated[int, count(
+        "Batches of a broker that wait for the sequencer.", 16, 1 << 20, power_of_two=True,
+        stands_for=("storage.batch_headers_size",),
+    )] = limits.PENDING_SLOTS
+    order_slots: Annotated[int, count(
+        "Entries of a topic's order index that are kept in memory.", 64, 1 << 24, power_of_two=True,
+    )] = limits.ORDER_SLOTS
+    held_slots: Annotated[int, count(
+        "Batches of all sessions that may wait for a gap to close; beyond, the oldest gap's session is fenced.",
+        16, 1 << 22, stands_for=("ordering.hold_buffer_size",),
+    )] = limits.HELD_TOTAL_MAX
+    sessions: Annotated[int, count(
+        "Sessions that a topic can have open at once.", 1, limits.SESSIONS_PER_TOPIC_MAX,
+        stands_for=("ordering.max_clients",),
+    )] = limits.SESSIONS_PER_TOPIC_MAX
+    round_entries: Annotated[int, count(
+        "Entries that the sequencer takes from all brokers in one round.", 1, 1 << 20,
+    )] = limits.ROUND_ENTRIES_MAX
+    dead_log_bytes: Annotated[int, size(
+        "Logs of brokers that died are kept for readers up to this.", 0, 64 * GIB,
+    )] = limits.DEAD_LOG_BYTES_MAX
+    mirror: Annotated[str, path(
+        "Folder for a second fabric, on another memory module: all but payloads is written there first, so that losing "
+        "the fabric loses no ordered entry.",
+        default_text="none", stands_for=("cxl.secondary_device",),
+    )] = ""
+
+    def __post_init__(self) -> None:
+        problems = [*map(self._power_of_two, ("pending_slots", "order_slots", "chunk_bytes", "log_bytes"))]
+        problems += [broken.says for broken in FABRIC_RELATIONS if not broken.holds(*self._values(broken.keys))]
+        if not 0 < self.sessions <= limits.SESSIONS_PER_TOPIC_MAX:
+            problems.append(f"sessions must be 1 to {limits.SESSIONS_PER_TOPIC_MAX}")
+        if found := [problem for problem in problems if problem]:
+            raise BadValue("; ".join(found), "change the sizes in the configuration")
+
+    def _values(self, keys: tuple[str, ...]) -> list[Any]:
+        return [getattr(self, key.partition(".")[2]) for key in keys]
+
+    def _power_of_two(self, name: str) -> str:
+        value = getattr(self, name)
+        return "" if value > 0 and value & (value - 1) == 0 else f"{name} must be a power of two, not {value}"
+
+    @property
+    def results_slots(self) -> int:
+        """Room for an answer to everything a broker can have unanswered."""
+        need = 2 * self.pending_slots + self.held_slots
+        return 1 << (need - 1).bit_length()
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -419,3 +511,89 @@ def _keys() -> dict[str, Key]:
 
 KEYS: Final = _keys()
 """All keys by their full name, such as `broker.port`, in the order of the reference page."""
+
+
+# --- values that must fit together ------------------------------------------------------------------------------------
+EVERY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})
+"""Addresses to listen on that nobody can connect to."""
+
+RELATIONS: Final = (
+    *FABRIC_RELATIONS,
+    Relation(
+        ("broker.water_low", "broker.water_high"), lambda low, high: low < high, "water_low must be below water_high"
+    ),
+    Relation(
+        ("broker.port", "cluster.brokers"),
+        lambda port, brokers: port + brokers <= 65_536,
+        "the ports of all brokers must exist: use a lower port, or 0 for free ones",
+    ),
+    Relation(
+        ("broker.advertised_port", "cluster.brokers"),
+        lambda port, brokers: port + brokers <= 65_536,
+        "the ports of all brokers must exist: use a lower port",
+    ),
+    Relation(
+        ("broker.advertised_port", "broker.port"),
+        lambda advertised, port: port > 0 or advertised == 0,
+        "ports that clients are told need fixed ports to listen on: set broker.port",
+    ),
+    Relation(
+        ("broker.host", "broker.advertised_host"),
+        lambda host, advertised: host not in EVERY_ADDRESS or advertised not in EVERY_ADDRESS,
+        "clients are told where to connect: set broker.advertised_host (--advertised-host) to an address of this "
+        "machine, or broker.host (--host)",
+    ),
+    Relation(
+        ("metrics.port", "cluster.brokers", "cluster.replicas"),
+        lambda port, brokers, replicas: port + brokers + replicas <= 65_535,
+        "the ports of all processes must exist: use a lower port, or 0 for free ones",
+    ),
+    Relation(
+        ("metrics.port", "cluster.brokers", "cluster.standbys"),
+        lambda port, brokers, standbys: not standbys or port + brokers + REPLICAS_MAX + standbys <= 65_535,
+        "the ports of all processes must exist: use a lower port, or 0 for free ones",
+    ),
+    Relation(
+        ("client.window_bytes", "client.batch_bytes"),
+        lambda window, batch: batch <= window,
+        "the window must hold at least one batch",
+    ),
+)
+
+
+# --- names of the first designs ---------------------------------------------------------------------------------------
+_ARRAYS: Final = "one sequencer orders whole rounds as arrays"
+_REPLICAS: Final = "copies belong to a topic: `replicas` and `durable_on` of create_topic"
+_BENCH: Final = "it is an option of `embarcadero bench`"
+
+GONE: Final = {
+    "cluster.name": "a cluster is its folder (cluster.data_dir) and has an id of its own",
+    "cxl.numa_node": "mount cluster.fabric_dir with the memory policy you want, and pin processes with cluster.pin",
+    "sequencer.mode": _ARRAYS + "; there are no modes to choose from",
+    "sequencer.collectors": _ARRAYS + "; nobody collects for it",
+    "sequencer.num_shards": _ARRAYS + "; it has no shards",
+    "sequencer.spsc_queue_capacity": _ARRAYS + "; brokers' pending rings (fabric.pending_slots) are the only queues",
+    "ordering.order5_enabled": "order 5 is always there; each topic chooses its order",
+    "recovery.checkpoint_interval_sec": "checkpoints are taken by entries written, not by time: takeovers are bounded",
+    "recovery.checkpoint_location": "checkpoints are in the fabric, beside what they cover",
+    "recovery.goi_replay_entries": "a takeover replays what follows the newest checkpoint, and there always is one",
+    "safety.goi_wraparound_high_pct": "an order slot is reused only when a checkpoint covers it; brokers stop at "
+    "broker.water_high",
+    "safety.goi_wraparound_low_pct": "see safety.goi_wraparound_high_pct; brokers go on at broker.water_low",
+    "safety.stuck_slot_timeout_sec": "a broker publishes a slot only when it is whole, so none is ever stuck",
+    "safety.committed_seq_reconcile_sec": "one writer writes a contiguous index, so there is nothing to reconcile",
+    "replication.factor": _REPLICAS,
+    "network.io_threads": "a broker has one event loop; run more brokers (cluster.brokers) instead of more threads",
+    "EMBARCADERO_ACK_DRAIN_US": "a doorbell wakes brokers when there are acks to send",
+    "TOTAL_MESSAGE_SIZE": _BENCH,
+    "NUM_ITERATIONS": _BENCH,
+}
+"""Names without a key here, and why."""
+
+STANDS_FOR: Final = {name: key for key in KEYS.values() for name in key.rule.stands_for}
+"""Names that have a key here."""
+
+SEEDS: Final = {name: f"it is {key} here" for name, key in STANDS_FOR.items() if name != str(key)} | {
+    name: f"it is gone: {reason}" for name, reason in GONE.items()
+}
+"""What to tell somebody who uses an old name."""

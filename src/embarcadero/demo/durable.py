@@ -32,7 +32,7 @@ from rich.text import Text
 import embarcadero as emb
 from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.node.local import RestartableCluster
-from embarcadero.node.roles import candidate_role
+from embarcadero.node.process import candidate_role
 from embarcadero.types import GapKind
 
 PUBLISHERS = 4
@@ -285,8 +285,8 @@ def _summary(console: Console, verdict: dict[str, Any]) -> None:
             console.print(f"  - {problem}")
 
 
-# --- reign ------------------------------------------------------------------------------------------------------------
-# The sequencer that reigns is killed, and another takes over: who it is, and how long acks paused meanwhile.
+# --- takeover ---------------------------------------------------------------------------------------------------------
+# The leading sequencer is killed, and a standby takes over: which one, and how long acks paused meanwhile.
 _PATIENCE_S: Final = 20.0
 _LOOK_S: Final = 0.01
 _ACKS_AFTER: Final = 8
@@ -309,18 +309,18 @@ class ObservedTakeover(NamedTuple):
 
 
 def kill_sequencer(cluster: RestartableCluster) -> tuple[int, int]:
-    """SIGKILL the process of the sequencer that reigns; its process id, and the epoch that this ends."""
-    reigning = cluster.report().sequencer
-    if not reigning.pid:
+    """SIGKILL the process of the leading sequencer; its process id, and the epoch that this ends."""
+    leader = cluster.report().sequencer
+    if not leader.pid:
         raise ClusterError("no sequencer reigns at the moment", "see its log")
-    os.kill(reigning.pid, signal.SIGKILL)
-    return reigning.pid, reigning.epoch
+    os.kill(leader.pid, signal.SIGKILL)
+    return leader.pid, leader.epoch
 
 
 def watch_takeover(
     cluster: RestartableCluster, killed: int, ended: int, since: float, acks: Moments
 ) -> ObservedTakeover:
-    """Wait until another one reigns and acks flow; `acks` tells the moments of all acks so far, on the same clock."""
+    """Wait until another one leads and acks flow; `acks` has the moments of all acks so far, on the same clock."""
     role, epoch, seen = "", ended, since
     while time.monotonic() < since + _PATIENCE_S:
         time.sleep(_LOOK_S)

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -35,7 +35,7 @@ from embarcadero.demo.shop import (
 from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.node.local import RestartableCluster
 from embarcadero.tier.job import TierJob
-from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.storage import TierSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,6 +61,14 @@ from sales group by 1 order by 1
 """
 
 
+class SoldBatch(NamedTuple):
+    """A batch of orders: the seq of its first one, how many orders were before it, and how many it has."""
+
+    seq: int
+    before: int
+    orders: int
+
+
 class Pipeline:
     """State shared by the threads; each field has one writer."""
 
@@ -69,7 +77,7 @@ class Pipeline:
         self.shop = Shop(seed=31)
         self.facts = RunFacts()
         self.published = 0  # orders that were acked durable
-        self.places: list[tuple[int, int, int]] = []  # batches of orders: first seq, orders before, orders
+        self.batches: list[SoldBatch] = []  # in the order of the log
         self.repeated = 0  # batches sent a second time
         self.waited_s: list[tuple[float, float]] = []  # when an ack came, and how long it was waited for
         self.tiered_files = 0
@@ -90,14 +98,14 @@ class Pipeline:
         """A batch of orders is durable at this position."""
         if position is None:
             raise ClusterError("an ack without a position", "report it: this is a bug")
-        self.places.append((position.seq, self.published, orders))
+        self.batches.append(SoldBatch(position.seq, self.published, orders))
 
     def records_below(self, seq: int) -> int:
         """How many orders are below a seq. Numbers that were reserved when everything was killed belong to none."""
-        batch = bisect_right(self.places, (seq, 0, 0)) - 1
+        batch = bisect_right(self.batches, seq, key=lambda sold: sold.seq) - 1
         if batch < 0:
             return 0
-        first, before, count = self.places[batch]
+        first, before, count = self.batches[batch]
         return before + min(seq - first, count)
 
     def tell(self, line: str) -> None:
@@ -186,7 +194,7 @@ def kill_a_broker(pipeline: Pipeline) -> None:
 
 
 def kill_the_sequencer(pipeline: Pipeline) -> None:
-    """The sequencer that reigns dies; one that stands by takes over."""
+    """The leading sequencer dies; one that stands by takes over."""
     pid, epoch = kill_sequencer(pipeline.cluster)
     since = time.monotonic()
     pipeline.facts.kills.append((pipeline.elapsed, "sequencer"))
@@ -266,7 +274,7 @@ def seq_of(query: StreamingQuery) -> int:
     if progress is None or not progress.sources or not progress.sources[0].endOffset:
         return -1
     offset = json.loads(progress.sources[0].endOffset)
-    return max(int(place["seq"]) for lane, place in offset.items() if lane.isdigit())
+    return max(int(position["seq"]) for lane, position in offset.items() if lane.isdigit())
 
 
 def watch_query(pipeline: Pipeline, query: StreamingQuery, log: emb.Log) -> None:

@@ -16,7 +16,7 @@ from embarcadero.fabric.leader import durable_through
 from embarcadero.fabric.lines import TaggedReader, attach_ring
 from embarcadero.fabric.region import Fabric, durable_region, order_region, ranges_region
 from embarcadero.limits import BROKER_LANES_FIRST
-from embarcadero.node.roles import candidate_role
+from embarcadero.node.process import candidate_role
 from embarcadero.placement.directory import Directory
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import range_folder
@@ -77,14 +77,14 @@ class ClusterView:
         self.ranges, self.lanes = directory.ranges.all(), {lane.lane: lane for lane in directory.lanes.all()}
         self.last = {range_.lane: range_ for range_ in self.ranges}
         self.topics = {topic.lane: topic for topic in directory.topics.all()}
-        self.epoch, reign = directory.elections.started_epoch(), directory.elections.leadership()
-        self.reigning = candidate_role(reign.candidate if reign is not None else 0)
+        self.epoch, leadership = directory.elections.started_epoch(), directory.elections.leadership()
+        self.leader = candidate_role(leadership.candidate if leadership is not None else 0)
         self._words = self._table(ranges_region(self.epoch)) if self.epoch else None
         self._lines: dict[ReplicaRef, TaggedReader | None] = {}
         self.silent: set[ReplicaRef] = set()
 
     def listen(self, wait: Callable[[], None], times: int) -> None:
-        """Find out which live replicas' hearts stand still: look again after each wait, until all have beaten."""
+        """Find live replicas without a heartbeat: look again after each wait, until all have beaten."""
         before = self._beats()
         self.silent = set(before)
         for _ in range(times):
@@ -141,7 +141,7 @@ class ClusterView:
     def unreadable(self) -> list[Range]:
         """Sealed ranges of replicas that are dead, drained, removed or have another disk, and of which no copy is left.
 
-        Ranges of replicas that are well are not looked at: those would say so themselves.
+        Ranges of replicas that are well are not looked at: those report damage themselves.
         """
         doubtful = [range_ for range_ in self.ranges if not all(map(self._has_its_disk, range_.replicas))]
         return unreadable_ranges(doubtful, self.members, self.directory.topics.trims())
@@ -177,7 +177,7 @@ class ClusterView:
         if not range_.open:
             return LaneState.SEALED if range_.lane >= BROKER_LANES_FIRST else LaneState.WAITING
         if not any(self.lines(ref) is not None for ref in range_.replicas):
-            return LaneState.RECOVERING  # nobody of this run was to write it
+            return LaneState.RECOVERING  # no replica of this run writes it
         word = None if self._words is None else self._words.load(RangeKey(range_.lane, 0))
         return LaneState.CLOSING if word and RangeWord.decode(word).closing else LaneState.OPEN
 

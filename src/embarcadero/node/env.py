@@ -30,12 +30,12 @@ class PipeBell:
     """One role's bell: it hears its own name and can ring others."""
 
     def __init__(self, folder: Path, who: str) -> None:
-        self._folder, self._mine = folder, _place(folder, who)
-        with contextlib.suppress(FileExistsError):  # of one who had this name before us
+        self._folder, self._mine = folder, _bell_path(folder, who)
+        with contextlib.suppress(FileExistsError):  # left by an earlier process of this name
             os.mkfifo(self._mine, 0o600)
         self._fd = os.open(self._mine, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # a writer too: else it would "end"
         self._ringers: dict[str, int] = {}
-        self._taken = (bytearray(_AT_ONCE),)  # rings say nothing
+        self._taken = (bytearray(_AT_ONCE),)  # the bytes have no meaning
         self._loop: asyncio.AbstractEventLoop | None = None
         self.rung = False  # since the last wait
         self._sleeper: asyncio.Future[None] | None = None
@@ -52,12 +52,12 @@ class PipeBell:
             pass  # it has rings enough
         except OSError:
             if fd is not None:
-                os.close(self._ringers.pop(who))  # whoever heard it is gone
+                os.close(self._ringers.pop(who))  # its listener is gone
 
     def _open(self, who: str) -> int:
         if len(self._ringers) >= _RINGERS_MAX:
             self._let_go()
-        fd = os.open(_place(self._folder, who), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(_bell_path(self._folder, who), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._ringers[who] = fd
         return fd
 
@@ -69,8 +69,8 @@ class PipeBell:
     async def wait(self, timeout_s: float, on_ring: Callable[[], bool] | None = None) -> None:
         """Sleep until rung or until the time is over.
 
-        `on_ring` is called by each ring that finds us asleep, and we sleep on unless it says that there is more to do:
-        somebody waits for what it does, and to get there through a future, a task and a new timer takes longer.
+        `on_ring` is called by each ring that finds us asleep, and we sleep on unless it returns True. It does work that
+        another process waits for: a future, a task and a new timer would take longer.
         """
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ class PipeBell:
         self.rung = False
 
     def wake(self) -> None:
-        """Ring for ourselves: something is to be seen to at once."""
+        """Ring for ourselves: there is work to do at once."""
         self.rung = True
         self._wake()
 
@@ -116,7 +116,7 @@ class PipeBell:
         except Exception as error:
             if sleeper.done():
                 raise
-            sleeper.set_exception(error)  # whoever waits is whose work failed
+            sleeper.set_exception(error)  # the work of the sleeper failed
 
     def close(self) -> None:
         """Stop listening."""
@@ -130,16 +130,16 @@ class PipeBell:
 
 
 def ring_once(folder: Path, who: str) -> None:
-    """Wake `who`, if it listens, for one who has no bell."""
+    """Wake `who`, if it listens. For processes without a bell of their own."""
     with contextlib.suppress(OSError):
-        fd = os.open(_place(folder, who), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(_bell_path(folder, who), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.write(fd, b"!")
         finally:
             os.close(fd)
 
 
-def _place(folder: Path, who: str) -> str:
+def _bell_path(folder: Path, who: str) -> str:
     return f"{folder}/.bell-{who}"
 
 
@@ -158,7 +158,7 @@ class ThreadWorkers:
         self._closed = False
 
     def run(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-        """Run `job` in a thread; then `done`, on the event loop. After `close` nothing is run and nothing is told."""
+        """Run `job` in a thread; then `done`, on the event loop. After `close` neither is run."""
         if not self._closed:
             self._pool.submit(self._work, job, done)
 
@@ -167,10 +167,10 @@ class ThreadWorkers:
             result: T | Exception = job()
         except Exception as error:
             result = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for this any more
-            self._loop.call_soon_threadsafe(self._tell, done, result)
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and nothing waits for the result
+            self._loop.call_soon_threadsafe(self._report, done, result)
 
-    def _tell(self, done: Callable[[T | Exception], None], result: T | Exception) -> None:
+    def _report(self, done: Callable[[T | Exception], None], result: T | Exception) -> None:
         if not self._closed:
             done(result)
             self._on_done()
@@ -182,15 +182,15 @@ class ThreadWorkers:
 
 
 # --- pidfd ------------------------------------------------------------------------------------------------------------
-# Being told at once that a process of this machine is gone. No polling: the kernel tells the event loop.
+# Notices at once that a process of this machine has ended. No polling: the kernel wakes the event loop.
 class ProcessWatch:
-    """Follows one process at a time, by what names it for ever: a process that got its number later is another one."""
+    """Follows one process at a time, by its mark: a later process with the same number has another mark."""
 
     def __init__(self, on_end: Callable[[str], None]) -> None:
         self._on_end, self._mark, self._fd = on_end, "", -1
 
     def follow(self, mark: str) -> None:
-        """Tell when this process ends, now if it has. Empty: nobody. Of one on another machine nothing is known."""
+        """Call `on_end` when this process ends, now if it has. Empty, or one on another machine: follow none."""
         if mark == self._mark:
             return
         self.close()
@@ -198,7 +198,7 @@ class ProcessWatch:
         here = process_mark(os.getpid()).partition("/")[0]
         if not mark or mark.partition("/")[0] != here:
             return
-        with contextlib.suppress(OSError):  # gone, or a kernel that can't do it: then hearts are listened to
+        with contextlib.suppress(OSError):  # gone, or an old kernel: then heartbeats alone are followed
             self._fd = os.pidfd_open(pid_of_mark(mark))
         if not same_process(mark):  # looked at after opening: the number may have been given away just before
             self._on_end(mark)
@@ -211,7 +211,7 @@ class ProcessWatch:
         self._on_end(mark)
 
     def close(self) -> None:
-        """Follow nobody."""
+        """Follow no process."""
         self._let_go()
         self._mark = ""
 

@@ -159,7 +159,7 @@ def fabric_name(cluster_id: str) -> str:
 
 
 def choose_fabric(data_dir: Path, cluster_id: str, wanted: Path | None, need_bytes: int) -> FabricChoice:
-    """The folder for a fabric: in `wanted` if given, else in shared memory if that has room, else on disk."""
+    """The folder for a fabric: in `wanted` if given, else in shared memory if that has enough space, else on disk."""
     name = fabric_name(cluster_id)
     if wanted is not None:
         if file_system(wanted) == "hugetlbfs":
@@ -182,7 +182,7 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
         lines = [line.split() for line in mounts.read_text().splitlines()]
     except OSError:
         return ""
-    above = {str(place) for place in (folder, *folder.parents)}
+    above = {str(path) for path in (folder, *folder.parents)}
     found = [(len(fields[1]), fields[2]) for fields in lines if len(fields) > 2 and fields[1] in above]
     return max(found, default=(0, ""))[1]
 
@@ -191,8 +191,8 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
 # Where mirrors of the fabric are: `<fabric.mirror>/embarcadero-<cluster>-mirror/generation-<n>/`.
 #
 # Each generation has a folder of its own, since its mirror is needed until a later generation has recovered all lanes.
-# The store remembers which those are (`Directory.past`); all others are removed. A region also says in its superblock
-# which generation it belongs to, so a folder in the wrong place is refused, not believed.
+# The store remembers which those are (`Directory.earlier_generations`); all others are removed. A region also says in
+# its superblock which generation it belongs to, so a folder in the wrong place is refused.
 _NUMBER = 0xFFFF_FFFF
 
 
@@ -230,24 +230,24 @@ def open_fabric(folder: str, mirror: str, generation: int, *, hugepages: bool = 
     return OpenFabric(MirroredFabric(*parts) if mirror else parts[0], parts)
 
 
-def open_past(past: EarlierGeneration, generation: int) -> SharedFabric | None:
+def open_earlier_mirror(earlier: EarlierGeneration, generation: int) -> SharedFabric | None:
     """The mirror of an earlier generation of the cluster that is in `generation` now, if it is still there."""
-    folder = mirror_folder(past.mirror, past.generation)
-    return SharedFabric(folder, generation & ~_NUMBER | past.generation) if folder.is_dir() else None
+    folder = mirror_folder(earlier.mirror, earlier.generation)
+    return SharedFabric(folder, generation & ~_NUMBER | earlier.generation) if folder.is_dir() else None
 
 
-def remove_mirrors(past: Iterable[EarlierGeneration]) -> None:
+def remove_mirrors(generations: Iterable[EarlierGeneration]) -> None:
     """Remove mirrors of earlier generations."""
-    for one in past:
+    for one in generations:
         if one.mirror:
             shutil.rmtree(mirror_folder(one.mirror, one.generation), ignore_errors=True)
             with contextlib.suppress(OSError):
                 Path(one.mirror).rmdir()  # unless there are others
 
 
-def remove_strays(home: str, past: Iterable[EarlierGeneration]) -> None:
-    """Remove what is in a home of mirrors and nobody will ask for: generations that ended well, or never began."""
-    kept = {mirror_folder(home, one.generation) for one in past if one.mirror == home}
+def remove_strays(home: str, needed: Iterable[EarlierGeneration]) -> None:
+    """Remove mirrors that recovery does not need: those of generations that ended well, or never began."""
+    kept = {mirror_folder(home, one.generation) for one in needed if one.mirror == home}
     for folder in Path(home).glob("generation-*"):
         if folder not in kept:
             shutil.rmtree(folder, ignore_errors=True)

@@ -290,9 +290,9 @@ def _user(number: int) -> str:
 
 def _owner_of(path: Path) -> str:
     """The user to whom a folder belongs, or the nearest one above it that can be seen."""
-    for place in (path, *path.parents):
+    for each in (path, *path.parents):
         with contextlib.suppress(OSError):
-            return f"user {_user(place.stat().st_uid)}"
+            return f"user {_user(each.stat().st_uid)}"
     return "its owner"
 
 

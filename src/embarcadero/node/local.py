@@ -18,11 +18,10 @@ from embarcadero.config import Config, load
 from embarcadero.errors import ClusterError
 from embarcadero.forks import abandon, blank, tell_of_forks
 from embarcadero.node.background import start
+from embarcadero.node.children import NODE_MODULE
 from embarcadero.node.folder import ClusterFolder
-from embarcadero.node.fork_server import NODE_MODULE
-from embarcadero.node.ports import ReservedPorts
+from embarcadero.node.process import ReservedPorts, candidate_role
 from embarcadero.node.report import ClusterReport, report
-from embarcadero.node.roles import candidate_role
 from embarcadero.node.supervisor import STOP_S_MAX, UpOptions
 
 _RESTART_S: Final = 30.0
@@ -122,7 +121,7 @@ class LocalCluster(ClusterProcesses):
     def pids(self) -> dict[str, int]:
         """Process ids by role: `supervisor`, `sequencer`, `broker:0`, ...; 0 for one that is down just now.
 
-        `sequencer`, `sequencer:1`, ... are candidates: `report().sequencer` tells which of them reigns.
+        `sequencer`, `sequencer:1`, ... stand by or lead: `report().sequencer` has the leader.
         """
         info = self.folder.require_running()
         roles = [role for node in info.nodes for role in node.roles.split(",") if role.startswith("sequencer")]
@@ -135,7 +134,7 @@ class LocalCluster(ClusterProcesses):
         return self._kill(f"broker:{broker}")
 
     def kill_sequencer(self) -> int:
-        """SIGKILL the process of the sequencer that reigns, and return its id. Another takes over in the next epoch."""
+        """SIGKILL the process of the leading sequencer, and return its id. Another takes over in the next epoch."""
         return self._kill(candidate_role(self.report().sequencer.candidate))
 
     def kill_replica(self, replica: int) -> int:
@@ -235,8 +234,8 @@ class RestartableCluster(ClusterProcesses):
         self.ever.update(found.values())
         return found
 
-    def reigning(self) -> str:
-        """The role of the sequencer that reigns: `sequencer`, or that of another candidate."""
+    def leader(self) -> str:
+        """The role of the sequencer that leads: `sequencer`, or `sequencer:1`, ..."""
         pid = self.report().sequencer.pid
         names = [role for role, known in self.pids().items() if known == pid and role.startswith("sequencer")]
         return names[0] if names else "sequencer"
@@ -290,7 +289,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def is_whole(folder: ClusterFolder) -> bool:
-    """Whether all runs, nothing is degraded, and every sequencer that does not reign is ready to take over."""
+    """Whether all runs, nothing is degraded, and every standby is ready to take over."""
     if any(not node.pid for node in folder.require_running().nodes):
         return False
     found = report(folder)
@@ -314,7 +313,7 @@ def wait_until_gone(pids: Iterable[int]) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process still executes; a zombie that nobody waits for does not."""
+    """Whether a process still executes; a zombie does not."""
     return state_of(pid) not in "ZX"
 
 

@@ -1,6 +1,6 @@
 """A node process: any set of roles on one event loop.
 
-A role whose task ends before the node was told to stop takes the whole process with it: half a process helps nobody,
+A role whose task ends before the node is asked to stop takes the whole process with it: half a process is of no use,
 and the supervisor starts it again as a new incarnation.
 """
 
@@ -14,18 +14,17 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import uvloop
 
 from embarcadero.broker.broker import Broker
 from embarcadero.broker.context import BrokerContext
-from embarcadero.broker.disk_reads import TableJobs
+from embarcadero.broker.disk_reads import TableJobs, TableReader
 from embarcadero.broker.server import Left, serve_broker
 from embarcadero.config import DEFAULTS, Config
 from embarcadero.config.secrets import secret_values
@@ -33,22 +32,25 @@ from embarcadero.env import NO_STEPS, Env, Inline, Steps, SystemClock, Workers
 from embarcadero.errors import ClusterError, EmbarcaderoError, FabricFull, PortInUse
 from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, STORE_CALLS_MAX, TABLE_JOBS_MAX, WARM_JOBS_MAX
 from embarcadero.node.env import PipeBell, ThreadWorkers
-from embarcadero.node.fabric_folder import open_fabric, open_past
+from embarcadero.node.fabric_folder import open_earlier_mirror, open_fabric
 from embarcadero.node.folder import ClusterFolder, ClusterInfo
-from embarcadero.node.ports import advertised_address, listen
 from embarcadero.node.process import (
+    Role,
+    advertised_address,
     be_private,
+    candidate_role,
     die_with,
     keep_freed_memory,
+    listen,
+    metrics_offset,
     parse_cores,
+    parse_roles,
     pin,
     ranking,
     start_logging,
     within_open_files,
 )
-from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_roles
 from embarcadero.node.standby import ProcessServices, SharedState, Standby, candidate_bell
-from embarcadero.node.tables import table_reader
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import open_store
 from embarcadero.replica.copies import ReplicaContext
@@ -57,10 +59,9 @@ from embarcadero.sequencer.leader.server import serve_candidate
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder
 from embarcadero.types import ReplicaMember
-from embarcadero.watch.endpoints import EndpointFiles, NodeEndpoint
-from embarcadero.watch.http import Endpoint
+from embarcadero.watch.endpoints import Endpoint, EndpointFiles, NodeEndpoint
 from embarcadero.watch.logs import LogJournal
-from embarcadero.watch.roles import WatchedBroker, WatchedReplica, WatchedRole
+from embarcadero.watch.metrics import WatchedBroker, WatchedReplica, WatchedRole
 
 log = logging.getLogger("embarcadero.node")
 
@@ -79,14 +80,12 @@ def _real_disk(folder: Path, cached: bool) -> RealDisk:
 class Surroundings(NamedTuple):
     """What the process gives its roles beside memory and time. The proof passes its own, which inject faults."""
 
+    tables: Callable[[Config, Path], TableReader | None]
+    """(configuration, cluster folder) -> the reader of tables of brokers; None: this process can't read any"""
     steps: Callable[[str, Path], Steps] = _no_steps
     """(role, cluster folder) -> the object told when the role reaches a named step"""
     disk: Callable[[Path, bool], RealDisk] = _real_disk
     """(folder, cached) -> the disk of a replica of this process"""
-
-
-PRODUCTION: Final = Surroundings()
-"""No faults."""
 
 
 class _Made(NamedTuple):
@@ -133,22 +132,22 @@ class Node:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         with self._open:
-            place = await self._be_watched()
+            endpoint = await self._be_watched()
             made = [self._make(role) for role in self._roles]
             gc.freeze()  # all that is loaded stays: collecting it again and again would be a pause for every batch then
             tasks = [asyncio.create_task(role.work, name=role.name) for role in made]
-            self._endpoint.roles = [(role.watched, task) for role, task in zip(made, tasks, strict=True)]
+            self._endpoint.host((role.watched, task) for role, task in zip(made, tasks, strict=True))
             stopping = asyncio.create_task(self._stop.wait())
             await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ended = [task for task in tasks if task.done()] if not self._stop.is_set() else []
             left = await self._leave(tasks)
             if not ended:  # a process whose role ended by itself is expected back
                 with contextlib.suppress(OSError):
-                    self._endpoint_files.write(msgspec.structs.replace(place, left=left))
+                    self._endpoint_files.write(msgspec.structs.replace(endpoint, left=left))
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
         for task in ended:
             if isinstance(error := task.exception(), FabricFull):
-                raise error  # whoever starts the cluster has to make room, and should read that
+                raise error  # the operator has to free memory, and reads this
             if error is not None:
                 raise ClusterError(f"{task.get_name()} died: {error!r}", "see the log") from error
             raise ClusterError(f"{task.get_name()} was replaced by a newer one", "nothing to do: that one goes on")
@@ -159,7 +158,7 @@ class Node:
         Returns what each broker settled and what it could not.
         """
         self._stop.set()
-        self._endpoint.leaving = True
+        self._endpoint.leave()
         of_role = list(zip(tasks, self._roles, strict=True))
         brokers = [task for task, role in of_role if role.broker is not None]
         sequencers = [task for task, role in of_role if role.candidate is not None]
@@ -187,10 +186,10 @@ class Node:
             server = await self._endpoint.serve(sock)
             self._open.callback(server.close)
             host, port = sock.getsockname()[:2]
-        place = NodeEndpoint(roles=",".join(map(str, self._roles)), pid=os.getpid(), host=host, port=port)
-        self._endpoint_files.write(place)
-        self._metrics = place.address
-        return place
+        endpoint = NodeEndpoint(roles=",".join(map(str, self._roles)), pid=os.getpid(), host=host, port=port)
+        self._endpoint_files.write(endpoint)
+        self._metrics = endpoint.address
+        return endpoint
 
     def _make(self, role: Role) -> _Made:
         if role.replica is not None:
@@ -211,7 +210,7 @@ class Node:
         env = Env(SystemClock(), bell, journal, workers, steps, self._disks)
         context = BrokerContext(env, self._fabric, self._directory, member, self._info.sizes, self._config)
         table_workers = self._threads(TABLE_JOBS_MAX, f"{name}-tables", bell.wake)
-        tables = TableJobs(table_workers, table_reader(self._config, self._folder.path))
+        tables = TableJobs(table_workers, self._surroundings.tables(self._config, self._folder.path))
         broker = Broker(context, tables, self._metrics)
         on = ":".join(map(str, sock.getsockname()[:2]))
         journal.note("listening", on=on, address=member.address, pid=os.getpid())
@@ -234,7 +233,7 @@ class Node:
             self._parts,
             self._directory,
             self._info.sizes,
-            lambda past: open_past(past, self._info.generation),
+            lambda earlier: open_earlier_mirror(earlier, self._info.generation),
         )
         process = ProcessServices(
             bell,
@@ -286,10 +285,7 @@ class Node:
 
 
 def run_node(
-    folder: ClusterFolder,
-    roles: Sequence[Role],
-    config: Config | None = None,
-    surroundings: Surroundings = PRODUCTION,
+    folder: ClusterFolder, roles: Sequence[Role], surroundings: Surroundings, config: Config | None = None
 ) -> None:
     """Host roles in this process until SIGTERM or SIGINT, configured as the cluster is unless told otherwise."""
 
@@ -305,7 +301,7 @@ def run_node(
         runner.run(run())
 
 
-def main(arguments: Sequence[str] | None = None, surroundings: Surroundings = PRODUCTION) -> int:
+def main(arguments: Sequence[str] | None, surroundings: Surroundings) -> int:
     """The program that a supervisor starts: as `embarcadero node`, but quick to load."""
     parser = argparse.ArgumentParser(prog="embarcadero.node")
     parser.add_argument("--data-dir", type=Path, required=True)
@@ -317,12 +313,8 @@ def main(arguments: Sequence[str] | None = None, surroundings: Surroundings = PR
         start_logging("node", DEFAULTS.log)
     try:
         die_with(given.parent)
-        run_node(folder, parse_roles(given.roles), surroundings=surroundings)
+        run_node(folder, parse_roles(given.roles), surroundings)
     except EmbarcaderoError as error:
         log.error("%s: %s", type(error).__name__, error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's trace, if there is one
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

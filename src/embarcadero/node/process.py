@@ -1,27 +1,109 @@
-"""What a process of a cluster does to itself before it works: rights, logging, name, open files, cores, parent."""
+"""One process of a cluster: the roles it hosts, what it does to itself before it works, and the ports it listens on.
+
+Roles as the command line names them are `broker:<number>`, `replica:<number>` and `sequencer`, joined by commas. More
+sequencers that stand by are `sequencer:1`, `sequencer:2`, ...; `sequencer` is the first of them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
+import errno
 import os
+import random
 import resource
 import signal
+import socket
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import msgspec
 
 from embarcadero.config import Config
-from embarcadero.config.table import LogKeys
-from embarcadero.errors import BadValue, ClusterError
-from embarcadero.limits import FETCH_BYTES_MAX, FILES_PER_REPLICA, FILES_SPARE, FREED_BYTES_KEPT
-from embarcadero.node.roles import Role
+from embarcadero.config.table import BrokerKeys, LogKeys
+from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, PortInUse, ProtocolError, Unreachable
+from embarcadero.limits import (
+    BROKERS_MAX,
+    CANDIDATES_MAX,
+    CONTROL_BYTES_MAX,
+    FETCH_BYTES_MAX,
+    FILES_PER_REPLICA,
+    FILES_SPARE,
+    FREED_BYTES_KEPT,
+    REPLICAS_MAX,
+)
+from embarcadero.types import Member
 from embarcadero.watch.logs import set_up_logging
+from embarcadero.wire.codec import PROTOCOL_VERSION, SHORT_HEADER, control_frame, decode_control
+from embarcadero.wire.messages import Hello, Welcome
 
+
+# --- roles ------------------------------------------------------------------------------------------------------------
+class Role(NamedTuple):
+    """One role of a node process: a broker, a replica, or a sequencer candidate."""
+
+    broker: int | None = None
+    replica: int | None = None
+    candidate: int | None = None
+
+    def __str__(self) -> str:
+        if self.replica is not None:
+            return f"replica:{self.replica}"
+        return candidate_role(self.candidate or 0) if self.broker is None else f"broker:{self.broker}"
+
+
+SEQUENCER = Role(candidate=0)
+_DIGITS_MAX = 9  # Python refuses to read numbers of thousands of digits
+
+
+def candidate_role(candidate: int) -> str:
+    """What the command line calls a sequencer candidate."""
+    return f"sequencer:{candidate}" if candidate else "sequencer"
+
+
+def metrics_offset(role: Role, brokers: int) -> int:
+    """How far a role's metrics port is from the first sequencer's.
+
+    Brokers follow it, then replicas; sequencers that stand by come after as many replicas as there can be.
+    """
+    if role.replica is not None:
+        return 1 + brokers + role.replica
+    if role.broker is not None:
+        return 1 + role.broker
+    return brokers + REPLICAS_MAX + role.candidate if role.candidate else 0
+
+
+def parse_roles(text: str) -> list[Role]:
+    """The roles in a text such as `broker:0,broker:1,sequencer,replica:0`."""
+    roles = [_parse(part.strip()) for part in text.split(",")]
+    if len(set(roles)) != len(roles):
+        raise BadValue(f"a role is named twice in {text!r}", "name each role once")
+    return roles
+
+
+def _parse(text: str) -> Role:
+    kind, _, digits = text.partition(":")
+    if text == "sequencer":
+        return SEQUENCER
+    number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX else None
+    if number is not None and kind == "broker" and number < BROKERS_MAX:
+        return Role(broker=number)
+    if number is not None and kind == "replica" and number < REPLICAS_MAX:
+        return Role(replica=number)
+    if number is not None and kind == "sequencer" and 0 < number < CANDIDATES_MAX:
+        return Role(candidate=number)
+    raise BadValue(
+        f"{text!r} is not a role",
+        f"use sequencer, sequencer:1 to sequencer:{CANDIDATES_MAX - 1}, broker:0 to broker:{BROKERS_MAX - 1}, or "
+        f"replica:0 to replica:{REPLICAS_MAX - 1}, with commas",
+    )
+
+
+# --- the process itself -----------------------------------------------------------------------------------------------
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-
 _OTHERS = 0o077
 
 
@@ -95,7 +177,7 @@ def connections_for(brokers: int, most: int, replicas: int) -> int:
 
 
 # --- pinning ----------------------------------------------------------------------------------------------------------
-# Where and before whom node processes run: pinned to cores, in turn; whoever reigns before others, if permitted.
+# Where node processes run, pinned to cores in turn; and the leading sequencer before others, if permitted.
 #
 # Sequencers get the first core of the list (one leads, the others sleep), brokers the following; replicas begin with
 # the last one.
@@ -130,7 +212,7 @@ def pin(roles: Sequence[Role], cores: Sequence[int]) -> None:
 def ranking(roles: Sequence[Role], nice: int) -> Callable[[bool], None]:
     """Has the kernel prefer this process (True), or treat it as it did before (False), if it only hosts a sequencer.
 
-    Everybody waits for the one that reigns, and nobody for those that stand by: what they have to get ready would keep
+    All processes wait for the one that leads. None waits for those that stand by: what they get ready would keep
     brokers from the processor. It takes a privilege; without, the process is as it is. Kernels that group processes by
     session rank those groups.
     """
@@ -155,3 +237,113 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise ClusterError(f"the supervisor (pid {parent}) is gone already", "start the cluster with `embarcadero up`")
+
+
+# --- listening --------------------------------------------------------------------------------------------------------
+_BACKLOG = 1_024
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"port {port} on {host} is in use by another program",
+                "choose another with --port (0 takes free ones), or stop that program",
+            ) from error
+        if error.errno == errno.EACCES:
+            raise PortInUse(f"port {port} needs privileges", "choose a --port above 1023") from error
+        raise ClusterError(f"can't listen on {host}:{port}: {error.strerror or error}", "check --host") from error
+    return sock
+
+
+def check_ports(host: str, ports: list[int]) -> None:
+    """Raise PortInUse if one of them can't be had."""
+    for port in ports:
+        listen(host, port).close()
+
+
+def advertised_address(settings: BrokerKeys, number: int, host: str, port: int) -> tuple[str, int]:
+    """What clients are told about a broker that listens on this address."""
+    return settings.advertised_host or host, settings.advertised_port + number if settings.advertised_port else port
+
+
+def own_address(settings: BrokerKeys, member: Member) -> tuple[str, int]:
+    """Where this machine reaches a broker of its own, whatever clients are told."""
+    loopback = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
+    host = loopback.get(settings.host, settings.host)
+    return host, settings.port + member.broker if settings.port else member.port
+
+
+async def hello(host: str, port: int, timeout_s: float) -> Welcome:
+    """Ask a broker who it is. Unreachable if nobody answers in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _hello(host, port)
+    except (OSError, TimeoutError, EOFError) as error:
+        raise Unreachable(f"no broker answers on {host}:{port}", "see `embarcadero status`") from error
+
+
+async def _hello(host: str, port: int) -> Welcome:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(control_frame(Hello(versions=[PROTOCOL_VERSION], client="embarcadero"), 1))
+        header = await reader.readexactly(SHORT_HEADER.itemsize)
+        length = int.from_bytes(header[4:8], "little")
+        if length > CONTROL_BYTES_MAX:
+            raise ProtocolError(f"{host}:{port} is not a broker", "choose another address")
+        answer = decode_control(await reader.readexactly(length))
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    if not isinstance(answer, Welcome):
+        raise ProtocolError(f"{host}:{port} answers a hello with {type(answer).__name__}", "choose another address")
+    return answer
+
+
+async def answers(host: str, port: int, timeout_s: float) -> bool:
+    """Whether a broker says hello on this address."""
+    try:
+        await hello(host, port, timeout_s)
+    except EmbarcaderoError:
+        return False
+    return True
+
+
+# --- ports ------------------------------------------------------------------------------------------------------------
+# Ports that stay ours while nobody listens on them: a cluster that is killed whole has to get them back.
+_PORTS: Final = (20_000, 30_000)  # below where the kernel takes ports for outgoing connections
+_BLOCK: Final = 20
+
+
+class ReservedPorts:
+    """Ports in a row on the loopback interface. While this object lives, no other one has them, in any process.
+
+    The name of a socket in the kernel stands for a block of ports: it goes with its process, however that ends.
+    """
+
+    def __init__(self, count: int) -> None:
+        if not 0 < count <= _BLOCK:
+            raise ValueError(f"{count} ports in a row: 1 to {_BLOCK} can be reserved")
+        blocks = list(range(*_PORTS, _BLOCK))
+        random.shuffle(blocks)
+        for first in blocks:
+            held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                held.bind(f"\0embarcadero-ports-{first}")
+                check_ports("127.0.0.1", list(range(first, first + count)))
+            except (OSError, PortInUse):
+                held.close()
+                continue
+            self.first = first
+            self.release = weakref.finalize(self, held.close)
+            return
+        raise PortInUse(f"no {count} free ports in a row from {_PORTS[0]} to {_PORTS[1]}", "stop other programs")

@@ -22,7 +22,7 @@ from embarcadero.node.cluster_view import (
     replica_report,
 )
 from embarcadero.node.folder import ClusterFolder, ClusterInfo
-from embarcadero.node.roles import candidate_role
+from embarcadero.node.process import candidate_role
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import open_store
 from embarcadero.types import MemberState, Range, ReplicaRef, ReplicaState
@@ -44,7 +44,7 @@ class BrokerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StandbyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequencer candidate that does not reign, and its process (0 while it is down)."""
+    """A sequencer that stands by, and its process (0 while it is down)."""
 
     candidate: int
     pid: int
@@ -53,7 +53,7 @@ class StandbyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SequencerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The sequencer that reigns: its epoch, and its process (0 while it is down); and those that stand by."""
+    """The sequencer that leads: its epoch, and its process (0 while it is down); and those that stand by."""
 
     pid: int
     epoch: int
@@ -69,7 +69,7 @@ class SupervisorReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedLane(msgspec.Struct, frozen=True, kw_only=True):
-    """What the mirror told about a lane when the fabric was lost before this run: [durable, ordered) is lost."""
+    """What the mirror had of a lane when the fabric was lost before this run: [durable, ordered) is lost."""
 
     topic: str
     lane: int
@@ -80,7 +80,7 @@ class SavedLane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MirrorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The fabric's mirror: its folder (empty: none), and lanes whose end earlier ones told after a loss."""
+    """The fabric's mirror: its folder (empty: none), and lanes whose end earlier mirrors gave after a loss."""
 
     folder: str = ""
     saved: list[SavedLane] = []
@@ -110,19 +110,19 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
 def sequencer_report(
     directory: Directory, epoch: int, nodes: Mapping[str, int], metrics: Mapping[str, str]
 ) -> SequencerReport:
-    """Who reigns, and who stands by."""
-    reign, standing = (
+    """The leader, and the standbys."""
+    leadership, standing = (
         directory.elections.leadership(),
         {found.candidate: found.pid for found in directory.elections.candidates()},
     )
-    reigning = 0 if reign is None else reign.candidate
+    leader = 0 if leadership is None else leadership.candidate
     numbers = {int(role.partition(":")[2] or 0) for role in nodes if role.partition(":")[0] == _SEQUENCER}
     pids = {number: standing.get(number) or nodes.get(candidate_role(number), 0) for number in numbers | {*standing}}
     return SequencerReport(
-        pid=pids.get(reigning, 0),
+        pid=pids.get(leader, 0),
         epoch=epoch,
-        metrics=metrics.get(candidate_role(reigning), ""),
-        candidate=reigning,
+        metrics=metrics.get(candidate_role(leader), ""),
+        candidate=leader,
         standbys=[
             StandbyReport(
                 candidate=number,
@@ -131,7 +131,7 @@ def sequencer_report(
                 metrics=metrics.get(candidate_role(number), ""),
             )
             for number, pid in sorted(pids.items())
-            if number != reigning
+            if number != leader
         ],
     )
 
@@ -225,7 +225,7 @@ def _processes(scene: ClusterView, down: Mapping[str, str]) -> Iterator[str]:
     for role, words in sorted(down.items()):
         why = f" ({words})" if words else ""
         log = f"if it stays so, see logs/{role.replace(':', '-')}.log"
-        if role == scene.reigning:
+        if role == scene.leader:
             yield f"the sequencer is down{why}: publishing waits; {_STARTED_AGAIN}; {log}"
         elif role.startswith("sequencer"):
             yield f"{role}, which stands by to be the sequencer, is down{why}: {_STARTED_AGAIN}; {log}"

@@ -1,6 +1,6 @@
-"""A sequencer candidate in its process: what it has ready while it stands by, what it opens when it leads.
+"""A sequencer in its process: what it has ready while it stands by, what it opens when it leads.
 
-And a planned hand-over: another candidate becomes the sequencer while the one that leads still works.
+And a planned hand-over: a standby becomes the sequencer while the leader still works.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from embarcadero.limits import HAND_OVER_S_MAX, STANDBY_SPARE_BYTES_MAX
 from embarcadero.liveness import process_mark
 from embarcadero.node.env import PipeBell, ProcessWatch, ring_once
 from embarcadero.node.folder import ClusterFolder
-from embarcadero.node.roles import candidate_role
+from embarcadero.node.process import candidate_role
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import open_store
 from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch
@@ -36,19 +36,19 @@ from embarcadero.sequencer.ranges.recovery_sources import Mirrors
 from embarcadero.storage.disk import RealDisk
 from embarcadero.types import ReplicaMember
 from embarcadero.watch.logs import LogJournal
-from embarcadero.watch.roles import WatchedCandidate
+from embarcadero.watch.metrics import WatchedCandidate
 
 _BELL = "sequencer"
 _REST_US = 500_000
 
 
 def candidate_bell(candidate: int) -> str:
-    """The bell that wakes a candidate that stands by."""
+    """The bell that wakes a standby."""
     return f"candidate-{candidate}"
 
 
 class SharedState(NamedTuple):
-    """What all candidates of a cluster share: its memory, in its parts, and the store."""
+    """What the leader and all standbys of a cluster share: its memory, in its parts, and the store."""
 
     fabric: Fabric
     parts: Sequence[SharedFabric]
@@ -58,7 +58,7 @@ class SharedState(NamedTuple):
 
 
 class ProcessServices(NamedTuple):
-    """What a process gives its candidate."""
+    """What a process gives its sequencer."""
 
     bell: PipeBell
     threads: Callable[[Callable[[], None]], Workers]
@@ -92,12 +92,12 @@ class Standby:
         self._watch = ProcessWatch(self._ended)
         self._rest_us = 0  # until then nothing is prepared
         self._rehearsed = 0  # the epoch whose takeover was rehearsed last
-        self._heard: PipeBell | None = None  # the sequencer's bell, while we reign
+        self._heard: PipeBell | None = None  # the sequencer's bell, while this process leads
         self._workers: Workers | None = None
         self.watched = WatchedCandidate(number, self._clock)
 
     def follow(self, mark: str) -> None:
-        """Have the candidate told, and woken, when this process ends."""
+        """Wake the standby when this process ends."""
         self._watch.follow(mark)
 
     def _ended(self, mark: str) -> None:
@@ -121,14 +121,14 @@ class Standby:
         return False
 
     def _rehearse(self) -> None:
-        with contextlib.suppress(EmbarcaderoError):  # it is about what is warm, not about what was read
+        with contextlib.suppress(EmbarcaderoError):  # it warms caches; what was read does not matter
             members, topics = self._directory.members.all(), self._directory.topics.all()
             rehearse(
                 self._shared.fabric, self.candidate.reigning, members, topics, self._shared.sizes, self._clock.now_us()
             )
 
     def take(self, epoch: int) -> tuple[Sequencer, PipeBell]:
-        """Get ready to take over; before all others, if nobody reigns."""
+        """Get ready to take over; before all others, if no sequencer leads."""
         if self.candidate.hurries:
             self._rank(True)
         self._heard = bell = PipeBell(self._shared.parts[0].folder, _BELL)
@@ -148,8 +148,8 @@ class Standby:
         """Take over."""
         self._rank(True)
         sequencer.begin()
-        self.watched.sequencer = sequencer
-        self._journal.role = self.watched.name
+        self.watched.lead(sequencer)
+        self._journal.rename(self.watched.name)
         asyncio.get_running_loop().call_later(_REST_US / 1_000_000, self._give_up_spares)
 
     def _give_up_spares(self) -> None:
@@ -163,22 +163,22 @@ class Standby:
         self.give_up()
         for part in self._shared.parts:
             part.give_up_spares()
-        with contextlib.suppress(*LATER):  # then whoever is next sweeps it
+        with contextlib.suppress(*LATER):  # then the next leader sweeps it
             give_up_epoch(self._shared.fabric, self._directory, epoch)
 
     def give_up(self) -> None:
-        """Listen to the sequencer's bell no more; whoever reigns now may have missed what we heard."""
+        """Listen to the sequencer's bell no more. The leader may have missed rings that came here: ring once for it."""
         self._rank(False)
         if self._heard is not None:
             self._heard.close()
             self._heard = None
             self._bell.ring(_BELL)
         self._rest_us = self._clock.now_us() + _REST_US
-        self.watched.sequencer = None
-        self._journal.role = self._name
+        self.watched.stand_by()
+        self._journal.rename(self._name)
 
     def successor(self) -> bool:
-        """Ask another candidate to take over, unless all of the cluster stops."""
+        """Ask a standby to take over, unless all of the cluster stops."""
         ours = self.candidate.number
         with contextlib.suppress(EmbarcaderoError):
             others = [] if self._directory.elections.stopping else self._directory.elections.candidates()
@@ -202,12 +202,12 @@ class Standby:
 
 
 # --- hand over --------------------------------------------------------------------------------------------------------
-# A planned move: another candidate becomes the sequencer while the one that reigns still works.
+# A planned move: a standby becomes the sequencer while the leader still works.
 _POLL_S = 0.01
 
 
 class HandedOver(msgspec.Struct, frozen=True, kw_only=True):
-    """Who reigned, who reigns now, and how long it took from asking to the start of the new epoch."""
+    """The leader before, the leader now, and how long it took from asking to the start of the new epoch."""
 
     before: int
     now: int
@@ -216,11 +216,11 @@ class HandedOver(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hand_over(folder: ClusterFolder, to: int | None = None) -> HandedOver:
-    """Have candidate `to` (None: any that stands by) take over, and wait until it has."""
+    """Have sequencer `to` (None: any that stands by) take over, and wait until it has."""
     info = folder.require_running()
     with closing(open_store(folder.store_path)) as store:
         directory = Directory(store)
-        epoch, before = directory.elections.started_epoch(), _reigning(directory)
+        epoch, before = directory.elections.started_epoch(), _leader(directory)
         chosen = _choose(directory, before, to)
         began = time.monotonic()
         directory.elections.ask_hand_over(chosen, epoch)
@@ -233,19 +233,19 @@ def hand_over(folder: ClusterFolder, to: int | None = None) -> HandedOver:
                 )
             time.sleep(_POLL_S)
         seconds = time.monotonic() - began
-        return HandedOver(before=before, now=_reigning(directory), epoch=now, seconds=round(seconds, 4))
+        return HandedOver(before=before, now=_leader(directory), epoch=now, seconds=round(seconds, 4))
 
 
-def _reigning(directory: Directory) -> int:
-    reign = directory.elections.leadership()
-    if reign is None or reign.epoch != directory.elections.newest_epochs().handed_out:
+def _leader(directory: Directory) -> int:
+    leadership = directory.elections.leadership()
+    if leadership is None or leadership.epoch != directory.elections.newest_epochs().handed_out:
         raise ClusterError("no sequencer has started yet", "wait a moment, and see `embarcadero status`")
-    return reign.candidate
+    return leadership.candidate
 
 
-def _choose(directory: Directory, reigning: int, to: int | None) -> int:
-    standing = [found.candidate for found in directory.elections.candidates() if found.candidate != reigning]
-    if to is not None and to == reigning:
+def _choose(directory: Directory, leader: int, to: int | None) -> int:
+    standing = [found.candidate for found in directory.elections.candidates() if found.candidate != leader]
+    if to is not None and to == leader:
         raise BadValue(f"sequencer {to} reigns already", f"choose one that stands by: {_listed(standing)}")
     if not standing:
         raise ClusterError(

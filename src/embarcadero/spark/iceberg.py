@@ -13,8 +13,7 @@ from embarcadero.errors import BadTable, BadValue
 from embarcadero.spark.read.frame import frame_type
 from embarcadero.spark.versions import from_arrow, to_arrow
 from embarcadero.tier.columns import table_type
-from embarcadero.tier.settings import NAMESPACE
-from embarcadero.tier.storage import Storage, reading, typed_errors
+from embarcadero.tier.storage import NAMESPACE, Storage, reading, typed_errors
 
 from pyiceberg.catalog import load_catalog  # isort: skip - storage.py says what is missing
 from pyiceberg.catalog.noop import NoopCatalog  # isort: skip

@@ -18,7 +18,7 @@ from embarcadero.config.table import TierKeys as TierConfig
 from embarcadero.errors import EmbarcaderoError, NotAvailable, OutcomeUnknown
 from embarcadero.limits import TIER_SPARK_IDLE_S
 from embarcadero.spark.machine import check_installed
-from embarcadero.tier.engines import AutoEngine, Engine, EngineKind, ProcessEngine, SpanWork, do_work
+from embarcadero.tier.job import AutoEngine, Engine, EngineKind, ProcessEngine, SpanWork, do_work
 from embarcadero.tier.parquet import FileFacts
 
 if TYPE_CHECKING:

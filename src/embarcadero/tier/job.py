@@ -1,28 +1,40 @@
-"""The tiering job: durable spans become files, files are committed, the store is told, brokers may forget.
+"""The tiering job: durable spans become files, files are committed, the store learns it, brokers may forget.
 
 Theory of operation. The table is the truth. One cycle is: plan spans from the table's frontiers up to what is durable;
-have them written; commit them on top of just those frontiers; tell the store; trim what brokers keep beyond the hot
-retention, never above the frontier in the store; delete garbage. A job that dies anywhere leaves files that nothing
-names, a table that is ahead of the store, or a trim undone, and the next one begins by reading the table: nothing is
-twice, nothing is missing. The lease only keeps two jobs from doing the same work.
+have them written; commit them on top of just those frontiers; publish the new frontiers in the store; trim what brokers
+keep beyond the hot retention, never above the frontier in the store; delete garbage. A job that dies anywhere leaves
+files that nothing names, a table that is ahead of the store, or a trim undone, and the next one begins by reading the
+table: nothing is twice, nothing is missing. The lease only keeps two jobs from doing the same work.
 
-Who writes the files is a parameter (`engine`): this process, or the workers of Spark (engines.py).
+An engine writes the files: the job's own process, the workers of Spark, or whichever of the two fits.
 
-A `TierJobs` has the jobs of several topics in turn: what `up --tier` runs, one process for all of them. A topic's
-trouble is its own: it is told, and tried again after a while; the others go on.
+| engine | when it is used by `up --tier` |
+| --- | --- |
+| spark | the default where PySpark and Java are installed |
+| process | the default elsewhere |
+| auto | Spark when more than `TIER_SPARK_BYTES` of a topic wait, the process for the trickle |
+
+A session of Spark takes a GB beside the brokers: it begins with the first files that it has to write, and ends when it
+had nothing to write for `TIER_SPARK_IDLE_S` (spark/tiering.py).
+
+A `TierJobs` has the jobs of several topics in turn: what `up --tier` runs, one process for all of them. A topic
+that fails is reported and tried again after a while; the others go on.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from threading import Event, Thread
 from time import monotonic
-from typing import Final
+from typing import Final, Protocol
+
+import msgspec
 
 from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import TopicInfo
@@ -40,17 +52,110 @@ from embarcadero.errors import (
     UnknownSchema,
     UnknownTopic,
 )
-from embarcadero.limits import TIER_FILES_MAX, TIER_LEASE_S, TIER_ORPHANS_S
-from embarcadero.tier.engines import Engine, ProcessEngine, SpanWork
-from embarcadero.tier.layouts import records_schema
-from embarcadero.tier.parquet import FileFacts, FileSpan
-from embarcadero.tier.settings import NAMESPACE, TierSettings
-from embarcadero.tier.snapshots import LoadedTable
-from embarcadero.tier.table import TierTable, table_name
-from embarcadero.tier.upkeep import collect_data, collect_metadata, drop_below, expire_snapshots
-from embarcadero.types import Tail, Tier
+from embarcadero.limits import TIER_FILES_MAX, TIER_LEASE_S, TIER_ORPHANS_S, TIER_SPARK_BYTES
+from embarcadero.tier.columns import records_schema
+from embarcadero.tier.parquet import FileFacts, FileSpan, write_span
+from embarcadero.tier.snapshots import LaneFrontiers, LoadedTable
+from embarcadero.tier.storage import NAMESPACE, Storage, TierSettings
+from embarcadero.tier.table import TierTable, collect_data, collect_metadata, drop_below, expire_snapshots, table_name
+from embarcadero.types import LanePosition, Tail, Tier
 from embarcadero.wire.schemas import TopicSchemas
 
+
+class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
+    """A span to be written into files."""
+
+    topic: str
+    span: FileSpan
+    location: str
+    epoch: int
+    properties: dict[str, str]
+    entries_location: str = ""  # of the table of control entries; empty: the topic's table has them
+    waiting: int = 0  # bytes of payloads of the topic that wait to be tiered, about
+
+
+def do_work(log: Log, work: SpanWork) -> FileFacts:
+    """Read a span and write its files. The schema is asked for now: it is as new as every batch of the span."""
+    span, schemas = work.span, log.describe(work.topic).versions
+    scan = log.scan(work.topic, lane=span.lane, start=span.start, stop=span.stop, control=True)
+    storage = Storage(work.properties)
+    return write_span(storage, work.location, span, work.epoch, schemas, scan, work.entries_location)
+
+
+class EngineKind(StrEnum):
+    """The values of `tier.engine`."""
+
+    SPARK = "spark"
+    PROCESS = "process"
+    AUTO = "auto"
+
+
+class Engine(Protocol):
+    """Writes the files of spans."""
+
+    @property
+    def name(self) -> str:
+        """The kind that wrote last; of one that wrote nothing yet, what it is."""
+        ...
+
+    def write(self, works: list[SpanWork]) -> Iterable[FileFacts]:
+        """Write the files of all spans, in any order."""
+        ...
+
+    def release_idle(self) -> float | None:
+        """Give up what costs memory if it was not needed for long; seconds until it is time, None if there is none."""
+        ...
+
+    def close(self) -> None:
+        """Give it up now."""
+        ...
+
+
+class ProcessEngine:
+    """Writes files in this process, one after the other."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    @property
+    def name(self) -> str:
+        return EngineKind.PROCESS
+
+    def write(self, works: list[SpanWork]) -> Iterator[FileFacts]:
+        for work in works:
+            yield do_work(self._log, work)
+
+    def release_idle(self) -> float | None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class AutoEngine:
+    """Leaves large amounts to one engine, and the trickle to another."""
+
+    def __init__(self, large: Engine, small: Engine, limit_bytes: int = TIER_SPARK_BYTES) -> None:
+        self._large, self._small, self._limit_bytes = large, small, limit_bytes
+        self._last: Engine | None = None
+
+    @property
+    def name(self) -> str:
+        return EngineKind.AUTO if self._last is None else self._last.name
+
+    def write(self, works: list[SpanWork]) -> Iterable[FileFacts]:
+        waiting = max((work.waiting for work in works), default=0)
+        self._last = self._large if waiting > self._limit_bytes else self._small
+        return self._last.write(works)
+
+    def release_idle(self) -> float | None:
+        return self._large.release_idle()
+
+    def close(self) -> None:
+        self._large.close()
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
 STEPS: Final = (
     "open", "create", "repair", "plan", "write", "commit", "records", "advance", "trim", "drop", "collect",
 )  # fmt: skip
@@ -65,12 +170,12 @@ class CyclePlan:
     base: LoadedTable
     spans: list[FileSpan]
     waiting: int  # bytes of payloads that wait to be tiered, about: those of the spans, and of more that come later
-    starts: dict[int, tuple[int, int]]
+    starts: dict[int, LanePosition]
     schemas: TopicSchemas
 
-    def after(self) -> dict[int, tuple[int, int]]:
+    def after(self) -> dict[int, LanePosition]:
         """Frontiers once all spans are committed."""
-        return self.base.frontiers | {span.lane: (span.stop, span.stop_seq) for span in self.spans}
+        return self.base.frontiers | {span.lane: LanePosition(span.stop, span.stop_seq) for span in self.spans}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +185,7 @@ class Cycle:
     files: int = 0
     rows: int = 0
     bytes: int = 0
-    frontiers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    frontiers: dict[int, LanePosition] = field(default_factory=dict)
     trimmed: dict[int, int] = field(default_factory=dict)
     collected: list[str] = field(default_factory=list)
     more: bool = False  # there was more than one cycle takes
@@ -97,17 +202,15 @@ class TierJob:
         engine: Engine | None = None,
         *,
         holder: str,
-        take_over: bool = False,
-        step: Callable[[str], None] = lambda _name: None,
     ) -> None:
         self._log, self.topic, self._settings, self._holder = log, topic, settings, holder
-        self._engine, self._take_over, self._step = engine or ProcessEngine(log), take_over, step
+        self._engine = engine or ProcessEngine(log)
         self._table = TierTable(settings, table_name(topic))
         self._tier: Tier | None = None
         self._keeper: _Keeper | None = None
         self._swept_s = 0.0
         self._littered = True  # an attempt may have left files that nothing names
-        self._dropped: dict[int, tuple[int, int]] = {}  # starts below which files were dropped
+        self._dropped: dict[int, LanePosition] = {}  # starts below which files were dropped
 
     @property
     def table(self) -> str:
@@ -115,13 +218,19 @@ class TierJob:
         return self._table.identifier
 
     # --- beginning and ending -----------------------------------------------------------------------------------------
-    def open(self) -> Tier:
-        """Begin an epoch; make the table if there is none; bring the store up to what the table says."""
+    def step(self, name: str) -> None:
+        """Called before each of STEPS. It does nothing; tests put crashes and delays here."""
+
+    def open(self, *, take_over: bool = False) -> Tier:
+        """Begin an epoch; make the table if there is none; bring the store up to what the table says.
+
+        `take_over`: take the lease from another holder that still has it. Without, TierBusy is raised then.
+        """
         about = self._log.describe(self.topic)
         if about.tier is None:
             records_schema(about.versions)  # refuses a topic that no table can have
         self._table = TierTable(self._settings, self._name(about))
-        self._step("open")
+        self.step("open")
         tier = self._log.open_tier(
             self.topic,
             self._holder,
@@ -129,15 +238,15 @@ class TierJob:
             warehouse=self._settings.warehouse,
             table=self._table.identifier,
             hot_retention_s=self._settings.hot_retention_s,
-            take_over=self._take_over,
+            take_over=take_over,
             properties=self._settings.properties,
             topic_id=about.id,
             engine=self._engine.name,
         )
         try:
             found = self._found(tier, about.versions)
-            self._step("repair")
-            self._tier = self._tell(tier, found)
+            self.step("repair")
+            self._tier = self._publish(tier, found)
         except EmbarcaderoError:
             with suppress(EmbarcaderoError):  # the lease ends by itself
                 self._log.close_tier(self.topic, tier.epoch, topic_id=tier.topic_id)
@@ -155,7 +264,7 @@ class TierJob:
                     f"table {tier.table} of topic {self.topic!r} is not in the catalog",
                     f"is it the right one (tier.properties)? The newest metadata file is {tier.metadata}",
                 )
-            self._step("create")
+            self.step("create")
             found = self._table.create(self.topic, tier.id, schemas, tier.topic_id)
         self._check(found, tier)
         return found
@@ -171,7 +280,7 @@ class TierJob:
     def _check(self, found: LoadedTable, tier: Tier) -> None:
         if found.id != tier.id:
             raise BadTable(f"table {tier.table} is not that of topic {self.topic!r}", "restore the right one")
-        behind = [lane for lane, place in tier.frontiers.items() if found.frontiers.get(lane, (0, 0)) < place]
+        behind = [lane for lane, position in tier.frontiers.items() if found.frontiers.get(lane, (0, 0)) < position]
         if behind:
             raise BadTable(
                 f"the catalog is behind: {tier.table} ends at {found.frontiers}, and {tier.frontiers} was committed",
@@ -186,7 +295,8 @@ class TierJob:
             self._log.close_tier(self.topic, self._tier.epoch, topic_id=self._tier.topic_id)
 
     def __enter__(self) -> TierJob:
-        self.open()
+        if self._tier is None:
+            self.open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -206,20 +316,20 @@ class TierJob:
 
     def _cycle(self) -> Cycle:
         tier = self._mine()
-        self._step("plan")
+        self.step("plan")
         plan = self._plan(tier)
         facts = self._write(plan, tier) if plan.spans else []
         done = Cycle(frontiers=plan.base.frontiers)
         committed = plan.base
         if files := [each for each in facts if each.written]:
-            self._step("commit")
+            self.step("commit")
             self._mine()
             with self._still_mine(tier):
                 committed = self._table.commit(
-                    plan.base.frontiers, files, plan.after(), plan.starts, plan.schemas, tier.epoch, self._step
+                    plan.base.frontiers, files, plan.after(), plan.starts, plan.schemas, tier.epoch, self.step
                 )
-            self._step("advance")
-            tier = self._tier = self._tell(tier, committed)
+            self.step("advance")
+            tier = self._tier = self._publish(tier, committed)
             done = Cycle(
                 files=sum(len(each.paths) for each in files),
                 rows=sum(each.rows for each in files),
@@ -227,12 +337,12 @@ class TierJob:
                 frontiers=committed.frontiers,
                 more=len(plan.spans) >= TIER_FILES_MAX,
             )
-        self._step("trim")
+        self.step("trim")
         trimmed = self._trim(tier, tier.frontiers)
         self._expire()
-        self._step("drop")
+        self.step("drop")
         committed = self._drop(committed)
-        self._step("collect")
+        self.step("collect")
         collected = self._collect(committed, bool(files)) if files or self._littered else []
         return Cycle(done.files, done.rows, done.bytes, done.frontiers, trimmed, collected, done.more)
 
@@ -262,13 +372,13 @@ class TierJob:
         about = self._log.describe(self.topic)  # after the tail: no batch below it has a newer schema
         starts, spans, waiting = base.starts | tier.starts, list[FileSpan](), 0
         for lane in tail.lanes or (tail,):
-            begin = max(base.frontiers.get(lane.lane, (0, 0)), (lane.hot_index, lane.hot_seq))
+            begin = max(base.frontier(lane.lane), LanePosition(lane.hot_index, lane.hot_seq))
             starts.setdefault(lane.lane, begin)
             found, size = self._cut(lane, begin, TIER_FILES_MAX - len(spans))
             spans, waiting = spans + found, waiting + size
         return CyclePlan(base, spans, waiting, starts, about.versions)
 
-    def _cut(self, lane: Tail, begin: tuple[int, int], most: int) -> tuple[list[FileSpan], int]:
+    def _cut(self, lane: Tail, begin: LanePosition, most: int) -> tuple[list[FileSpan], int]:
         """The next spans of a lane, and how many bytes wait in all of it."""
         (start, start_seq), spans = begin, list[FileSpan]()
         if start >= lane.durable_index or most <= 0:
@@ -294,13 +404,13 @@ class TierJob:
             for span in plan.spans
         ]
         facts: list[FileFacts] = []
-        self._step("write")
+        self.step("write")
         for each in self._engine.write(works):
             facts.append(each)
-            self._step("write")
+            self.step("write")
         return checked_facts(plan.spans, facts)
 
-    def _tell(self, tier: Tier, found: LoadedTable) -> Tier:
+    def _publish(self, tier: Tier, found: LoadedTable) -> Tier:
         if found.frontiers == tier.frontiers and found.metadata == tier.metadata:
             return tier
         return self._log.advance_tier(
@@ -314,7 +424,7 @@ class TierJob:
         )
 
     # --- afterwards ---------------------------------------------------------------------------------------------------
-    def _trim(self, tier: Tier, upto: dict[int, tuple[int, int]]) -> dict[int, int]:
+    def _trim(self, tier: Tier, upto: LaneFrontiers) -> dict[int, int]:
         """Let brokers forget what is in the table and older than the hot retention; returns where lanes start there."""
         cutoff = datetime.now(UTC) - timedelta(seconds=tier.hot_retention_s)
         trimmed: dict[int, int] = {}
@@ -338,7 +448,7 @@ class TierJob:
             self._log.trim(self.topic, before_time=datetime.now(UTC) - timedelta(seconds=about.retention_s))
 
     def _drop(self, committed: LoadedTable) -> LoadedTable:
-        """Give up files that are below the start, and old snapshots; the store is told of the new metadata file."""
+        """Give up files that are below the start, and old snapshots; publish the new metadata file in the store."""
         tier = self._tier = self._log.describe(self.topic).tier or self._mine()
         kept = committed
         if tier.starts != self._dropped:
@@ -349,7 +459,7 @@ class TierJob:
             kept = expire_snapshots(self._table, kept)
         if kept is not committed:
             self._littered = True
-            self._tier = self._tell(tier, kept)
+            self._tier = self._publish(tier, kept)
         return kept
 
     def _collect(self, committed: LoadedTable, ours: bool) -> list[str]:
@@ -366,7 +476,7 @@ class TierJob:
         return gone
 
     # --- on and on ----------------------------------------------------------------------------------------------------
-    def follow(self, stop: Event, told: Callable[[Cycle], None] = lambda _cycle: None) -> None:
+    def follow(self, stop: Event, report: Callable[[Cycle], None] = lambda _cycle: None) -> None:
         """Cycle after cycle until `stop`; trouble that may pass is waited out. Raises Deposed, and what won't pass."""
         while not stop.is_set():
             try:
@@ -374,7 +484,7 @@ class TierJob:
             except (Retriable, OutcomeUnknown, Trimmed, UnknownSchema):  # a span that changed is planned anew
                 stop.wait(min(self._settings.interval_s, _RETRY_S))
                 continue
-            told(done)
+            report(done)
             if not done.more:
                 stop.wait(self._settings.interval_s)
 
@@ -417,7 +527,7 @@ class _Keeper:
                 continue
 
     def check(self) -> None:
-        """Raise Deposed if we were told so."""
+        """Raise Deposed if the lease is lost."""
         if self._deposed.is_set():
             raise Deposed(f"another job tiers topic {self._topic!r}", "stop, or open the tier again")
 
@@ -428,7 +538,7 @@ class _Keeper:
 
 
 class TierJobs:
-    """The jobs of one holder. Without a list of topics: all that have replicas, new ones as they come."""
+    """The jobs of one holder: of the topics in the settings, or of all that have replicas, new ones as they come."""
 
     def __init__(
         self,
@@ -437,12 +547,9 @@ class TierJobs:
         journal: Journal,
         *,
         holder: str,
-        topics: Sequence[str] = (),
         engine: Engine | None = None,
-        told: Callable[[str, Cycle], None] = lambda _topic, _cycle: None,
     ) -> None:
         self._log, self._settings, self._journal, self._holder = log, settings, journal, holder
-        self._topics, self._told = list(topics), told
         self._engine = engine or ProcessEngine(log)
         self._jobs: dict[str, TierJob] = {}
 
@@ -477,7 +584,7 @@ class TierJobs:
         return any(more)
 
     def _wanted(self) -> list[str]:
-        return self._topics or [topic.name for topic in self._log.topics() if topic.replicas]
+        return list(self._settings.topics) or [topic.name for topic in self._log.topics() if topic.replicas]
 
     def _cycle(self, topic: str) -> bool:
         try:
@@ -485,9 +592,7 @@ class TierJobs:
                 job = TierJob(self._log, topic, self._settings, self._engine, holder=self._holder)
                 tier = job.open()
                 self._jobs[topic] = job
-                self._journal.note(
-                    "tiers", topic=topic, table=tier.table, epoch=tier.epoch, engine=self._engine.name
-                )
+                self._journal.note("tiers", topic=topic, table=tier.table, epoch=tier.epoch, engine=self._engine.name)
             done = self._jobs[topic].cycle()
         except (EmbarcaderoError, TimeoutError) as error:
             self._journal.warn("can't tier", topic=topic, reason=str(error))
@@ -495,12 +600,15 @@ class TierJobs:
                 self._leave(topic)
             self._jobs.pop(topic, None)
             return False
+        self.report(topic, done)
+        return done.more
+
+    def report(self, topic: str, done: Cycle) -> None:
+        """Note what a cycle did, if it did something."""
         if done.files:
             self._journal.note(
                 "tiered", topic=topic, files=done.files, rows=done.rows, bytes=done.bytes, engine=self._engine.name
             )
-        self._told(topic, done)
-        return done.more
 
     def _leave(self, topic: str) -> None:
         job = self._jobs.pop(topic, None)

@@ -1,7 +1,7 @@
 """Parquet files of a table: one span of one lane each, under a name that no other attempt uses.
 
 A file tells in its name and in its footer which span it has. It is written whole and synced, and no table
-has it until a commit names it; what a crash leaves behind is garbage with a name that says so (upkeep.py).
+has it until a commit names it; what a crash leaves behind is garbage with a name that says so (table.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -21,8 +21,17 @@ import pyarrow.parquet as pq
 from embarcadero.client.results import Batch
 from embarcadero.errors import BadTable, Corrupt, EmbarcaderoError, Trimmed
 from embarcadero.limits import KIB, RECORDS_PER_BATCH_MAX, TIER_GROUP_DECODED_BYTES, TIER_ROW_GROUP_BYTES
-from embarcadero.tier.columns import EntriesHash, rows
-from embarcadero.tier.layouts import Layout, day_of, entries_file, entries_schema, file_schema, records_file, split
+from embarcadero.tier.columns import (
+    EntriesHash,
+    Layout,
+    day_of,
+    entries_file,
+    entries_schema,
+    file_schema,
+    records_file,
+    rows,
+    split,
+)
 from embarcadero.tier.storage import Storage, typed_errors
 from embarcadero.types import GapKind
 from embarcadero.wire.codec import payload_crc
@@ -150,7 +159,7 @@ def write_span(
     Raises Trimmed if a part of the span is gone, Corrupt if the scan is not exactly the span. Nothing is left behind
     then; what a crash leaves behind is collected later.
     """
-    writer = _SpanWriter(storage, location, entries_location, span, epoch, schemas)
+    writer = _SpanWriter(_SpanTarget(storage, location, entries_location, epoch), span, schemas)
     try:
         for held in _pieces(_checked(span, scan), by_day=bool(entries_location)):
             writer.add(held)
@@ -236,18 +245,27 @@ class _SpanFile:
             self.storage.delete(self.path)
 
 
+class _SpanTarget(NamedTuple):
+    """Where the files of a span go. `entries_location`: of the table of control entries; empty if there is none."""
+
+    storage: Storage
+    location: str
+    entries_location: str
+    epoch: int
+
+
 class _SpanWriter:
     """The files of one span: of records one a day, and one of control entries; or one file with all of it."""
 
-    def __init__(
-        self, storage: Storage, location: str, entries_location: str, span: FileSpan, epoch: int, schemas: TopicSchemas
-    ) -> None:
-        self._storage, self._location, self._span, self._epoch = storage, location, span, epoch
-        self._schemas, self._layout = schemas, Layout.SPLIT if entries_location else Layout.WHOLE
+    def __init__(self, target: _SpanTarget, span: FileSpan, schemas: TopicSchemas) -> None:
+        self._target, self._span, self._schemas = target, span, schemas
+        self._layout = Layout.SPLIT if target.entries_location else Layout.WHOLE
         self._files: list[_SpanFile] = []
         self._records: _SpanFile | None = None  # that rows go to now
         self._entries = (
-            _SpanFile(storage, entries_location, span, epoch, entries_schema()) if entries_location else None
+            _SpanFile(target.storage, target.entries_location, span, target.epoch, entries_schema())
+            if target.entries_location
+            else None
         )
         self._day: int | None = None  # of the records so far in the file
         self._at = span.start, span.start_seq  # where the next file begins
@@ -283,7 +301,7 @@ class _SpanWriter:
             start, start_seq = self._at
             span = msgspec.structs.replace(self._span, start=start, start_seq=start_seq)
             schema = file_schema(self._schemas, self._layout)
-            self._records = _SpanFile(self._storage, self._location, span, self._epoch, schema)
+            self._records = _SpanFile(self._target.storage, self._target.location, span, self._target.epoch, schema)
             self._files.append(self._records)
         return self._records
 

@@ -274,18 +274,18 @@ def _interleaved(rows: pa.RecordBatch, before: list[pa.RecordBatch]) -> Iterator
         yield rows
         return
     (entries,) = pa.Table.from_batches(before).combine_chunks().to_batches()
-    places = np.searchsorted(rows.column("_index").to_numpy(), entries.column("_index").to_numpy())
-    starts = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
+    positions = np.searchsorted(rows.column("_index").to_numpy(), entries.column("_index").to_numpy())
+    starts = np.flatnonzero(np.concatenate(([True], positions[1:] != positions[:-1])))
     if len(starts) > _SLICES_MAX:
         both = pa.Table.from_batches([rows, entries]).combine_chunks()
         order = np.argsort(both.column("_index").to_numpy(), kind="stable")
         yield from both.take(order).combine_chunks().to_batches()
         return
     at = 0
-    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(places)], strict=True):
-        place = int(places[start])
-        if place > at:
-            yield rows.slice(at, place - at)
+    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(positions)], strict=True):
+        position = int(positions[start])
+        if position > at:
+            yield rows.slice(at, position - at)
         yield entries.slice(start, stop - start)
-        at = place
+        at = position
     yield rows.slice(at)

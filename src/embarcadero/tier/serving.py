@@ -1,4 +1,4 @@
-"""Tables as brokers read them for their clients: batches as a FETCHED frame has them, places, and pieces of spans.
+"""Tables as brokers read them for their clients: batches as a FETCHED frame has them, positions, and pieces of spans.
 
 It implements `broker.tables.TableReader`, and runs on a broker's workers. A batch gets its payload from the columns of
 the table, in the columns of the schema version that it was published with; a payload that the table kept is sent as it
@@ -26,7 +26,7 @@ from embarcadero.limits import FETCH_ENTRIES_MAX, FRAME_BYTES_MAX, TABLE_GROUP_B
 from embarcadero.tier.row_groups import GroupCache
 from embarcadero.tier.storage import FOR_READERS, Properties, Storage, why_away
 from embarcadero.tier.table_reads import TableBatch, TopicTable, naming_the_store, table_batches, table_cuts
-from embarcadero.types import BATCH_KIND, FROM_TABLE, Cut, EntryKind, Gap, GapKind, Tier
+from embarcadero.types import BATCH_KIND, FROM_TABLE, Cut, EntryKind, Gap, GapKind, LanePosition, Tier
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import TopicSchemas
@@ -124,8 +124,8 @@ class TableServer:
                     return answer.found()
         return answer.found(stop)
 
-    def find(self, tier: Tier, lane: int, by: str, value: int) -> tuple[int, int] | None:
-        """Where a place is in the table; None if that is not below the frontier."""
+    def find(self, tier: Tier, lane: int, by: str, value: int) -> LanePosition | None:
+        """Where a position is in the table; None if that is not below the frontier."""
         with self._of_store(tier):
             return self._table(tier).find(lane, by, value)
 
@@ -149,13 +149,13 @@ class _FetchAnswer:
     """The answer to a fetch, while it is gathered."""
 
     def __init__(self, ask: Fetch, schemas: TopicSchemas) -> None:
-        self._schemas, self._room, self._next = schemas, ask.max_bytes, ask.start
+        self._schemas, self._capacity, self._next = schemas, ask.max_bytes, ask.start
         self._rows: list[tuple[Batch, int, int]] = []  # with size and checksum of what is sent
         self._payloads: list[bytes | memoryview] = []
         self._gap: Any = None
 
     def add(self, batch: Batch) -> bool:
-        """Take a batch or a gap. False: it has no room here, and is asked for next."""
+        """Take a batch or a gap. False: it does not fit here, and is asked for next."""
         if batch.gap is not None and batch.gap.kind is not GapKind.SKIPPED:
             if not self._rows:
                 self._gap, self._next = batch.gap, batch.gap.stop
@@ -163,12 +163,12 @@ class _FetchAnswer:
                 self._next = batch.gap.start
             return False
         payload = self._payload(batch)
-        if self._rows and len(payload) > self._room:
+        if self._rows and len(payload) > self._capacity:
             self._next = batch.index
             return False
         self._rows.append((batch, len(payload), payload_crc(payload) if batch.count else batch.crc))
         self._payloads.append(payload)
-        self._room = max(0, self._room - len(payload))
+        self._capacity = max(0, self._capacity - len(payload))
         self._next = batch.index + 1
         return True
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Final
 
-from embarcadero.tier.layouts import Layout, layout_of
-
-from pyiceberg.table import Table  # isort: skip - storage.py says what is missing
-from pyiceberg.table.snapshots import Snapshot  # isort: skip
-from collections import OrderedDict
-from threading import Lock
-
 from embarcadero.errors import BadTable
+from embarcadero.tier.columns import Layout, layout_of
 from embarcadero.tier.parquet import span_of
 from embarcadero.tier.storage import Storage, reading
+from embarcadero.types import LanePosition
 
 from pyiceberg.catalog.noop import NoopCatalog  # isort: skip - storage.py says what is missing
 from pyiceberg.conversions import from_bytes  # isort: skip
 from pyiceberg.serializers import FromInputFile  # isort: skip
-from pyiceberg.table import StaticTable  # isort: skip
+from pyiceberg.table import StaticTable, Table  # isort: skip
+from pyiceberg.table.snapshots import Snapshot  # isort: skip
 
-LaneFrontiers = Mapping[int, tuple[int, int]]
+LaneFrontiers = Mapping[int, LanePosition]
+"""A position in each lane."""
 
 ID: Final = "embarcadero.id"
 TOPIC: Final = "embarcadero.topic"
@@ -35,8 +34,7 @@ ENTRIES_TABLE: Final = "embarcadero.entries-table"
 ENTRIES_LOCATION: Final = "embarcadero.entries-location"
 _MANIFESTS_MAX: Final = 4_096  # whose contents are kept
 
-
-_PLACE: Final = ("_lane", "_index", "_seq")
+_POSITION: Final = ("_lane", "_index", "_seq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +42,13 @@ class LoadedTable:
     """The table as it was at one moment."""
 
     table: Table
-    frontiers: dict[int, tuple[int, int]]
-    starts: dict[int, tuple[int, int]]
+    frontiers: dict[int, LanePosition]
+    starts: dict[int, LanePosition]
     entries: str = ""  # the metadata file of the control entries below the frontiers
+
+    def frontier(self, lane: int) -> LanePosition:
+        """The position below which a lane is in the table."""
+        return self.frontiers.get(lane, LanePosition(0, 0))
 
     @property
     def id(self) -> str:
@@ -103,15 +105,15 @@ def loaded(table: Table) -> LoadedTable:
     """
     ours = newest_of_ours(table)
     facts = table.properties if ours is None else ours[1]
-    return LoadedTable(table, _places(facts, LANE), _places(facts, START), facts.get(ENTRIES, ""))
+    return LoadedTable(table, _positions(facts, LANE), _positions(facts, START), facts.get(ENTRIES, ""))
 
 
-def _places(facts: Mapping[str, str], prefix: str) -> dict[int, tuple[int, int]]:
+def _positions(facts: Mapping[str, str], prefix: str) -> dict[int, LanePosition]:
     found = {}
     for name, value in facts.items():
         if name.startswith(prefix):
             index, _, seq = value.partition(",")
-            found[int(name.removeprefix(prefix))] = (int(index), int(seq))
+            found[int(name.removeprefix(prefix))] = LanePosition(int(index), int(seq))
     return found
 
 
@@ -141,7 +143,7 @@ class Manifests:
         snapshot = table.current_snapshot()
         if snapshot is None:
             return []
-        ids = {name: table.schema().find_field(name).field_id for name in _PLACE}
+        ids = {name: table.schema().find_field(name).field_id for name in _POSITION}
         layout = layout_of(table.properties, str(table.name()))
         found: list[TableFile] = []
         for manifest in snapshot.manifests(table.io):

@@ -1,21 +1,26 @@
-"""Files of a warehouse, wherever it is: a folder, or an object store that speaks S3; and what may go wrong with them.
+"""Where tables are, and the files of a warehouse, wherever it is: a folder, or an object store that speaks S3.
 
-Everything goes through pyarrow's file systems, as PyIceberg sets them up from its properties (`s3.endpoint`, ...).
+Everything goes through pyarrow's file systems, as PyIceberg sets them up from its properties (`s3.endpoint`, ...). What
+may go wrong with files and catalogs is told in our own errors.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from embarcadero.config import Config
+from embarcadero.config.secrets import parse_properties
 from embarcadero.errors import BadTable, EmbarcaderoError, NotAvailable, TierUnavailable
+from embarcadero.limits import HOT_RETENTION_S, TIER_FILE_BYTES, TIER_INTERVAL_S
 
 try:
     from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, RESTError
@@ -24,6 +29,54 @@ try:
 except ImportError as missing:  # pragma: no cover - the extra is there in tests
     raise NotAvailable(f"tables need PyIceberg: {missing}", 'pip install "embarcadero[spark]"') from None
 
+NAMESPACE: Final = "embarcadero"
+_BUSY_S: Final = 10  # how long SQLite waits for another process's transaction
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """What a tiering job needs to know. `properties` are PyIceberg's, for the catalog and for files."""
+
+    warehouse: str
+    properties: dict[str, str] = field(default_factory=dict)
+    hot_retention_s: int = HOT_RETENTION_S
+    file_bytes: int = TIER_FILE_BYTES
+    interval_s: float = TIER_INTERVAL_S
+    topics: Sequence[str] = ()  # empty: all that have replicas
+
+    @property
+    def catalog(self) -> dict[str, str]:
+        """Properties of the catalog."""
+        return {**self.properties, "warehouse": self.warehouse}
+
+    @classmethod
+    def local(cls, folder: Path, **more: object) -> TierSettings:
+        """A catalog in an SQLite file and a warehouse beside it, in a folder."""
+        return cls(**{"warehouse": f"file://{folder / 'warehouse'}", "properties": sqlite_catalog(folder), **more})  # type: ignore[arg-type]
+
+    @classmethod
+    def of(cls, config: Config, data_dir: Path) -> TierSettings:
+        """As configured (`tier.*`); without a warehouse or a catalog they are in the cluster's folder."""
+        configured, folder = config.tier, data_dir / "tier"
+        properties = parse_properties(configured.properties)
+        if "type" not in properties and "uri" not in properties:
+            properties |= sqlite_catalog(folder)
+        return cls(
+            warehouse=configured.warehouse or f"file://{folder / 'warehouse'}",
+            properties=properties,
+            hot_retention_s=int(configured.hot_retention_s),
+            file_bytes=configured.file_bytes,
+            interval_s=configured.interval_s,
+            topics=configured.topics,
+        )
+
+
+def sqlite_catalog(folder: Path) -> dict[str, str]:
+    """Properties of a catalog in a folder."""
+    return {"type": "sql", "uri": f"sqlite:///{folder / 'catalog.db'}?timeout={_BUSY_S}"}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
 Properties = Mapping[str, str]
 
 _ALWAYS: Final = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}

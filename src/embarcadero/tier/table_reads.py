@@ -12,9 +12,10 @@ below the start, LOST or NEVER_DURABLE between two rows.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -22,26 +23,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embarcadero.errors import BadTable, BadValue
+from embarcadero.client.publish.tables import encoded
+from embarcadero.client.results import Batch, OrderEntry
+from embarcadero.errors import BadTable, BadValue, TierUnavailable
 from embarcadero.limits import TABLE_PIECE_BYTES
-from embarcadero.tier.layouts import Layout, constant, layout_of, physical, row_schema
+from embarcadero.tier.columns import Int64s, Layout, constant, from_table, layout_of, physical, row_schema
 from embarcadero.tier.parquet import SpanFooter, read_footer
 from embarcadero.tier.row_groups import GroupCache, RowGroupFile, merged, pieces
 from embarcadero.tier.snapshots import TableFile, loaded, shared_manifests, static_table
 from embarcadero.tier.storage import Properties, Storage, reading
-from embarcadero.types import Tier
-
-from pyiceberg.io.pyarrow import schema_to_pyarrow  # isort: skip
-from collections.abc import Callable, Collection
-from contextlib import contextmanager
-from functools import partial
-
-from embarcadero.client.publish.tables import encoded
-from embarcadero.client.results import Batch, OrderEntry
-from embarcadero.errors import TierUnavailable
-from embarcadero.tier.columns import Int64s, from_table
-from embarcadero.types import Cut, EntryKind, Gap, GapKind
+from embarcadero.types import Cut, EntryKind, Gap, GapKind, LanePosition, Tier
 from embarcadero.wire.schemas import TopicSchemas
+
+from pyiceberg.io.pyarrow import schema_to_pyarrow  # isort: skip - storage.py says what is missing
 
 _TABLES_MAX: Final = 64  # metadata files whose contents are kept
 _ANY: Final = (1 << 63) - 1
@@ -52,7 +46,6 @@ _ENTRY: Final = {
 }  # fmt: skip
 _KEPT: Final = ("_skipped", "_payload")
 _WORD: Final = 1 << 64
-
 
 
 class _Contents(NamedTuple):
@@ -138,11 +131,11 @@ class TopicTable:
         """Files with records of batches [start, stop) of a lane, in their order."""
         return _between(self._look().lanes.get(lane, []), start, stop)
 
-    def place_after(self, lane: int, index: int) -> tuple[int, int]:
-        """The place at which the first file with records from an index on begins; else the frontier."""
+    def position_after(self, lane: int, index: int) -> LanePosition:
+        """The position at which the first file with records from an index on begins; else the frontier."""
         found = self._look().lanes.get(lane, [])
         at = bisect_left(found, index, key=lambda file: file.first_index)
-        return (found[at].first_index, found[at].first_seq) if at < len(found) else self.tier.frontier(lane)
+        return LanePosition(found[at].first_index, found[at].first_seq) if at < len(found) else self.tier.frontier(lane)
 
     def parts(self, lane: int, start: int, stop: int) -> list[TableFile]:
         """The files whose footers tell of all entries of [start, stop): those with records, and those with control
@@ -235,9 +228,9 @@ class TopicTable:
                 batches = pa.table(arrays, schema=schema).combine_chunks().to_batches()
             yield from batches
 
-    # --- places -------------------------------------------------------------------------------------------------------
-    def find(self, lane: int, by: str, value: int) -> tuple[int, int] | None:
-        """The place, (index, seq), of the batch with an index, with a seq in it, or the first since a time (us).
+    # --- positions ----------------------------------------------------------------------------------------------------
+    def find(self, lane: int, by: str, value: int) -> LanePosition | None:
+        """The position of the batch with an index, with a seq in it, or the first since a time (us).
 
         None if that is not below the frontier. What is below the start is found at the start.
         """
@@ -257,7 +250,7 @@ class TopicTable:
                 hits = time >= value
             if hits.any():
                 found = int(index[int(np.argmax(hits))])
-                return found, int(seq[int(np.searchsorted(index, found))])
+                return LanePosition(found, int(seq[int(np.searchsorted(index, found))]))
         return None
 
 
@@ -294,7 +287,7 @@ def table_cuts(table: TopicTable, lane: int, start: int, stop: int, piece_bytes:
             size = 0
     reached, end = cuts[-1].index if cuts else start, min(stop, table.tier.frontier(lane)[0])
     if reached < end and table.layout is Layout.SPLIT:  # only control entries are there
-        cuts.append(Cut(*table.place_after(lane, max(reached, end)), 0))
+        cuts.append(Cut(*table.position_after(lane, max(reached, end)), 0))
     return cuts
 
 
@@ -420,7 +413,7 @@ def _topic_columns(group: pa.RecordBatch, schemas: TopicSchemas) -> pa.RecordBat
 
 def _numbers(column: pa.Array) -> Int64s:
     if column.null_count:
-        raise BadTable("a row of a table has no place in the log", "it was not written by a tiering job")
+        raise BadTable("a row of a table has no position in the log", "it was not written by a tiering job")
     plain = column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column
     found: Int64s = plain.to_numpy().astype(np.int64)
     return found

@@ -1,24 +1,30 @@
-"""Where nodes say how they can be watched, and how they left: a small file a process in the cluster's folder.
+"""How a cluster is watched from outside: where nodes serve metrics, the server of a node, and a client of all nodes.
 
-<data_dir>/watch/<node>.json
+Each process says in a small file, <data_dir>/watch/<node>.json, where it can be watched, and how it left. Its port has
+/metrics, /health, /ready and /targets over HTTP, in its own event loop. Nothing is kept up to date for it: counters are
+read when a request comes. Requests are small, bounded and few.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
+import re
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.request import urlopen
 
 import msgspec
 
-from embarcadero.limits import MIB
+from embarcadero.limits import MIB, WATCH_CONNECTIONS_MAX, WATCH_REQUEST_BYTES_MAX, WATCH_REQUEST_S_MAX
+from embarcadero.watch.metrics import CONTENT_TYPE, Page, WatchedRole, write_process
 
 
 class NodeEndpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,12 +63,12 @@ class EndpointFiles:
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "watch"
 
-    def write(self, place: NodeEndpoint) -> None:
+    def write(self, node: NodeEndpoint) -> None:
         """Replace a node's file, whole."""
         self._folder.mkdir(exist_ok=True)
-        path = self._folder / f"{place.roles.replace(':', '-').replace(',', '+')[:100]}.json"
+        path = self._folder / f"{node.roles.replace(':', '-').replace(',', '+')[:100]}.json"
         hidden = path.with_suffix(f".{os.getpid()}.new")
-        hidden.write_bytes(msgspec.json.encode(place))
+        hidden.write_bytes(msgspec.json.encode(node))
         hidden.replace(path)
 
     def clear(self) -> None:
@@ -100,18 +106,18 @@ NODE: Final = "node"
 """The label with the roles of a process, such as `broker:0`."""
 
 
-def targets(places: Iterable[NodeEndpoint], asked: str) -> list[TargetGroup]:
+def targets(nodes: Iterable[NodeEndpoint], asked: str) -> list[TargetGroup]:
     """All processes with metrics but those that left in order. `asked`: the host by which the peer reached this one."""
     return [
-        TargetGroup(targets=[_reached(place, asked).address], labels={NODE: place.roles})
-        for place in places
-        if place.left is None and place.port
+        TargetGroup(targets=[_reached(node, asked).address], labels={NODE: node.roles})
+        for node in nodes
+        if node.left is None and node.port
     ]
 
 
-def _reached(place: NodeEndpoint, asked: str) -> NodeEndpoint:
+def _reached(node: NodeEndpoint, asked: str) -> NodeEndpoint:
     """A process that listens on all addresses is reached by the one that the peer knows."""
-    return msgspec.structs.replace(place, host=asked) if place.host in ANY and asked else place
+    return msgspec.structs.replace(node, host=asked) if node.host in ANY and asked else node
 
 
 def endpoints_of(document: bytes) -> list[NodeEndpoint]:
@@ -138,25 +144,25 @@ Labels = dict[str, str]
 class Scrape(NamedTuple):
     """What one node told: samples by name."""
 
-    place: NodeEndpoint
+    node: NodeEndpoint
     at: float
     samples: dict[str, list[tuple[Labels, float]]]
 
 
-def scrape_all(places: Iterable[NodeEndpoint]) -> dict[str, Scrape]:
+def scrape_all(nodes: Iterable[NodeEndpoint]) -> dict[str, Scrape]:
     """The nodes that answer, by their roles."""
-    running = [place for place in places if place.port]
+    running = [node for node in nodes if node.port]
     if not running:
         return {}
     with ThreadPoolExecutor(max_workers=min(16, len(running))) as pool:
-        return {found.place.roles: found for found in pool.map(_scrape, running) if found is not None}
+        return {found.node.roles: found for found in pool.map(_scrape, running) if found is not None}
 
 
-def _scrape(place: NodeEndpoint) -> Scrape | None:
+def _scrape(node: NodeEndpoint) -> Scrape | None:
     try:
-        with urlopen(place.url, timeout=_TIMEOUT_S) as answer:
+        with urlopen(node.url, timeout=_TIMEOUT_S) as answer:
             text = answer.read(_PAGE_BYTES_MAX).decode()
-        return Scrape(place, time.monotonic(), parse(text))
+        return Scrape(node, time.monotonic(), parse(text))
     except (OSError, ValueError):
         return None
 
@@ -176,7 +182,7 @@ class Change:
     """The same node, earlier and now: values, and rates in between. A node that started anew began from zero."""
 
     def __init__(self, before: Scrape | None, now: Scrape) -> None:
-        same = before is not None and before.place.pid == now.place.pid
+        same = before is not None and before.node.pid == now.node.pid
         self._before, self._now = (before if same else None), now
         self._seconds = max(1e-6, now.at - before.at) if before is not None else 0.0
 
@@ -222,3 +228,102 @@ def quantile(buckets: dict[float, float], share: float) -> float | None:
             return low if math.isinf(bound) or not inside else low + (bound - low) * (wanted - below) / inside
         low, below = bound, buckets[bound]
     return low
+
+
+# --- server -----------------------------------------------------------------------------------------------------------
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_JSON = "application/json"
+_HOST = re.compile(rb"\r\nhost:[ \t]*\[?([0-9A-Za-z.:_-]{1,253}?)\]?(?::\d+)?\r\n", re.IGNORECASE)
+
+HttpAnswer = tuple[int, str, bytes]
+
+
+class Endpoint:
+    """Answers for all roles of this process."""
+
+    def __init__(self, version: str, endpoint_files: EndpointFiles) -> None:
+        self._version, self._endpoint_files = version, endpoint_files
+        self._roles: list[tuple[WatchedRole, asyncio.Task[Any]]] = []
+        self._leaving = False
+        self._open = 0
+
+    def host(self, roles: Iterable[tuple[WatchedRole, asyncio.Task[Any]]]) -> None:
+        """The process hosts these roles, each with its task."""
+        self._roles = list(roles)
+
+    def leave(self) -> None:
+        """The process stops: it is not ready any more."""
+        self._leaving = True
+
+    async def serve(self, sock: socket.socket) -> asyncio.Server:
+        """Listen; the caller closes the server."""
+        return await asyncio.start_server(self._serve_one, sock=sock, limit=WATCH_REQUEST_BYTES_MAX)
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            if self._open <= WATCH_CONNECTIONS_MAX:
+                async with asyncio.timeout(WATCH_REQUEST_S_MAX):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(_response(*await self._answer(head), body_too=not head.startswith(b"HEAD")))
+                    await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a peer that does not ask properly gets no answer
+        finally:
+            self._open -= 1
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _answer(self, head: bytes) -> HttpAnswer:
+        method, _, rest = head.split(b"\r\n", 1)[0].partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0]
+        if method not in (b"GET", b"HEAD"):
+            return 405, _JSON, b'{"error":"only GET"}'
+        match path:
+            case b"/metrics":
+                return 200, CONTENT_TYPE, self.page()
+            case b"/health":
+                return _verdict("healthy", {role.name: _ended(task) for role, task in self._roles})
+            case b"/ready":
+                return _verdict("ready", {role.name: await self._unready(role, task) for role, task in self._roles})
+            case b"/targets":
+                return 200, _JSON, msgspec.json.encode(targets(self._endpoint_files.read(), _host(head)))
+        return 404, _JSON, b'{"error":"there are /metrics, /health, /ready and /targets"}'
+
+    async def _unready(self, role: WatchedRole, task: asyncio.Task[Any]) -> str:
+        return "leaving" if self._leaving else _ended(task) or await role.unready()
+
+    def page(self) -> bytes:
+        """All metrics of this process."""
+        page = Page()
+        write_process(page)
+        for role, _ in self._roles:
+            page.put("embarcadero_up", 1, role=role.name, version=self._version)
+            role.write(page)
+        return page.text()
+
+
+def _host(head: bytes) -> str:
+    """The host by which the peer reached this process, of its `Host` header; empty if it sent none that makes sense."""
+    found = _HOST.search(head)
+    return found[1].decode() if found else ""
+
+
+def _ended(task: asyncio.Task[Any]) -> str:
+    return "its task has ended" if task.done() else ""
+
+
+def _verdict(what: str, problems: dict[str, str]) -> HttpAnswer:
+    """200 when all roles are well, else 503; the body says which is not, and why."""
+    good = bool(problems) and not any(problems.values())
+    body = {what: good, "roles": {name: why or "ok" for name, why in problems.items()}}
+    return 200 if good else 503, _JSON, msgspec.json.encode(body)
+
+
+def _response(status: int, kind: str, body: bytes, *, body_too: bool) -> bytes:
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
+    ).encode()
+    return head + body if body_too else head

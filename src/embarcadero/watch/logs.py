@@ -135,9 +135,13 @@ class LogJournal:
     """A role's journal, written to the log."""
 
     def __init__(self, role: str) -> None:
-        self.role = role
+        self._role = role
         self._log = logging.getLogger("embarcadero.events")
         self._repeats: dict[str, tuple[float, int]] = {}  # event -> (since when it is counted, how often)
+
+    def rename(self, role: str) -> None:
+        """Write later events under another name of the role."""
+        self._role = role
 
     def note(self, event: str, /, **facts: object) -> None:
         """Write an event."""
@@ -163,4 +167,4 @@ class LogJournal:
         told = {name: value[:_TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in facts.items()}
         if untold:
             told["not_written_before"] = untold
-        self._log.log(level, event, extra={"role": self.role, "facts": told})
+        self._log.log(level, event, extra={"role": self._role, "facts": told})

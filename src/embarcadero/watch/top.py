@@ -106,7 +106,7 @@ def picture(facts: StoreFacts, time: str, before: dict[str, Scrape], now: dict[s
     changes = {role: change for name, change in nodes.items() for role in name.split(",")}
     newest = {member.broker: member for member in facts.members}  # sorted by incarnation: the last one stays
     brokers = {number: changes.get(f"broker:{number}") for number in newest}
-    sequencer = _reigning(changes)
+    sequencer = _leader(changes)
     known = list(nodes.values())
     return Picture(
         cluster=facts.cluster,
@@ -196,7 +196,7 @@ def _topic(
     )
 
 
-def _reigning(changes: dict[str, Change]) -> Change | None:
+def _leader(changes: dict[str, Change]) -> Change | None:
     """The sequencer of the newest epoch, of all candidates that answer; those that stand by have none."""
     found = [change for role, change in changes.items() if role.partition(":")[0] == "sequencer"]
     return max(found, key=lambda change: change.value("embarcadero_epoch"), default=None)

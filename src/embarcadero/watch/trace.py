@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +23,12 @@ from embarcadero.fabric.region import (
 from embarcadero.sequencer.order.batches import opened_facts
 from embarcadero.sequencer.order.reorder import read_held
 from embarcadero.types import REQUEST_OUTCOMES, EntryKind, Member, Order, Topic, TopicLane
-from embarcadero.watch.regions import Facts, ReadOnlyFabric, ring_of, rows, valid_entries
-from embarcadero.watch.segments import ReplicaFolders
+from embarcadero.watch.regions import Facts, ReadOnlyFabric, ReplicaFolders, ring_of, rows, valid_entries
 from embarcadero.wire.codec import payload_crc
-from embarcadero.wire.schemas import RAW_SCHEMA, decode_batch
+from embarcadero.wire.schemas import RAW, TopicSchemas, decode_batch
 
 _RECORDS_SHOWN = 5
+_RAW_SHOWN = ("key", "value", "timestamp")
 _BYTES_SHOWN = 64
 _REQUEST_NAMES = frozenset(outcome.name for outcome in REQUEST_OUTCOMES)
 
@@ -42,6 +43,8 @@ class TraceSource:
     epoch: int
     lanes: list[TopicLane] = field(default_factory=list)
     disks: ReplicaFolders = field(default_factory=ReplicaFolders)
+    schemas: Mapping[str, TopicSchemas] = field(default_factory=dict)
+    """By topic: all versions of its schema. A topic that is not here has raw records."""
 
     def topic(self, name: str) -> Topic:
         """A topic by name."""
@@ -66,7 +69,7 @@ class TraceSource:
         orders = self.orders(topic)
         if lane is None and topic.order <= Order.BROKER:
             hint = f"say which: --lane, one of {sorted(orders)}"
-            raise BadValue(f"topic {topic.name} has order {topic.order}: a place is in one of its lanes", hint)
+            raise BadValue(f"topic {topic.name} has order {topic.order}: a position is in one of its lanes", hint)
         number = topic.lane if lane is None else lane
         if number not in orders:
             raise BadValue(f"lane {number} is not a lane of topic {topic.name}", f"its lanes are {sorted(orders)}")
@@ -94,7 +97,7 @@ def find_batch(
     if not len(found):
         raise _not_here(topic, entries, f"index {index}" if index is not None else f"seq {seq}")
     entry = found[:1]
-    return {"topic": name, "lane": number, "entry": rows(entry)[0], "payload": _payload(scene, number, entry)}
+    return {"topic": name, "lane": number, "entry": rows(entry)[0], "payload": _payload(scene, topic, number, entry)}
 
 
 def _not_here(topic: Topic, entries: Entries, what: str) -> EmbarcaderoError:
@@ -105,16 +108,17 @@ def _not_here(topic: Topic, entries: Entries, what: str) -> EmbarcaderoError:
     return Refused(f"{what} of topic {topic.name} is not in the order ring", f"it holds {ends}, up to seq {last}")
 
 
-def _payload(scene: TraceSource, lane: int, entry: Entries) -> Facts:
+def _payload(scene: TraceSource, topic: Topic, lane: int, entry: Entries) -> Facts:
     """Where a batch's payload is and what is in it: in memory, else on disks."""
-    facts = _in_memory(scene, entry)
+    schemas = scene.schemas.get(topic.name, RAW)
+    facts = _in_memory(scene, entry, schemas)
     if facts["state"] != "freed" or (stored := scene.disks.payload(lane, entry)) is None:
         return facts
-    contents = _contents(stored.payload, int(entry["count"][0]))
+    contents = _contents(stored.payload, entry, schemas)
     return {"state": "on disk", "replicas": stored.replicas, "bytes": len(stored.payload), "crc_fits": True, **contents}
 
 
-def _in_memory(scene: TraceSource, entry: Entries) -> Facts:
+def _in_memory(scene: TraceSource, entry: Entries, schemas: TopicSchemas) -> Facts:
     if int(entry["kind"][0]) != EntryKind.BATCH:
         return {"state": "none", "why": "only batches have a payload"}
     handle, location, size = int(entry["origin"][0]), int(entry["location"][0]), int(entry["size"][0])
@@ -131,27 +135,32 @@ def _in_memory(scene: TraceSource, entry: Entries) -> Facts:
     crc = payload_crc(payload)
     facts: Facts = {"log": log_region(prefix), "bytes": size, "crc": crc, "crc_fits": crc == int(entry["crc"][0])}
     state = "readable" if facts["crc_fits"] else "damaged"
-    return {"state": state, **facts, **_contents(payload, int(entry["count"][0]))}
+    return {"state": state, **facts, **_contents(payload, entry, schemas)}
 
 
-def _contents(payload: bytes, count: int) -> Facts:
+def _contents(payload: bytes, entry: Entries, schemas: TopicSchemas) -> Facts:
+    """The first records of a payload, by the schema version of its batch."""
     try:
-        batch = decode_batch(payload, RAW_SCHEMA, count, full=True)
+        batch = decode_batch(payload, schemas.of(int(entry["schema"][0])), int(entry["count"][0]), full=True)
     except EmbarcaderoError as problem:
         return {"records": None, "first_bytes": payload[:_BYTES_SHOWN].hex(" "), "note": problem.message}
+    names = schemas.newest.names if schemas.typed else _RAW_SHOWN
     shown = batch.slice(0, _RECORDS_SHOWN).to_pylist()
-    return {
-        "records": [
-            {"key": _shown(row["key"]), "value": _shown(row["value"]), "timestamp": str(row["timestamp"])}
-            for row in shown
-        ]
-    }
+    return {"records": [{name: _shown(row[name]) for name in names if name in row} for row in shown]}
 
 
-def _shown(value: bytes | None) -> Any:
+def _shown(value: Any) -> Any:
+    """A value of a record for people and JSON: numbers and truth values as they are, else text, cut if it is long."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, bytes):
+        return _shown_bytes(value)
+    text = str(value)
+    return text if len(text) <= _BYTES_SHOWN else f"{text[:_BYTES_SHOWN]} ... ({len(text)} characters)"
+
+
+def _shown_bytes(value: bytes) -> str:
     """Text where it is printable text, else hexadecimal; long values are cut."""
-    if value is None:
-        return None
     head = value[:_BYTES_SHOWN]
     more = f" ... ({len(value)} bytes)" if len(value) > _BYTES_SHOWN else ""
     text = head.decode("utf-8", errors="replace")
@@ -174,7 +183,7 @@ def follow(scene: TraceSource, name: str, session: int, sequence: int) -> Facts:
         "ordered": rows(ordered),
         "skipped": _skips(order, sessions, sequence),
         "results": _in_results(scene, topic, sessions, sequence, ordered),
-        "payload": _payload(scene, topic.lane, ordered[:1]) if len(ordered) else None,
+        "payload": _payload(scene, topic, topic.lane, ordered[:1]) if len(ordered) else None,
     }
     return {
         "topic": name,
@@ -196,11 +205,11 @@ def _follow_lanes(scene: TraceSource, topic: Topic, session: int, sequence: int)
     copies = {lane: _of(entries, [session], sequence) for lane, entries in scene.orders(topic).items()}
     first = next(((lane, entries[:1]) for lane, entries in copies.items() if len(entries)), None)
     ordered = [{"lane": lane, **row} for lane, entries in copies.items() for row in rows(entries)]
-    payload = None if first is None else _payload(scene, *first)
+    payload = None if first is None else _payload(scene, topic, *first)
     verdict = "no trace: it never reached a broker, or everything about it has left the rings"
     if ordered:
-        places = " and ".join(f"lane {row['lane']} at index {row['index']}, seq {row['seq']}" for row in ordered)
-        verdict = f"stored in {places}; payload {(payload or {}).get('state', 'unknown')}"
+        positions = " and ".join(f"lane {row['lane']} at index {row['index']}, seq {row['seq']}" for row in ordered)
+        verdict = f"stored in {positions}; payload {(payload or {}).get('state', 'unknown')}"
     nothing: Facts = {stage: [] for stage in ("session_entries", "pending", "held", "skipped", "results")}
     return {
         "topic": topic.name,

@@ -23,8 +23,7 @@ from embarcadero.limits import (
     SCRATCH_BYTES,
 )
 from embarcadero.types import LanePosition, Order, StagedBatch
-from embarcadero.watch.endpoints import EndpointFiles
-from embarcadero.watch.http import Endpoint
+from embarcadero.watch.endpoints import Endpoint, EndpointFiles
 from embarcadero.wire import codec, messages
 from embarcadero.wire.codec import (
     ACK,

@@ -12,15 +12,13 @@ import msgspec
 
 from embarcadero.client.arguments import parse_addresses
 from embarcadero.config import DEFAULTS, load
-from embarcadero.config.environment import Given
 from embarcadero.config.key import PREFIX
-from embarcadero.config.resolve import resolve
+from embarcadero.config.sources import Given, resolve
 from embarcadero.config.table import KEYS
 from embarcadero.errors import BadValue
 from embarcadero.fabric.region import check_name
 from embarcadero.node.folder import ClusterFolder, ClusterInfo, NodeInfo
-from embarcadero.node.process import parse_cores
-from embarcadero.node.roles import parse_roles
+from embarcadero.node.process import parse_cores, parse_roles
 from embarcadero.placement.topics import check_topic_name
 from embarcadero.storage.layout import base_seqs, damaged_span
 from embarcadero.watch.endpoints import EndpointFiles, NodeEndpoint

@@ -41,7 +41,7 @@ def open_table(tier: Tier, brokers: BrokerPool) -> TopicTable:
 
     A store that does not answer is reported as soon as a broker reports it.
     """
-    from embarcadero.tier.settings import parse_properties
+    from embarcadero.config.secrets import parse_properties
     from embarcadero.tier.storage import FOR_READERS
     from embarcadero.tier.table_reads import TopicTable
 

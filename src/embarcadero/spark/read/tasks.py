@@ -162,7 +162,7 @@ def table_part(
 
 def open_table(tier: Tier, properties: Sequence[str]) -> TopicTable:
     """A topic's table as of what the store says; `properties` are those of the configuration (`tier.properties`)."""
-    from embarcadero.tier.settings import parse_properties
+    from embarcadero.config.secrets import parse_properties
     from embarcadero.tier.table_reads import TopicTable  # wants PyIceberg, which only tiered topics need
 
     return TopicTable(tier, parse_properties(properties))
