@@ -11,15 +11,16 @@ import embarcadero
 
 ASKS = """
 import sys
-from embarcadero.spark.connections import shared_log
+from embarcadero.spark.processes import shared_log
 from embarcadero.spark.source import EmbarcaderoSource
-from embarcadero.spark.read import reading, streaming, tasks
+from embarcadero.spark.read import readers, tasks
 from pyspark_embarcadero import DefaultSource
 print(" ".join(sys.modules))
 """
 PUBLISHING = "embarcadero.client.publish"
 ELSEWHERE = (
-    "embarcadero.spark.write",
+    "embarcadero.spark.sink",
+    "embarcadero.spark.shape",
     "embarcadero.spark.jobs",
     "embarcadero.staging",
     "embarcadero.broker",

@@ -13,8 +13,8 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.config.environment import read_environment
-from embarcadero.spark import machine
-from embarcadero.spark.machine import CORES, PYTHON, SCRIPT, known_cores, local_cores, prepare, unix_sockets
+from embarcadero.spark import processes
+from embarcadero.spark.processes import CORES, PYTHON, SCRIPT, known_cores, local_cores, prepare, unix_sockets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,12 +89,12 @@ def test_without_another_pyspark_at_hand_the_archives_stay(monkeypatch: pytest.M
         if "SPARK_HOME" not in environ:
             script = tmp_path / "python"
             script.write_text("no program")
-            monkeypatch.setattr(machine, "SCRIPT", script)
+            monkeypatch.setattr(processes, "SCRIPT", script)
         made = dict(environ)
         prepare(made, "local[2]")
         assert (made["PYSPARK_PYTHON"], made["PYSPARK_DRIVER_PYTHON"]) == (sys.executable, sys.executable)
     monkeypatch.undo()
-    monkeypatch.setattr(machine.site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(processes.site, "getsitepackages", lambda: [str(tmp_path)])
     made = {}
     prepare(made, "local[2]")
     assert made["PYSPARK_PYTHON"] == sys.executable
@@ -147,7 +147,7 @@ def test_a_folder_whose_path_is_too_long_for_a_socket_is_not_used(
     """The path of a Unix socket has 104 bytes on macOS. Rows go by TCP then."""
     environ: dict[str, str] = {}
     prepare(environ, "local[2]")
-    monkeypatch.setattr(machine, "_socket_folder", lambda _: str(tmp_path / ("x" * 60)))
+    monkeypatch.setattr(processes, "_socket_folder", lambda _: str(tmp_path / ("x" * 60)))
 
     assert unix_sockets(environ) == {}
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from embarcadero.spark.lag import Lag, LagListener, lags_of
-from embarcadero.spark.read.offsets import LaneOffset, Offset, RecordPosition, StreamOffset
+from embarcadero.spark.read.options import LaneOffset, Offset, RecordPosition, StreamOffset
 
 READ = Offset("orders", "spark-1", {0: LaneOffset(RecordPosition(3, 30)), 1: LaneOffset(RecordPosition(9, 90))})
 THERE = Offset(

@@ -11,17 +11,21 @@ from hypothesis import strategies as st
 
 from embarcadero.errors import BadValue
 from embarcadero.limits import MIB, SPARK_TASKS_MAX
-from embarcadero.spark.read.offsets import (
+from embarcadero.spark.read.options import (
+    EARLIEST,
+    LATEST,
+    READ_OPTIONS,
     LaneOffset,
     Offset,
     RecordPosition,
     StreamOffset,
     TaskSpan,
+    Where,
     parse_offset,
     parse_stream_offset,
+    read_options,
     spans,
 )
-from embarcadero.spark.read.options import EARLIEST, LATEST, READ_OPTIONS, Where, read_options
 from embarcadero.spark.read.view import (
     cut_places,
     fair_shares,

@@ -43,7 +43,7 @@ class Job:
 
 def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
     """Start a cluster and, in a process of its own, Spark. NotAvailable, if there is no PySpark or no Java."""
-    from embarcadero.spark.machine import find_java
+    from embarcadero.spark.processes import find_java
     from embarcadero.spark.versions import check_pyspark
 
     check_pyspark()

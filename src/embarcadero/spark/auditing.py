@@ -10,11 +10,10 @@ import msgspec
 import pyarrow as pa
 
 from embarcadero.audit.report import AuditFinding, AuditReport, AuditSpan, SpanReport, lane_facts, report_of, spans_of
-from embarcadero.audit.sessions import PROBLEMS, RUNS, problems_of
-from embarcadero.audit.span import look_at
+from embarcadero.audit.span import PROBLEMS, RUNS, look_at, problems_of
 from embarcadero.client.api.sync_log import Log
 from embarcadero.limits import MIB
-from embarcadero.spark.connections import shared_log
+from embarcadero.spark.processes import shared_log
 from embarcadero.types import Order
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from embarcadero.spark.jobs import (
     STAGED_DDL,
     STEP_BYTES,
     Job,
+    JobFact,
     JobProgress,
     ProgressReport,
     TopicRows,
@@ -39,9 +40,8 @@ from embarcadero.spark.jobs import (
     task_writer,
     work_of,
 )
-from embarcadero.spark.read.offsets import BEGINNING, RecordPosition, TaskSpan
-from embarcadero.spark.write.tasks import TaskWriter, WriteWork
-from embarcadero.staging.job_ledger import JobFact
+from embarcadero.spark.read.options import BEGINNING, RecordPosition, TaskSpan
+from embarcadero.spark.sink import TaskWriter, WriteWork
 from embarcadero.types import Order
 from embarcadero.wire.schemas import TopicSchemas
 

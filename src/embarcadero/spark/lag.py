@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from embarcadero.errors import BadValue
-from embarcadero.spark.read.offsets import Offset, parse_stream_offset
+from embarcadero.spark.read.options import Offset, parse_stream_offset
 from embarcadero.types import count_outside
 
 METRIC: Final = "embarcadero_spark_lag_records"

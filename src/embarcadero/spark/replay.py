@@ -16,10 +16,10 @@ from embarcadero.client.arguments import parse_time, time_us
 from embarcadero.client.results import TopicInfo
 from embarcadero.errors import BadSchema, BadValue, TopicExists, UnknownTopic
 from embarcadero.limits import SPARK_TASK_BYTES
-from embarcadero.spark.connections import shared_log
 from embarcadero.spark.jobs import (
     STEP_BYTES,
     Job,
+    JobFact,
     JobProgress,
     ProgressReport,
     RecordRun,
@@ -30,10 +30,9 @@ from embarcadero.spark.jobs import (
     task_writer,
     write_name,
 )
-from embarcadero.spark.read.offsets import RecordPosition, TaskSpan
-from embarcadero.spark.read.options import EARLIEST, LATEST, Where
-from embarcadero.spark.write.tasks import Encoded, TaskWriter
-from embarcadero.staging.job_ledger import JobFact
+from embarcadero.spark.processes import shared_log
+from embarcadero.spark.read.options import EARLIEST, LATEST, RecordPosition, TaskSpan, Where
+from embarcadero.spark.sink import Encoded, TaskWriter
 from embarcadero.types import Order
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ def _open_target(log: Log, about: TopicInfo, name: str) -> TopicInfo:
         raise BadSchema(
             f"topic {name!r} has other columns than topic {about.name!r}",
             f"it has {', '.join(target.versions.newest.names)}; replay into a topic with the same columns and types, "
-            "or write a query: df.write.format(\"embarcadero\")",
+            'or write a query: df.write.format("embarcadero")',
         )
     return target
 
@@ -262,8 +261,6 @@ class _Replay:
         """The span that was copied."""
         self._steps += 1
         return plan
-
-
 
 
 def _encoded(tasks: TaskWriter, found: Iterator[RecordRun]) -> Iterator[Encoded]:

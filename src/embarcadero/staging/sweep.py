@@ -3,7 +3,7 @@
 It reads the facts of every staging topic (`OpenWrites`). An epoch is completed when its decision and its published
 batches stand still for COMPLETE_AFTER_S; while they move, a committer is at work. Staging topics are trimmed by time:
 what was appended before the oldest open write began is garbage. A write that was decided is never forgotten before it
-is done. A staging topic whose target is deleted is deleted, too, and so are the facts of its jobs (`job_ledger.py`).
+is done. A staging topic whose target is deleted is deleted, too, and so are the facts of its jobs (`spark/jobs.py`).
 The sweep keeps nothing on disk: when it starts, it reads the facts from the beginning.
 
 `OpenWrites` is a fold of facts, in any order. Facts come from several lanes, which are read one after the other, so

@@ -118,7 +118,7 @@ def _options(text: str) -> object:
 
 
 def _offset(text: str) -> object:
-    from embarcadero.spark.read.offsets import parse_stream_offset, spans
+    from embarcadero.spark.read.options import parse_stream_offset, spans
 
     try:
         told = json.loads(text)

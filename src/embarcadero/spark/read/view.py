@@ -23,10 +23,8 @@ from embarcadero.limits import (
     SPARK_TASKS_MAX,
     SPARK_TASKS_USUAL,
 )
-from embarcadero.spark.connections import shared_log
-from embarcadero.spark.machine import known_cores
-from embarcadero.spark.read.offsets import RecordPosition
-from embarcadero.spark.read.options import GO_ON, ReadOptions, Where
+from embarcadero.spark.processes import known_cores, shared_log
+from embarcadero.spark.read.options import GO_ON, ReadOptions, RecordPosition, Where
 from embarcadero.spark.read.tasks import TablePart, table_part
 from embarcadero.types import Cut, Order, Position, Span, Tail
 from embarcadero.wire.schemas import RAW, TopicSchemas
