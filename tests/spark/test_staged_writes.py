@@ -368,7 +368,7 @@ def test_a_target_that_is_deleted_under_a_write_is_named(log: emb.Log, strong: s
 def test_what_was_staged_too_long_ago_is_not_decided(log: emb.Log, strong: str) -> None:
     """The sweep could give it up at any moment."""
     messages = [
-        StagedMessage(replace(each.staged, told_s=each.staged.told_s - SILENT_S))
+        StagedMessage(replace(each.staged, announced_s=each.staged.announced_s - SILENT_S))
         for each in staged(log, strong, range(200), range(200, 400), text=MUCH)
     ]
     with pytest.raises(StagedGone, match="nothing of the write is visible"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from threading import Event
@@ -147,7 +146,7 @@ def test_spark_that_died_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None
     def dies(spark: object, *_: object) -> None:
         raise ConnectionRefusedError(f"of {spark}")
 
-    monkeypatch.setattr(sys.modules["embarcadero.spark.session"], "session", session)
+    monkeypatch.setattr("embarcadero.spark.processes.session", session)
     monkeypatch.setattr("embarcadero.spark.processes.end_session", ended.append)
     monkeypatch.setattr(tiering, "_written", dies)
     engine = tiering.SparkEngine("127.0.0.1:9", idle_s=60, clock=lambda: 0.0)

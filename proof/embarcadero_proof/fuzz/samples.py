@@ -12,7 +12,19 @@ import numpy as np
 import pyarrow as pa
 
 from embarcadero.fabric.layout import ORDER, Entries, seal
-from embarcadero.types import Cut, EntryKind, Gap, Outcome, Range, ReaderProgress, ReplicaRef, Tier, Topic, TopicLane
+from embarcadero.types import (
+    Cut,
+    EntryKind,
+    Gap,
+    LanePosition,
+    Outcome,
+    Range,
+    ReaderProgress,
+    ReplicaRef,
+    Tier,
+    Topic,
+    TopicLane,
+)
 from embarcadero.wire import codec, messages
 from embarcadero.wire.codec import ACK, REFERENCE
 from embarcadero.wire.payload import encode_batch, raw_batch
@@ -166,12 +178,16 @@ def fetched_frame(payloads: list[bytes], counts: list[int] | None = None, gap: G
 _REF: Final = ReplicaRef(replica=1, incarnation=2, disk="d" * 32)
 RANGE: Final = Range(lane=0, number=1, start=0, start_seq=0, replicas=[_REF], durable_on=1, end=9, end_seq=90)
 LANE: Final = TopicLane(lane=4_096, topic=1, broker=2, incarnation=3, handle=4)
-TIER: Final = Tier(id="t", warehouse="w", table="n.t", frontiers={0: (5, 50)}, starts={0: (1, 10)}, epoch=2)
+_FRONTIERS: Final = {0: LanePosition(5, 50)}
+TIER: Final = Tier(
+    id="t", warehouse="w", table="n.t", frontiers=_FRONTIERS, starts={0: LanePosition(1, 10)}, epoch=2
+)
 TOPIC: Final = Topic(name="orders", lane=0, lanes=[LANE])
 _VALUES: Final[dict[str, Any]] = {
     "name": "orders", "topic": "orders", "versions": [1], "brokers": [], "columns": b"", "widths": [1, 2],
     "ranges": [RANGE], "tier": TIER, "topics": [TOPIC], "lanes": [LANE], "cuts": [Cut(5, 50, 1_000)],
-    "readers": [ReaderProgress(reader="r", places={0: (1, 2)})], "places": {0: (1, 2)}, "frontiers": {0: (5, 50)},
+    "readers": [ReaderProgress(reader="r", places={0: LanePosition(1, 2)})], "places": {0: (1, 2)},
+    "frontiers": _FRONTIERS,
     "facts": {"a": 1, "b": [1.5, None, "x"]}, "partitions": [1, 2], "starts": {0: (1, 2)}, "lost_before": [(1, 2)],
     "by": "index", "read": "ordered", "on_gap": "fence",
 }  # fmt: skip

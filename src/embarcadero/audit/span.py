@@ -29,7 +29,7 @@ from embarcadero.errors import Corrupt, EmbarcaderoError
 from embarcadero.fabric.layout import OPEN_STRONG
 from embarcadero.tier.columns import EntriesHash, Int64s, rows
 from embarcadero.tier.settings import parse_properties
-from embarcadero.types import NO_SESSION, EntryKind, Gap, GapKind
+from embarcadero.types import NO_SESSION, EntryKind, Gap, GapKind, Span
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
 RUNS: Final = pa.schema(
@@ -125,8 +125,8 @@ def problems_of(runs: pa.Table, *, all_strong: bool, from_start: bool) -> pa.Tab
     found: list[tuple[str, int, int, str]] = []
     same = np.concatenate(([False], (lanes[1:] == lanes[:-1]) & (sessions[1:] == sessions[:-1])))[: len(lanes)]
     lives = np.cumsum(opens | ~same)
-    told = sorted_runs.column("strong").fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
-    strong = all_strong | told[opens | ~same][lives - 1]  # as the first run of its life says
+    known = sorted_runs.column("strong").fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+    strong = all_strong | known[opens | ~same][lives - 1]  # as the first run of its life says
     if from_start:
         for run in np.flatnonzero(~same & ~opens).tolist():
             what = f"session {sessions[run]} has batches before it was opened"
@@ -178,11 +178,11 @@ _COMPARED_ROWS = 65_536
 class KnownLosses:
     """Which holes of a lane are as they should be: what is below its start, and what lies between its ranges."""
 
-    def __init__(self, start_index: int, lost: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, start_index: int, lost: Sequence[Span]) -> None:
         self.start_index, self.lost = start_index, tuple(lost)
 
     def is_lost(self, start: int, stop: int) -> bool:
-        """Whether a crash took all of these positions, as the ranges tell it."""
+        """Whether a crash took all of these positions, as the ranges say."""
         return any(first <= start and stop <= last for first, last in self.lost)
 
 
@@ -221,26 +221,26 @@ class SpanAudit:
             return
         indices = rows.column("_index").to_numpy()
         first = np.concatenate(([indices[0] != self._open_index], indices[1:] != indices[:-1]))
-        places = np.flatnonzero(first)
-        self._count_rows(indices, places, rows)
+        firsts = np.flatnonzero(first)
+        self._count_rows(indices, firsts, rows)
         seqs = self._numbers(rows, "_seq")
         before = np.concatenate(([self._row_seq], seqs[:-1]))
-        for place in np.flatnonzero((seqs != before + 1) & ~first).tolist():
-            self.note("row-order", int(indices[place]), f"seq {seqs[place]} comes after {before[place]}")
+        for row in np.flatnonzero((seqs != before + 1) & ~first).tolist():
+            self.note("row-order", int(indices[row]), f"seq {seqs[row]} comes after {before[row]}")
         self._row_seq = int(seqs[-1])
         self.hash.add(rows)
-        if not len(places):
+        if not len(firsts):
             return
-        column = {name: self._numbers(rows, name)[places] for name in COLUMNS if name not in ("_damage",)}
+        column = {name: self._numbers(rows, name)[firsts] for name in COLUMNS if name not in ("_damage",)}
         self._dense(column)
-        self._damage(rows, places)
+        self._damage(rows, firsts)
         kinds, counts = column["_kind"], column["_count"]
-        self.entries += len(places)
+        self.entries += len(firsts)
         self.batches += int((kinds == EntryKind.BATCH).sum())
         self.records += int(counts.sum())
         self.skipped += int(column["_skipped"][kinds == EntryKind.SKIP].sum())
         names = ("_index", "_kind", "_session", "_session_seq", "_skipped")
-        flags = np.where(np.asarray(rows.column("_skipped").is_valid())[places], column["_skipped"], NO_FLAGS)
+        flags = np.where(np.asarray(rows.column("_skipped").is_valid())[firsts], column["_skipped"], NO_FLAGS)
         self._entries.append((*(column[name] for name in names), flags))
 
     def finish(self) -> list[AuditFinding]:
@@ -275,10 +275,10 @@ class SpanAudit:
     def _dense(self, column: dict[str, Int64s]) -> None:
         indices, seqs, counts = column["_index"], column["_seq"], column["_count"]
         wanted = np.concatenate(([self._next_index], indices[:-1] + 1))
-        for place in np.flatnonzero(indices < wanted).tolist():
-            self.note("index-twice", int(indices[place]), f"index {indices[place]} comes after {wanted[place] - 1}")
-        for place in np.flatnonzero(indices > wanted).tolist():
-            start, stop = int(wanted[place]), int(indices[place])
+        for row in np.flatnonzero(indices < wanted).tolist():
+            self.note("index-twice", int(indices[row]), f"index {indices[row]} comes after {wanted[row] - 1}")
+        for row in np.flatnonzero(indices > wanted).tolist():
+            start, stop = int(wanted[row]), int(indices[row])
             if self._explained.is_lost(start, stop):
                 self.lost += stop - start
             elif start < self._explained.start_index:
@@ -287,25 +287,25 @@ class SpanAudit:
                 self.note("index-hole", start, f"indices {start} to {stop - 1}")
         ends = np.concatenate(([self._next_seq], (seqs + counts)[:-1]))
         known = (ends >= 0) & (indices == wanted)
-        for place in np.flatnonzero(known & (seqs != ends)).tolist():
-            what = f"seq {seqs[place]} where {ends[place]} comes next"
-            self.note("seq-hole", int(indices[place]), what)
+        for row in np.flatnonzero(known & (seqs != ends)).tolist():
+            what = f"seq {seqs[row]} where {ends[row]} comes next"
+            self.note("seq-hole", int(indices[row]), what)
         if self.first_seq < 0:
             self.first_seq = int(seqs[0])
         self._next_index, self._next_seq = int(indices[-1]) + 1, int(seqs[-1] + counts[-1])
 
-    def _count_rows(self, indices: Int64s, places: Int64s, rows: pa.RecordBatch) -> None:
+    def _count_rows(self, indices: Int64s, firsts: Int64s, rows: pa.RecordBatch) -> None:
         """Each batch has as many rows as records; each other entry has one."""
         counts = self._numbers(rows, "_count")
-        ends = np.concatenate((places, [len(indices)]))
+        ends = np.concatenate((firsts, [len(indices)]))
         self._open_rows += int(ends[0])
-        if not len(places):
+        if not len(firsts):
             return
         self._close_rows()
         lengths = np.diff(ends)
-        wanted = np.maximum(counts[places], 1)
-        for place in np.flatnonzero(lengths[:-1] != wanted[:-1]).tolist():
-            self._wrong_rows(int(indices[places[place]]), int(lengths[place]), int(wanted[place]))
+        wanted = np.maximum(counts[firsts], 1)
+        for row in np.flatnonzero(lengths[:-1] != wanted[:-1]).tolist():
+            self._wrong_rows(int(indices[firsts[row]]), int(lengths[row]), int(wanted[row]))
         self._open_index, self._open_rows = int(indices[-1]), int(lengths[-1])
         self._open_count = int(wanted[-1])
 
@@ -317,14 +317,14 @@ class SpanAudit:
     def _wrong_rows(self, index: int, found: int, wanted: int) -> None:
         self.note("rows", index, f"index {index} has {found} rows and {wanted} records")
 
-    def _damage(self, rows: pa.RecordBatch, places: Int64s) -> None:
+    def _damage(self, rows: pa.RecordBatch, firsts: Int64s) -> None:
         damage = rows.column("_damage")
         if damage.null_count == len(damage):
             return
         indices = rows.column("_index").to_numpy()
-        for place in places.tolist():
-            if (why := damage[place].as_py()) is not None:
-                self.note("damage", int(indices[place]), why)
+        for row in firsts.tolist():
+            if (why := damage[row].as_py()) is not None:
+                self.note("damage", int(indices[row]), why)
 
     def note(self, kind: str, index: int, detail: str) -> None:
         """Something is wrong."""
@@ -343,7 +343,7 @@ class SpanAudit:
 
 def look_at(log: Log, about: TopicInfo, span: AuditSpan) -> tuple[SpanReport, pa.RecordBatch]:
     """Look at a span. Whatever is wrong with it is in the report; only a bug raises."""
-    lost = [*span.lane.lost, (span.start, span.stop)] if span.file else span.lane.lost
+    lost = [*span.lane.lost, Span(span.start, span.stop)] if span.file else span.lane.lost
     audit = SpanAudit(span.lane.lane, span.start, span.stop, KnownLosses(span.lane.start_index, lost))
     columns = None if span.table and span.log else list(COLUMNS)
     table = _table_rows(about, span, columns) if span.table else None
@@ -432,7 +432,7 @@ def _table_rows(about: TopicInfo, span: AuditSpan, columns: list[str] | None) ->
 
 
 def _compare(audit: SpanAudit, table: Iterator[pa.RecordBatch], log: Iterator[pa.RecordBatch | Gap]) -> None:
-    """Both copies, row by row; the first difference is told, and the log's copy is looked at to the end."""
+    """Both copies, row by row; the first difference is reported, and the log's copy is looked at to the end."""
     differs = False
     copy = CopiedRows(table)
     for part in log:

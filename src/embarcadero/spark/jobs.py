@@ -250,7 +250,7 @@ NAME_BYTES_MAX: Final = 80
 _CHECKPOINT_STEPS: Final = 100  # so often the ledger looks whether it has become long
 _TTL_SHARE: Final = 0.9  # of the time for which a topic remembers writes: clocks of two processes differ
 STAGED_DDL: Final = "number long, staged binary"
-"""What a task of a job tells the driver: its number, and what it has staged."""
+"""What a task of a job reports to the driver: its number, and what it has staged."""
 
 _TYPED: Final = re.compile(r"embarcadero\.errors\.(\w+): (.*)")
 
@@ -346,8 +346,8 @@ class TopicSource:
         sizes = {cut.seq: cut.bytes for cut in cuts}
         within = [cut for cut in cuts if span.start.seq < cut.seq < span.stop.seq]
         inner = {cut.seq: RecordPosition(cut.index, cut.seq) for cut in within}
-        places = [span.start, *(place for _, place in sorted(inner.items())), span.stop]
-        return [(self.span(span.lane, low, high), sizes.get(high.seq, 0)) for low, high in pairwise(places)]
+        edges = [span.start, *(position for _, position in sorted(inner.items())), span.stop]
+        return [(self.span(span.lane, low, high), sizes.get(high.seq, 0)) for low, high in pairwise(edges)]
 
 
 class JobProgress(NamedTuple):
@@ -360,6 +360,20 @@ class JobProgress(NamedTuple):
 
 ProgressReport = Callable[[JobProgress], None]
 """Called when a job begins and after each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How large steps are, how many records a second they copy (None: no limit), and what hears of progress."""
+
+    step_bytes: int = STEP_BYTES
+    rate: int | None = None
+    report: ProgressReport | None = None
+
+    def announce(self, steps: int, done: int, total: int) -> None:
+        """Report progress."""
+        if self.report is not None:
+            self.report(JobProgress(steps, done, total))
 
 
 class JobSteps(Protocol):
@@ -489,7 +503,7 @@ def work_of(write: str, epoch: int) -> WriteWork:
 
 
 def encode_staged(staged: Staged) -> bytes:
-    """What a task tells the driver, as a cell of a frame."""
+    """What a task reports to the driver, as a cell of a frame."""
     return msgspec.msgpack.encode(staged)
 
 
@@ -507,7 +521,7 @@ def stage_spans(
     spans: Sequence[TaskSpan],
     batches: Callable[[TaskSpan], Iterator[Encoded]],
 ) -> list[tuple[int, bytes]]:
-    """Have a task stage the batches of each span; return what each of them tells the driver, with its number."""
+    """Have a task stage the batches of each span; return what each of them reports to the driver, with its number."""
     work = work_of(write, epoch)
 
     def stage(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

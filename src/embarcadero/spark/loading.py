@@ -375,7 +375,7 @@ class _Load:
             self._report(JobProgress(self._done, sum(self._begun.steps[:step]), len(self._begun.files)))
         return None if step >= len(self._begun.steps) else b""
 
-    def write(self, epoch: int, plan: bytes) -> None:  # noqa: ARG002 - see Steps
+    def write(self, epoch: int, plan: bytes) -> None:  # noqa: ARG002 - see JobSteps
         """Write the rows of a step's files."""
         first = sum(self._begun.steps[:epoch])
         files = self._begun.files[first : first + self._begun.steps[epoch]]
@@ -403,7 +403,7 @@ class _Load:
             reader = reader.option("basePath", begun.roots[0])  # columns in names of folders
         return reader.schema(schema).load(paths)
 
-    def done(self, epoch: int, plan: bytes) -> bytes:  # noqa: ARG002 - see Steps
+    def done(self, epoch: int, plan: bytes) -> bytes:  # noqa: ARG002 - see JobSteps
         """Nothing more than that it is done."""
         self._done += 1
         return b""

@@ -184,11 +184,11 @@ FOLDERS: Final = (
     "~/.sdkman/candidates/java",
 )  # fmt: skip
 """Where installers put Java."""
-_ASK_S: Final = 10.0  # for a Java that tells its version only when it runs
+_ASK_S: Final = 10.0  # for a Java that shows its version only when it runs
 PYTHON: Final = "EMBARCADERO_SPARK_PYTHON"
 """The interpreter that the script runs."""
 CORES: Final = "EMBARCADERO_SPARK_CORES"
-"""How many tasks run at once: a source is not told, and makes as many tasks, or a multiple of it."""
+"""How many tasks run at once: Spark does not say, and a source makes as many tasks, or a multiple of it."""
 SCRIPT: Final = Path(str(files("embarcadero.spark") / "python"))
 
 _CHOSEN: Final = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")  # Spark runs data sources, and their tasks, by the second
@@ -288,8 +288,8 @@ def local_cores(master: str | None) -> int | None:
 
 def known_cores(environ: Mapping[str, str]) -> int | None:
     """Tasks that run at once, as `session()` told the processes of its driver."""
-    told = environ.get(CORES, "")
-    return int(told) if told.isascii() and told.isdigit() and int(told) else None
+    cores = environ.get(CORES, "")
+    return int(cores) if cores.isascii() and cores.isdigit() and int(cores) else None
 
 
 def archives_are_needless(environ: Mapping[str, str]) -> bool:

@@ -88,12 +88,12 @@ class WriteWork:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What a task tells the driver: the batches of its rows, and the topics into which they go."""
+    """What a task reports to the driver: the batches of its rows, and the topics into which they go."""
 
     work: WriteWork
     targets: tuple[Target, ...]
     parts: tuple[ManifestPart, ...]
-    told_s: float = 0.0  # when the task last said that its write goes on, by its clock; 0: it staged nothing
+    announced_s: float = 0.0  # when the task last announced its write, by its clock; 0: it staged nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class Stager:
         self._kept: list[Encoded] = []
         self._kept_bytes = 0
         self._publisher: Publisher | None = None
-        self._tell_at = 0.0
-        self._told_s = 0.0
+        self._announce_at = 0.0
+        self._announced_s = 0.0
         self._sent: list[tuple[RecordFuture, Encoded]] = []
 
     def add(self, batch: Encoded) -> None:
@@ -137,17 +137,17 @@ class Stager:
         return self._log.publisher(staging, ack=ack_of(staging), linger_ms=0, compression=None)
 
     def _stage(self, publisher: Publisher, batch: Encoded) -> None:
-        if time.monotonic() >= self._tell_at:
-            self._tell(publisher)
+        if time.monotonic() >= self._announce_at:
+            self._announce(publisher)
         future = publisher.publish_encoded(batch.payload, batch.count, timeout=DELIVERY_TIMEOUT_S)
         self._sent.append((future, replace(batch, payload=None)))
 
-    def _tell(self, publisher: Publisher) -> None:
-        """Say that the write goes on. The sweep keeps only what was staged after it could read this."""
-        self._tell_at, told_s = time.monotonic() + _REFRESH_S, time.time()
-        fact = encode_fact(Begun(self._work.write, self._work.epoch, self._work.attempt), int(told_s * 1e6))
+    def _announce(self, publisher: Publisher) -> None:
+        """Announce that the write goes on. The sweep keeps only what was staged after it could read this."""
+        self._announce_at, announced_s = time.monotonic() + _REFRESH_S, time.time()
+        fact = encode_fact(Begun(self._work.write, self._work.epoch, self._work.attempt), int(announced_s * 1e6))
         publisher.publish_encoded(fact, 1, partition=FACTS, timeout=DELIVERY_TIMEOUT_S).result(DELIVERY_TIMEOUT_S)
-        self._told_s = told_s
+        self._announced_s = announced_s
 
     def finish(self) -> Staged:
         """Wait until everything is staged. Return what names it."""
@@ -155,7 +155,7 @@ class Stager:
         if self._publisher is not None:
             self._publisher.flush()
         parts = [self._part(number, target) for number, target in enumerate(targets)]
-        return Staged(self._work, targets, tuple(parts), self._told_s)
+        return Staged(self._work, targets, tuple(parts), self._announced_s)
 
     def _part(self, number: int, target: Target) -> ManifestPart:
         kept = [batch for batch in self._kept if batch.target == target]
@@ -290,7 +290,7 @@ _LATEST_S: Final = 3_600.0  # longer than a round of the sweep, and than clocks 
 
 @dataclass(frozen=True, slots=True)
 class StagedMessage(WriterCommitMessage):
-    """What a task tells the driver."""
+    """What a task reports to the driver."""
 
     staged: Staged
 
@@ -400,7 +400,7 @@ def publish(tasks: TaskWriter, messages: Sequence[WriterCommitMessage | None]) -
     ]
     if sum(len(inline.payload) for part in parts for inline in part.inline) > STAGED_INLINE_ALL_BYTES:
         parts = _staged_now(log, home, work, targets, parts)
-    _check_age([each.told_s for each in staged if each.told_s], work)
+    _check_age([each.announced_s for each in staged if each.announced_s], work)
     manifest = Manifest(work.write, work.epoch, targets, parts, work.attempt)
     _commit(log, home, manifest, work.run)
 
@@ -435,12 +435,12 @@ def _check_targets(log: Log, home: TopicInfo, targets: Sequence[Target]) -> None
             )
 
 
-def _check_age(told_s: Sequence[float], work: WriteWork) -> None:
+def _check_age(announced_s: Sequence[float], work: WriteWork) -> None:
     """Raise StagedGone if no task has staged anything for nearly as long as the sweep waits.
 
     Else the sweep could give the batches up between the check that they are there and the decision.
     """
-    silent_s = time.time() - max(told_s, default=time.time())
+    silent_s = time.time() - max(announced_s, default=time.time())
     if silent_s > STAGED_SILENT_S - _LATEST_S:
         raise StagedGone(
             f"no task of epoch {work.epoch} of write {work.write!r} has staged rows for {silent_s:.0f} s, and the "

@@ -136,11 +136,11 @@ def _written(spark: SparkSession, brokers: str, works: list[SpanWork]) -> list[F
     try:
         rows = frame.mapInArrow(write, _ANSWER).collect()
     except PySparkException as error:
-        raise _told(error) from error
+        raise _task_failure(error) from error
     return [msgspec.json.decode(row.facts, type=FileFacts) for row in sorted(rows, key=lambda row: int(row.number))]
 
 
-def _told(error: Exception) -> EmbarcaderoError:
+def _task_failure(error: Exception) -> EmbarcaderoError:
     """What went wrong in a task, in the last line of its traceback that names an error."""
     lines = [line.strip() for line in str(error).splitlines()]
     reasons = [line for line in lines if line.startswith("embarcadero.errors.")]

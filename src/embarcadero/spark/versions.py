@@ -83,7 +83,7 @@ if not TYPE_CHECKING:
     )
 
 ADMISSION_CONTROL: Final[bool] = _found(_LIMITS, "ReadLimit") is not None
-"""Whether Spark tells a stream where its last micro-batch ended, and how much the next one may have (4.2)."""
+"""Whether Spark says to a stream where its last micro-batch ended, and how much the next one may have (4.2)."""
 FILTERS: Final[bool] = _found(_SOURCES, "Filter") is not None
 """Whether Spark pushes filters down to Python data sources (4.1)."""
 

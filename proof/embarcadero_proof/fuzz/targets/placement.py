@@ -14,6 +14,7 @@ from embarcadero.placement.records import ReaderNote
 from embarcadero.placement.sqlite import SqliteStore
 from embarcadero.placement.store import Put, Store
 from embarcadero.placement.stores import MemoryStore, read_stored, stored
+from embarcadero.types import LanePosition
 from embarcadero.wire.schemas import encode_schema
 from embarcadero_proof.fuzz.archive import Files, pack, unpack
 from embarcadero_proof.fuzz.mutate import mutated
@@ -39,7 +40,7 @@ def _fill(store: Store) -> Directory:
     directory.elections.start_epoch(epoch, {0: 0, 1: 5})
     directory.ranges.raise_ceiling(0, 1_000, 9_000, epoch)
     directory.topics.trim("total", 0, 0)
-    directory.readers.note({("total", "r"): ReaderNote(reader="r", places={0: (1, 2)}, at_us=US)}, US)
+    directory.readers.note({("total", "r"): ReaderNote(reader="r", places={0: LanePosition(1, 2)}, at_us=US)}, US)
     return directory
 
 

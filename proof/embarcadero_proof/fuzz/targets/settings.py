@@ -125,7 +125,7 @@ def _offset(text: str) -> object:
     except (ValueError, RecursionError):
         raise BadValue("no JSON") from None
     found = parse_stream_offset(told)
-    agree(parse_stream_offset(found.told()) == found, "an offset changes when it is told again")
+    agree(parse_stream_offset(found.json()) == found, "an offset changes when it is written and parsed again")
     return sum(len(spans(each.without_cuts(), each)) for each in found.topics.values())
 
 

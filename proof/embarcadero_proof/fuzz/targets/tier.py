@@ -16,7 +16,7 @@ from embarcadero.tier.parquet import FileSpan, SpanFooter, write_span
 from embarcadero.tier.snapshots import TableFile
 from embarcadero.tier.storage import Storage
 from embarcadero.tier.table_reads import TopicTable
-from embarcadero.types import Tier
+from embarcadero.types import LanePosition, Tier
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.schemas import RAW
 from embarcadero_proof.fuzz.mutate import mutated
@@ -56,7 +56,7 @@ class _Table(TopicTable):
 
 
 def _rows(columns: list[str]) -> pa.Table:
-    tier = Tier(id="t", warehouse="w", table="t", frontiers={0: (200, 2_000)})
+    tier = Tier(id="t", warehouse="w", table="t", frontiers={0: LanePosition(200, 2_000)})
     file = _written()[1]
     found = list(_Table(tier).file_rows(file, file.first_index, file.stop_index, columns))
     return pa.Table.from_batches(found) if found else None

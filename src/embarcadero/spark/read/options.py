@@ -34,7 +34,7 @@ from embarcadero.client.arguments import broker_addresses, parse_addresses, time
 from embarcadero.config import load
 from embarcadero.errors import BadValue
 from embarcadero.limits import PARTITIONS_MAX, READER_NAME_BYTES_MAX, SPARK_TASKS_MAX, TOPICS_MAX
-from embarcadero.types import Span, id_text
+from embarcadero.types import LanePosition, Span, id_text
 
 # --- options ----------------------------------------------------------------------------------------------------------
 OptionValue = TypeVar("OptionValue")
@@ -74,9 +74,9 @@ _DIGITS_MAX: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A place as an option names it: `by` is earliest, latest, seq, index, time, lanes or topics.
+    """A position as an option names it: `by` is earliest, latest, seq, index, time, lanes or topics.
 
-    With "lanes", `lanes` has a place for each lane that was named; with "topics", `topics` one for each topic.
+    With "lanes", `lanes` has a position for each lane that was named; with "topics", `topics` one for each topic.
     """
 
     by: str
@@ -220,7 +220,7 @@ def _checked(options: Mapping[str, str], name: str, parse: Callable[[str], Optio
 
 # --- values -----------------------------------------------------------------------------------------------------------
 def _where(text: str, topics: tuple[str, ...] | None) -> Where:
-    """A place in one topic, or places in several: `topics` are those that are named, None: a pattern says which."""
+    """A position in one topic, or positions in several: `topics` are those that are named; None: a pattern does."""
     several = topics is None or len(topics) > 1
     if text in ("earliest", "latest"):
         return Where(text)
@@ -243,9 +243,9 @@ def _where(text: str, topics: tuple[str, ...] | None) -> Where:
 
 def _of_report(found: dict[str, Any]) -> dict[str, Any]:
     """What a progress report shows of several topics can be given back as it is: there, ids name topics."""
-    told = found.get("topics")
-    if isinstance(told, dict) and "reader" in found and all(isinstance(each, dict) for each in told.values()):
-        return {str(each.get("topic")): each for each in told.values()}
+    topics = found.get("topics")
+    if isinstance(topics, dict) and "reader" in found and all(isinstance(each, dict) for each in topics.values()):
+        return {str(each.get("topic")): each for each in topics.values()}
     return found
 
 
@@ -255,14 +255,14 @@ def _by_topic(found: dict[str, Any], topics: tuple[str, ...] | None) -> Where:
             raise BadValue(f"JSON names topic {name!r}, and this read has {', '.join(topics)}")
         if not isinstance(value, dict) and value not in ("earliest", "latest"):
             raise BadValue(f"topic {name!r} has {value!r}, which is neither places by lane, nor earliest or latest")
-    places = ((name, _by_lane(value) if isinstance(value, dict) else Where(value)) for name, value in found.items())
-    return Where("topics", topics=tuple(places))
+    wheres = ((name, _by_lane(value) if isinstance(value, dict) else Where(value)) for name, value in found.items())
+    return Where("topics", topics=tuple(wheres))
 
 
 def _by_lane(found: dict[str, Any]) -> Where:
     # What a progress report shows can be given back as it is: beside lanes, it has words.
     lanes = {key: value for key, value in found.items() if key not in ("topic", "reader", "id")}
-    return Where("lanes", lanes=tuple((_lane(key), _place(key, value)) for key, value in lanes.items()))
+    return Where("lanes", lanes=tuple((_lane(key), _lane_position(key, value)) for key, value in lanes.items()))
 
 
 def _lane(key: str) -> int:
@@ -271,7 +271,7 @@ def _lane(key: str) -> int:
     return _bounded(int(key), "a lane")
 
 
-def _place(lane: str, value: Any) -> Where:
+def _lane_position(lane: str, value: Any) -> Where:
     if value in ("earliest", "latest"):
         return Where(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -305,7 +305,7 @@ def _time(text: str) -> Where:
             message = error.message if isinstance(error, BadValue) else str(error)
             raise BadValue(f"no time: {message}") from None
     if us > datetime.now(UTC).timestamp() * 1e6:
-        raise BadValue("a time that has not come; microseconds are counted, not milliseconds")
+        raise BadValue("this time is in the future; numbers are microseconds, not milliseconds")
     return Where("time", us)
 
 
@@ -360,7 +360,7 @@ def _reader(text: str) -> str:
 
 def _read(text: str) -> str:
     if text not in ("durable", "ordered"):
-        raise BadValue("no way to read")
+        raise BadValue("unknown read mode")
     return text
 
 
@@ -387,7 +387,7 @@ class RecordPosition(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The index at which a scan of everything below this place stops."""
+        """The index at which a scan of everything below this position stops."""
         return self.index + (self.within > 0)
 
 
@@ -405,30 +405,30 @@ class TaskSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaneOffset:
-    """How far a lane is read. `cuts` are the places at which the last micro-batch was cut into tasks.
+    """How far a lane is read. `cuts` are the positions at which the last micro-batch was cut into tasks.
 
     `first`, only in the end of the micro-batch that begins with it: where the lane of a new topic was begun.
     `holes`, only in the offset that reports where a topic ends: seqs that restarts passed over, for counting records.
     """
 
-    place: RecordPosition
+    position: RecordPosition
     cuts: tuple[RecordPosition, ...] = ()
     ended: bool = False
     holes: tuple[Span, ...] = ()
     first: RecordPosition | None = None
 
-    def told(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Any]:
         """As Spark keeps it."""
-        told: dict[str, Any] = {"index": self.place.index, "seq": self.place.seq}
-        if self.place.within:
-            told["within"] = self.place.within
+        found: dict[str, Any] = {"index": self.position.index, "seq": self.position.seq}
+        if self.position.within:
+            found["within"] = self.position.within
         if self.cuts:
-            told["cuts"] = [list(cut if cut.within else cut[:2]) for cut in self.cuts]
+            found["cuts"] = [list(cut if cut.within else cut[:2]) for cut in self.cuts]
         if self.first is not None:
-            told["first"] = list(self.first if self.first.within else self.first[:2])
+            found["first"] = list(self.first if self.first.within else self.first[:2])
         if self.holes:
-            told["holes"] = [list(hole) for hole in self.holes]
-        return told | ({"ended": True} if self.ended else {})
+            found["holes"] = [list(hole) for hole in self.holes]
+        return found | ({"ended": True} if self.ended else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,26 +440,26 @@ class Offset:
     lanes: Mapping[int, LaneOffset] = field(default_factory=dict)
     topic_id: int = 0  # 0: not known, as in offsets of earlier versions
 
-    def told(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Any]:
         """As Spark keeps it: a JSON object."""
         identity = {_ID: id_text(self.topic_id)} if self.topic_id else {}
-        return {_TOPIC: self.topic, _READER: self.reader, **identity} | self.told_lanes()
+        return {_TOPIC: self.topic, _READER: self.reader, **identity} | self.json_lanes()
 
-    def told_lanes(self) -> dict[str, Any]:
+    def json_lanes(self) -> dict[str, Any]:
         """The lanes as Spark keeps them."""
-        return {str(lane): offset.told() for lane, offset in sorted(self.lanes.items())}
+        return {str(lane): offset.json() for lane, offset in sorted(self.lanes.items())}
 
     def of(self, lane: int) -> RecordPosition:
         """How far a lane is read; one that came since then is not."""
         known = self.lanes.get(lane)
-        return BEGINNING if known is None else known.place
+        return BEGINNING if known is None else known.position
 
-    def places(self) -> dict[int, tuple[int, int]]:
-        """Index and seq by lane."""
-        return {lane: (offset.place.index, offset.place.seq) for lane, offset in self.lanes.items()}
+    def positions(self) -> dict[int, LanePosition]:
+        """How far each lane is read, in whole batches: what the cluster is given of a reader."""
+        return {lane: LanePosition(offset.position.index, offset.position.seq) for lane, offset in self.lanes.items()}
 
     def without_cuts(self) -> Offset:
-        """The same place, whatever the last micro-batch was."""
+        """The same position, whatever the last micro-batch was."""
         lanes = {lane: replace(offset, cuts=(), first=None) for lane, offset in self.lanes.items()}
         return replace(self, lanes=lanes)
 
@@ -470,76 +470,76 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """How far a stream has read its topics, by name. `several` is the format: one topic is told as it always was."""
+    """How far a stream has read its topics, by name. `several` is the format; that of one topic is older."""
 
     reader: str
     topics: Mapping[str, Offset] = field(default_factory=dict)
     several: bool = False
 
-    def told(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Any]:
         """As Spark keeps it: a JSON object."""
         if not self.several:
-            return next(iter(self.topics.values())).told()
+            return next(iter(self.topics.values())).json()
         topics = sorted(self.topics.items())
-        told = {id_text(each.topic_id): {_TOPIC: name} | each.told_lanes() for name, each in topics}
-        return {_READER: self.reader, _TOPICS: told}
+        found = {id_text(each.topic_id): {_TOPIC: name} | each.json_lanes() for name, each in topics}
+        return {_READER: self.reader, _TOPICS: found}
 
     def lanes(self) -> dict[str, Collection[int]]:
         """The lanes of each topic."""
         return {name: each.lanes.keys() for name, each in self.topics.items()}
 
 
-def parse_stream_offset(told: Any) -> StreamOffset:
+def parse_stream_offset(given: Any) -> StreamOffset:
     """An offset of one topic or of several that Spark kept for us. BadValue, if it is of another source."""
-    if not isinstance(told, dict) or not isinstance(told.get(_TOPICS), dict):
-        one = parse_offset(told)
+    if not isinstance(given, dict) or not isinstance(given.get(_TOPICS), dict):
+        one = parse_offset(given)
         return StreamOffset(one.reader, {one.topic: one})
-    reader = told.get(_READER)
+    reader = given.get(_READER)
     topics: dict[str, Offset] = {}
-    for identity, each in told[_TOPICS].items():
+    for identity, each in given[_TOPICS].items():
         if not isinstance(each, dict) or _ID in each or _READER in each:
-            raise BadValue(f"{str(told)[:200]} is no offset of this source", _HINT)
+            raise BadValue(f"{str(given)[:200]} is no offset of this source", _HINT)
         one = parse_offset({**each, _READER: reader, _ID: identity})
         if one.topic in topics or one.topic_id in {known.topic_id for known in topics.values()}:
-            raise BadValue(f"{str(told)[:200]} has topic {one.topic!r} twice", _HINT)
+            raise BadValue(f"{str(given)[:200]} has topic {one.topic!r} twice", _HINT)
         topics[one.topic] = one
     if not isinstance(reader, str):
-        raise BadValue(f"{str(told)[:200]} is no offset of this source", _HINT)
+        raise BadValue(f"{str(given)[:200]} is no offset of this source", _HINT)
     return StreamOffset(reader, topics, several=True)
 
 
-def parse_offset(told: Any, topic: str | None = None) -> Offset:
+def parse_offset(given: Any, topic: str | None = None) -> Offset:
     """An offset of one topic. BadValue, if it is of another source or topic."""
-    if not isinstance(told, dict) or not isinstance(told.get(_TOPIC), str) or not isinstance(told.get(_READER), str):
-        raise BadValue(f"{str(told)[:200]} is no offset of this source", _HINT)
-    if topic is not None and told[_TOPIC] != topic:
+    if not isinstance(given, dict) or not isinstance(given.get(_TOPIC), str) or not isinstance(given.get(_READER), str):
+        raise BadValue(f"{str(given)[:200]} is no offset of this source", _HINT)
+    if topic is not None and given[_TOPIC] != topic:
         raise BadValue(
-            f"the checkpoint is of a query that reads topic {told[_TOPIC]!r}, and this one reads {topic!r}",
+            f"the checkpoint is of a query that reads topic {given[_TOPIC]!r}, and this one reads {topic!r}",
             "use one checkpointLocation per query",
         )
-    lanes = {key: value for key, value in told.items() if key not in (_TOPIC, _READER, _ID)}
+    lanes = {key: value for key, value in given.items() if key not in (_TOPIC, _READER, _ID)}
     try:
-        parsed, topic_id = {int(key): _parse_lane(value) for key, value in lanes.items()}, int(told.get(_ID, "0"), 16)
+        parsed, topic_id = {int(key): _parse_lane(value) for key, value in lanes.items()}, int(given.get(_ID, "0"), 16)
     except (TypeError, ValueError, KeyError) as error:
-        raise BadValue(f"{str(told)[:200]} is no offset of this source ({error!r})", _HINT) from None
-    return Offset(told[_TOPIC], told[_READER], parsed, topic_id)
+        raise BadValue(f"{str(given)[:200]} is no offset of this source ({error!r})", _HINT) from None
+    return Offset(given[_TOPIC], given[_READER], parsed, topic_id)
 
 
-def _parse_lane(told: Mapping[str, Any]) -> LaneOffset:
-    place = RecordPosition(int(told["index"]), int(told["seq"]), int(told.get("within", 0)))
-    cuts = tuple(RecordPosition(*(int(number) for number in cut)) for cut in told.get("cuts", ()))
-    holes = tuple((int(start), int(stop)) for start, stop in told.get("holes", ()))
-    first = None if "first" not in told else RecordPosition(*(int(number) for number in told["first"]))
-    return LaneOffset(place, cuts, told.get("ended") is True, holes, first)
+def _parse_lane(given: Mapping[str, Any]) -> LaneOffset:
+    position = RecordPosition(int(given["index"]), int(given["seq"]), int(given.get("within", 0)))
+    cuts = tuple(RecordPosition(*(int(number) for number in cut)) for cut in given.get("cuts", ()))
+    holes = tuple(Span(int(start), int(stop)) for start, stop in given.get("holes", ()))
+    first = None if "first" not in given else RecordPosition(*(int(number) for number in given["first"]))
+    return LaneOffset(position, cuts, given.get("ended") is True, holes, first)
 
 
 def spans(start: Offset, end: Offset) -> list[TaskSpan]:
-    """The tasks between two offsets, in order of lane and place. Nothing but the offsets decides."""
+    """The tasks between two offsets, in order of lane and position. Nothing but the offsets decides."""
     found: list[TaskSpan] = []
     for lane, until in sorted(end.lanes.items()):
         at = start.of(lane)
-        for place in (*until.cuts, until.place):
-            if at.seq < place.seq:  # entries without records are no reason for a task
-                found.append(TaskSpan(lane, at, place, end.topic))
-                at = place
+        for position in (*until.cuts, until.position):
+            if at.seq < position.seq:  # entries without records are no reason for a task
+                found.append(TaskSpan(lane, at, position, end.topic))
+                at = position
     return found

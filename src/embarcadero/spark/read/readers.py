@@ -72,7 +72,7 @@ from embarcadero.spark.versions import (
     SupportsTriggerAvailableNow,
     check_options,
 )
-from embarcadero.types import id_text
+from embarcadero.types import LanePosition, id_text
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -155,13 +155,13 @@ class BatchReader(DataSourceReader):
         conditions = self._reader.conditions
         if not _allows(bounds(conditions, "_lane"), now.lane):
             return start, start
-        start, stop = _clipped(start, stop, bounds(conditions, "_seq"), 1, partial(view.place_of, now.lane))
-        start, stop = _clipped(start, stop, bounds(conditions, "_index"), 0, partial(view.place_at_index, now.lane))
+        start, stop = _clipped(start, stop, bounds(conditions, "_seq"), 1, partial(view.position_of, now.lane))
+        start, stop = _clipped(start, stop, bounds(conditions, "_index"), 0, partial(view.position_at_index, now.lane))
         times = bounds(conditions, "_append_time")
         if times.low:
-            start = max(start, view.place_at(now, times.low))
+            start = max(start, view.position_at(now, times.low))
         if times.stop < Bounds().stop:
-            stop = min(stop, view.place_at(now, times.stop))
+            stop = min(stop, view.position_at(now, times.stop))
         return start, max(start, stop)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -190,14 +190,18 @@ def _allows(found: Bounds, number: int) -> bool:
 
 
 def _clipped(
-    start: RecordPosition, stop: RecordPosition, found: Bounds, number: int, place_of: Callable[[int], RecordPosition]
+    start: RecordPosition,
+    stop: RecordPosition,
+    found: Bounds,
+    number: int,
+    position_of: Callable[[int], RecordPosition],
 ) -> tuple[RecordPosition, RecordPosition]:
     """A span clipped to bounds of its seq (number 1) or index (number 0)."""
     low, high = start[number], stop[number]
     if found.low > low:
-        start = stop if found.low >= high else place_of(found.low)
+        start = stop if found.low >= high else position_of(found.low)
     if found.stop < high:
-        stop = start if found.stop <= start[number] else place_of(found.stop)
+        stop = start if found.stop <= start[number] else position_of(found.stop)
     return start, stop
 
 
@@ -223,10 +227,8 @@ def _check_ends(starts: Mapping[LaneKey, RecordPosition], stops: Mapping[LaneKey
 _FINE = 16
 """A limit on bytes is kept to about one part in so many."""
 
-_NOTE_S = 1.0  # so long a query waits for its progress to be taken note of
-_NOTE_AGAIN_S = 30.0
-NotedPositions = dict[int, tuple[int, int]]
-"""Index and seq by lane."""
+_REPORT_S = 1.0  # so long a query waits until its progress is reported
+_REPORT_AGAIN_S = 30.0
 _ANY_READER: Final = "spark"  # of queries that can't keep a name of their own: PySpark 4.0 and 4.1
 
 
@@ -247,18 +249,20 @@ class StreamReader(DataSourceStreamReader):
         self._reader = reader
         self._view = ReadView(reader.options)
         self._planned: TopicsNow | None = None  # the topics when the end of the next micro-batch was chosen
-        self._noted: dict[str, tuple[NotedPositions, float]] = {}  # by topic: what was told, and when to tell it again
-        self._silent_until_s = 0.0  # the cluster could not be told, and is not asked again for a while
+        self._reported: dict[
+            str, tuple[dict[int, LanePosition], float]
+        ] = {}  # by topic: as reported; when to report again
+        self._silent_until_s = 0.0  # a report of progress failed: none is sent before
         self._warned: set[str] = set()  # losses that the log of the process has
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
         """Where a new query starts."""
-        return self._initial(f"spark-{uuid4().hex[:12]}").told()
+        return self._initial(f"spark-{uuid4().hex[:12]}").json()
 
     def _initial(self, reader: str) -> StreamOffset:
         now = self._view.now()
-        places = self._view.resolve(self._reader.options.starting, now, "startingOffsets", rest=EARLIEST)
-        return self._offset(reader, now, {key: LaneOffset(place) for key, place in places.items()})
+        positions = self._view.resolve(self._reader.options.starting, now, "startingOffsets", rest=EARLIEST)
+        return self._offset(reader, now, {key: LaneOffset(position) for key, position in positions.items()})
 
     def _offset(self, reader: str, now: TopicsNow, lanes: Mapping[LaneKey, LaneOffset]) -> StreamOffset:
         """An offset of all topics. A name that the user gave the reader is its name, whatever it was before."""
@@ -266,9 +270,9 @@ class StreamReader(DataSourceStreamReader):
         topics = {topic: Offset(topic, name, known.get(topic, {}), each.about.id) for topic, each in now.items()}
         return StreamOffset(name, topics, self._reader.options.several)
 
-    def _parsed(self, told: dict[str, Any]) -> StreamOffset:
+    def _parsed(self, given: dict[str, Any]) -> StreamOffset:
         """An offset that Spark kept. BadValue, if it is of another query."""
-        options, found = self._reader.options, parse_stream_offset(told)
+        options, found = self._reader.options, parse_stream_offset(given)
         chosen = options.chosen(found.topics)
         dropped = sorted(found.topics.keys() - set(chosen))
         if dropped and not (options.several and chosen):
@@ -300,7 +304,7 @@ class StreamReader(DataSourceStreamReader):
         cuts: dict[LaneKey, tuple[RecordPosition, ...]] = {}
         if not any(lane.cuts for _, last in read.values() for lane in last.lanes.values()):
             ends = {
-                (name, lane): (first.of(lane), offset.place)
+                (name, lane): (first.of(lane), offset.position)
                 for name, (first, last) in read.items()
                 for lane, offset in last.lanes.items()
             }
@@ -419,31 +423,31 @@ class StreamReader(DataSourceStreamReader):
 
     # --- progress -----------------------------------------------------------------------------------------------------
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the cluster how far this query is."""
-        self._note(parse_stream_offset(end))
+        """Report to the cluster how far this query is."""
+        self._report(parse_stream_offset(end))
 
-    def _note(self, read: StreamOffset) -> None:
-        """For operators. The query does not fail because of that, nor wait for long."""
+    def _report(self, read: StreamOffset) -> None:
+        """Report progress, for operators. A failure does not fail the query, and it does not wait for long."""
         reader, now_s = self._reader.options.reader or read.reader, monotonic()
         if now_s < self._silent_until_s:
             return
         for each in read.topics.values():
-            places = each.places()
-            known, new_until_s = self._noted.get(each.topic, ({}, 0.0))
-            if known == places and now_s < new_until_s:
+            positions = each.positions()
+            known, new_until_s = self._reported.get(each.topic, ({}, 0.0))
+            if known == positions and now_s < new_until_s:
                 continue
             try:
-                self._view.log.note_progress(each.topic, reader, places, topic_id=each.topic_id, timeout=_NOTE_S)
+                self._view.log.note_progress(each.topic, reader, positions, topic_id=each.topic_id, timeout=_REPORT_S)
             except UnknownTopic:
                 continue
             except EmbarcaderoError:
-                self._silent_until_s = monotonic() + _NOTE_AGAIN_S
+                self._silent_until_s = monotonic() + _REPORT_AGAIN_S
                 return
-            self._noted[each.topic] = places, now_s + _NOTE_AGAIN_S
+            self._reported[each.topic] = positions, now_s + _REPORT_AGAIN_S
 
 
 class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
-    """A stream for PySpark 4.2 and newer: Spark tells where the last micro-batch ended, and limits the next one."""
+    """A stream for PySpark 4.2 and newer: Spark says where the last micro-batch ended, and limits the next one."""
 
     def __init__(self, reader: SpanReader) -> None:
         super().__init__(reader)
@@ -484,7 +488,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
         }
         gone = begun.topics.keys() - now.keys() or any(kept[name] != read[name].lanes.keys() for name in now)
         if not more and not moved and not gone:
-            self._note(begun)  # Spark commits a micro-batch with the next one, and none has come
+            self._report(begun)  # Spark commits a micro-batch with the next one, and none has come
             return start
         lanes = {(name, lane): read[name].lanes[lane] for name in now for lane in kept[name]}
         lanes |= {key: LaneOffset(low) for key, low in moved.items()}
@@ -493,7 +497,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
             lanes[name, lane] = replace(
                 lane_end(now[name].lanes[lane], high), first=None if known is None else known.first
             )
-        return self._offset(begun.reader, now, lanes).told()
+        return self._offset(begun.reader, now, lanes).json()
 
     def _continued(self, begun: StreamOffset, now: TopicNow) -> Offset:
         """How far a topic is read. One that came since the query started is read from its earliest record."""
@@ -508,7 +512,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
         now, self._seen = self._seen or self._view.now(), None
         lanes = {key: LaneOffset(each.end, holes=each.holes) for key, each in lanes_of(now)}
         topics = {name: replace(each, reader="") for name, each in self._offset("", now, lanes).topics.items()}
-        return StreamOffset("", topics, self._reader.options.several).told()
+        return StreamOffset("", topics, self._reader.options.several).json()
 
     def _bounded(self, ends: LaneEnds) -> LaneEnds:
         """AvailableNow: nothing that came after the query started."""
@@ -524,7 +528,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
             for (name, lane), share in lane_shares(options.max_records, waiting).items():
                 low, high = limited[name, lane]
                 if share < waiting[name, lane]:
-                    high = self._view.topic(name).place_of(lane, low.seq + share) if share else low
+                    high = self._view.topic(name).position_of(lane, low.seq + share) if share else low
                 limited[name, lane] = low, high
         if options.max_bytes is not None:
             topics, left = by_topic(waiting), options.max_bytes
@@ -561,7 +565,7 @@ class UnlimitedReader(StreamReader):
     def __init__(self, reader: SpanReader) -> None:
         super().__init__(reader)
         self._last: StreamOffset | None = None  # the end of the micro-batch that was planned last
-        self._tight: dict[LaneKey, RecordPosition] = {}  # places as they were told, by lane
+        self._tight: dict[LaneKey, RecordPosition] = {}  # positions as they were reported to Spark, by lane
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts."""
@@ -570,15 +574,15 @@ class UnlimitedReader(StreamReader):
             name: replace(each, lanes={lane: self._tight_end(name, lane, end) for lane, end in each.lanes.items()})
             for name, each in initial.topics.items()
         }
-        return replace(initial, topics=topics).told()
+        return replace(initial, topics=topics).json()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         """Where the topics end now."""
         now = self._planned = self._view.now({name: lanes.keys() for name, lanes in by_topic(self._tight).items()})
         if self._last is not None:
-            self._note(self._last)  # Spark asks again when the last micro-batch is done
+            self._report(self._last)  # Spark asks again when the last micro-batch is done
         lanes = {key: self._tight_end(*key, lane_end(each, each.end)) for key, each in lanes_of(now)}
-        return self._offset(_ANY_READER, now, lanes).told()
+        return self._offset(_ANY_READER, now, lanes).json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks between two offsets."""
@@ -587,21 +591,21 @@ class UnlimitedReader(StreamReader):
         return tasks
 
     def _tight_end(self, topic: str, lane: int, end: LaneOffset) -> LaneOffset:
-        return replace(end, place=self._tightened(topic, lane, end.place))
+        return replace(end, position=self._tightened(topic, lane, end.position))
 
-    def _tightened(self, topic: str, lane: int, place: RecordPosition) -> RecordPosition:
-        """The place right behind the record before it; the very place if that record is gone."""
+    def _tightened(self, topic: str, lane: int, position: RecordPosition) -> RecordPosition:
+        """The position right behind the record before it; the very position if that record is gone."""
         known = self._tight.get((topic, lane))
-        if known is not None and known.seq == place.seq:
+        if known is not None and known.seq == position.seq:
             return known
-        tight = place
-        if place.seq and not place.within:
+        tight = position
+        if position.seq and not position.within:
             try:
-                last = self._view.topic(topic).place_of(lane, place.seq - 1)
+                last = self._view.topic(topic).position_of(lane, position.seq - 1)
             except EmbarcaderoError:
-                last = place
-            if last.seq == place.seq - 1:
-                tight = RecordPosition(last.index + 1, place.seq)
+                last = position
+            if last.seq == position.seq - 1:
+                tight = RecordPosition(last.index + 1, position.seq)
         self._tight[topic, lane] = tight
         return tight
 
@@ -616,6 +620,6 @@ def lanes_of(now: TopicsNow) -> Iterator[tuple[LaneKey, LaneNow]]:
     return (((name, lane), each) for name, topic in now.items() for lane, each in topic.lanes.items())
 
 
-def lane_end(now: LaneNow, place: RecordPosition) -> LaneOffset:
-    """The offset of a lane that is read up to a place: of a closed lane that may be the last one."""
-    return LaneOffset(place, ended=now.closed and place == now.end)
+def lane_end(now: LaneNow, position: RecordPosition) -> LaneOffset:
+    """The offset of a lane that is read up to a position: of a closed lane that may be the last one."""
+    return LaneOffset(position, ended=now.closed and position == now.end)

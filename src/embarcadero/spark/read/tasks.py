@@ -35,7 +35,7 @@ from embarcadero.spark.processes import shared_log
 from embarcadero.spark.read.options import GO_ON, ReadOptions, TaskSpan
 from embarcadero.spark.versions import from_arrow, to_arrow
 from embarcadero.tier.columns import SYSTEM, payload_schema, rows
-from embarcadero.types import EntryKind, Gap, GapKind, Tier
+from embarcadero.types import EntryKind, Gap, GapKind, Span, Tier
 from embarcadero.wire.schemas import TopicSchemas
 
 if TYPE_CHECKING:
@@ -472,10 +472,10 @@ def table_rows(
         gone(table.tier.gap(span.lane, at, stop, durable))
 
 
-def _holes(indices: npt.NDArray[np.int64], at: int) -> list[tuple[int, int]]:
+def _holes(indices: npt.NDArray[np.int64], at: int) -> list[Span]:
     """Every entry of the log is in a table: an index that is not there was lost."""
     before = np.concatenate(([at - 1], indices[:-1]))
-    return [(int(before[row]) + 1, int(indices[row])) for row in np.flatnonzero(indices > before + 1).tolist()]
+    return [Span(int(before[row]) + 1, int(indices[row])) for row in np.flatnonzero(indices > before + 1).tolist()]
 
 
 def _wanted(group: pa.RecordBatch, span: TaskSpan, partitions: Sequence[int] | None) -> Mask:
