@@ -7,10 +7,12 @@ to the network; or one on a Spark Connect server, which has all that. `shared_lo
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import re
 import shutil
 import site
+import stat
 import subprocess
 import sys
 import tempfile
@@ -194,6 +196,9 @@ SCRIPT: Final = Path(str(files("embarcadero.spark") / "python"))
 _CHOSEN: Final = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")  # Spark runs data sources, and their tasks, by the second
 _SOCKET_BYTES_MAX: Final = 104  # of the path of a Unix socket, on macOS,
 _SOCKET_NAME_BYTES: Final = 44  # and of the name that Spark gives one
+_FOLDER_PREFIX: Final = "embarcadero-spark-"
+_LOCK: Final = "lock"
+_LEFT_S: Final = 60.0  # the Java of a driver that was killed has ended by then
 _LOCAL: Final = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?")
 
 
@@ -318,8 +323,15 @@ def unix_sockets(environ: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _socket_folder(process: int) -> str:
-    """A folder that only this user can open, for sockets ask for no password. It goes when the process ends."""
-    folder = tempfile.mkdtemp(prefix="embarcadero-spark-")
+    """A folder that only this user can open, for sockets ask for no password. It goes when the process ends.
+
+    The process holds a lock in it, which the kernel frees however the process ends. By that, later processes of the
+    user find folders of drivers that were killed, and remove them.
+    """
+    remove_left_folders(Path(tempfile.gettempdir()))
+    folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
+    lock = os.open(Path(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # stays open
+    fcntl.flock(lock, fcntl.LOCK_EX)
 
     def remove() -> None:
         if os.getpid() == process:  # not a forked child
@@ -327,6 +339,26 @@ def _socket_folder(process: int) -> str:
 
     atexit.register(remove)
     return folder
+
+
+def remove_left_folders(parent: Path) -> None:
+    """Remove socket folders of this user whose driver has ended without doing so.
+
+    A folder is removed if it is private to this user, unchanged for `_LEFT_S`, and its lock is free. One without a
+    lock is left alone: it may be of a driver of an earlier version, or about to be locked.
+    """
+    for folder in parent.glob(f"{_FOLDER_PREFIX}*"):
+        with suppress(OSError):  # it went meanwhile, or its lock is held or missing
+            found = folder.lstat()
+            private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+            if not private or time.time() - found.st_mtime < _LEFT_S:
+                continue
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 # --- the client -------------------------------------------------------------------------------------------------------
