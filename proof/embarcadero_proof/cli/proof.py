@@ -189,6 +189,9 @@ def structure(
 ) -> None:
     """Measure the structure of the product: sizes, names with several meanings, import cycles, files on a record's way.
 
+    Of files on the way those count in which a function runs that does not run on an idle cluster; in brackets all files
+    in which code runs.
+
     Example:
 
         embarcadero-proof structure --no-crossing
@@ -200,13 +203,7 @@ def structure(
     if crossing:
         from embarcadero_proof.crossing import crossings
 
-        crossed = crossings()
-        for what, files in (
-            ("files from send to an ack of what is ordered", crossed.ordered),
-            ("further files to an ack of what is durable", crossed.durable),
-            ("further files on a read from disk", crossed.read),
-        ):
-            rows.append((what, f"{len(files)} {', '.join(sorted(files))}"))
+        rows += crossings().table()
     if json:
         print_json(dict(rows))
     else:
