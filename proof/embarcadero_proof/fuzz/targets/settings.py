@@ -159,7 +159,7 @@ def _texts() -> Inputs:
 
 
 def _text(data: bytes) -> str:
-    """The first byte chooses who parses the rest."""
+    """The first byte chooses the parser of the rest."""
     number = (data[0] if data else 0) % len(_PARSERS)
     _PARSERS[number][0](data[1:].decode(errors="replace"))
     return f"parser {number}"
