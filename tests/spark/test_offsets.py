@@ -21,6 +21,7 @@ from embarcadero.spark.read.options import (
     StreamOffset,
     TaskSpan,
     Where,
+    WhereBy,
     parse_offset,
     parse_stream_offset,
     read_options,
@@ -60,7 +61,7 @@ def test_every_option_is_understood() -> None:
         streaming=True,
     )
 
-    assert options.starting == Where("lanes", lanes=((0, Where("seq", 5)), (1, Where("seq", 7))))
+    assert options.starting == Where(WhereBy.LANES, lanes=((0, Where(WhereBy.SEQ, 5)), (1, Where(WhereBy.SEQ, 7))))
     assert (options.brokers, options.topics) == ("127.0.0.1:9092,::1:9093", ("orders",))
     assert (options.max_records, options.max_bytes, options.min_partitions) == (10, 20, 3)
     assert (options.partitions, options.columns, options.read) == ((0, 2), ("seq", "value"), "ordered")
@@ -72,9 +73,9 @@ def test_a_table_starts_at_its_beginning_and_a_stream_at_the_end() -> None:
     assert read_options(GIVEN, streaming=False).starting == EARLIEST
     assert read_options(GIVEN, streaming=True).starting == LATEST
     assert read_options(GIVEN | {"startingTimestamp": "2026-01-31T12:00:00+01:00"}, streaming=True).starting == Where(
-        "time", 1_769_857_200_000_000
+        WhereBy.TIME, 1_769_857_200_000_000
     )
-    assert read_options(GIVEN | {"startingTimestamp": "1769857200000000"}, streaming=True).starting.by == "time"
+    assert read_options(GIVEN | {"startingTimestamp": "1769857200000000"}, streaming=True).starting.by == WhereBy.TIME
 
 
 def test_what_a_progress_report_shows_can_be_given_back() -> None:
@@ -82,7 +83,7 @@ def test_what_a_progress_report_shows_can_be_given_back() -> None:
     told = Offset("orders", "spark-1", {0: LaneOffset(RecordPosition(7, 75, 5), (RecordPosition(3, 30),))}).json()
     options = read_options(GIVEN | {"startingOffsets": json.dumps(told)}, streaming=True)
 
-    assert options.starting.lanes == ((0, Where("seq", 75)),)
+    assert options.starting.lanes == ((0, Where(WhereBy.SEQ, 75)),)
 
 
 def test_several_topics_are_named_or_matched() -> None:
@@ -98,17 +99,17 @@ def test_several_topics_are_named_or_matched() -> None:
     assert options.chosen(["shop.b", "xshop.a", "shop.a", "orders2", "orders"]) == ["orders", "shop.a", "shop.b"]
 
     places = {"orders": {"0": {"seq": 5}, "7": "latest"}, "clicks": "earliest"}
-    wanted = (("orders", Where("lanes", lanes=((0, Where("seq", 5)), (7, LATEST)))), ("clicks", EARLIEST))
+    wanted = (("orders", Where(WhereBy.LANES, lanes=((0, Where(WhereBy.SEQ, 5)), (7, LATEST)))), ("clicks", EARLIEST))
     for choice in ({"topics": "orders,clicks"}, {"topicPattern": ".*"}):
         options = read_options(given | choice | {"startingOffsets": json.dumps(places)}, streaming=True)
-        assert options.starting == Where("topics", topics=wanted)
+        assert options.starting == Where(WhereBy.TOPICS, topics=wanted)
     one = read_options(GIVEN | {"startingOffsets": '{"orders": {"0": 5}}'}, streaming=True)
-    assert one.starting.lanes == ((0, Where("seq", 5)),)
+    assert one.starting.lanes == ((0, Where(WhereBy.SEQ, 5)),)
     assert read_options(GIVEN | {"startingOffsets": '{"orders": "latest"}'}, streaming=True).starting == LATEST
     offset = Offset("orders", "r", {0: LaneOffset(RecordPosition(7, 75))}, 3)
     report = json.dumps(StreamOffset("r", {"orders": offset}, several=True).json())
     options = read_options(given | {"topicPattern": ".*", "startingOffsets": report}, streaming=True)
-    assert options.starting.topics == (("orders", Where("lanes", lanes=((0, Where("seq", 75)),))),)
+    assert options.starting.topics == (("orders", Where(WhereBy.LANES, lanes=((0, Where(WhereBy.SEQ, 75)),))),)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_what_is_wrong_with_a_choice_of_topics_is_named(wrong: dict[str, str], s
 def test_a_time_ends_a_batch_read() -> None:
     """One end only, after the start, and not in the future."""
     ends = {"endingTimestamp": "2026-01-31T12:00:00Z"}
-    assert read_options(GIVEN | ends, streaming=False).ending == Where("time", 1_769_860_800_000_000)
+    assert read_options(GIVEN | ends, streaming=False).ending == Where(WhereBy.TIME, 1_769_860_800_000_000)
     with pytest.raises(BadValue, match=r"'endingTimestamp' does not go with a stream .*batch reads only"):
         read_options(GIVEN | ends, streaming=True)
     with pytest.raises(BadValue, match="endingOffsets and endingTimestamp are two ends"):

@@ -31,7 +31,7 @@ from embarcadero.spark.jobs import (
     write_name,
 )
 from embarcadero.spark.processes import shared_log
-from embarcadero.spark.read.options import EARLIEST, LATEST, RecordPosition, TaskSpan, Where
+from embarcadero.spark.read.options import EARLIEST, LATEST, RecordPosition, TaskSpan, Where, WhereBy
 from embarcadero.spark.sink import Encoded, TaskWriter
 from embarcadero.types import Order, Span
 
@@ -168,16 +168,16 @@ def _where(what: str, bound: Bound) -> Where:
         raise BadValue(f"{what} is {bound!r}", "use earliest, latest, a seq, or a time")
     if isinstance(bound, str):
         text = bound.strip()
-        if text in ("earliest", "latest"):
-            return Where(text)
+        if text in (WhereBy.EARLIEST, WhereBy.LATEST):
+            return Where(WhereBy(text))
         bound = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else _time(what, text)
     if isinstance(bound, datetime):
         if bound > datetime.now(UTC):
             raise BadValue(f"{what} is {bound.isoformat()}, a time in the future", "use a time that has passed")
-        return Where("time", time_us(bound))
+        return Where(WhereBy.TIME, time_us(bound))
     if bound < 0:
         raise BadValue(f"{what} is {bound}", "a seq is at least 0")
-    return Where("seq", bound)
+    return Where(WhereBy.SEQ, bound)
 
 
 def _time(what: str, text: str) -> datetime:

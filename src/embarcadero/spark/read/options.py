@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from enum import StrEnum
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -72,21 +73,33 @@ _NUMBER_MAX: Final = (1 << 63) - 1
 _DIGITS_MAX: Final = 40
 
 
+class WhereBy(StrEnum):
+    """How an option names a position."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    SEQ = "seq"
+    INDEX = "index"
+    TIME = "time"
+    LANES = "lanes"  # one for each lane that was named
+    TOPICS = "topics"  # one for each topic
+
+
+_ENDS: Final = (WhereBy.EARLIEST, WhereBy.LATEST)
+
+
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A position as an option names it: `by` is earliest, latest, seq, index, time, lanes or topics.
+    """A position as an option names it."""
 
-    With "lanes", `lanes` has a position for each lane that was named; with "topics", `topics` one for each topic.
-    """
-
-    by: str
+    by: WhereBy
     value: int = 0
     lanes: tuple[tuple[int, Where], ...] = ()
     topics: tuple[tuple[str, Where], ...] = ()
 
 
-EARLIEST: Final = Where("earliest")
-LATEST: Final = Where("latest")
+EARLIEST: Final = Where(WhereBy.EARLIEST)
+LATEST: Final = Where(WhereBy.LATEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +151,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
     where = partial(_where, topics=None if pattern is not None else topics)
     starting = _checked(options, "startingTimestamp", _time) or _checked(options, "startingOffsets", where)
     ending = _checked(options, "endingTimestamp", _time) or _checked(options, "endingOffsets", where)
-    if starting and ending and starting.by == ending.by == "time" and ending.value < starting.value:
+    if starting and ending and starting.by == ending.by == WhereBy.TIME and ending.value < starting.value:
         raise BadValue(
             f"endingTimestamp {options['endingTimestamp']!r} is before startingTimestamp "
             f"{options['startingTimestamp']!r}",
@@ -222,12 +235,12 @@ def _checked(options: Mapping[str, str], name: str, parse: Callable[[str], Optio
 def _where(text: str, topics: tuple[str, ...] | None) -> Where:
     """A position in one topic, or positions in several: `topics` are those that are named; None: a pattern does."""
     several = topics is None or len(topics) > 1
-    if text in ("earliest", "latest"):
-        return Where(text)
+    if text in _ENDS:
+        return Where(WhereBy(text))
     if _is_number(text):
         if several:
             raise BadValue("a seq names a record of one topic, and several are read")
-        return Where("seq", _bounded(int(text), "a seq"))
+        return Where(WhereBy.SEQ, _bounded(int(text), "a seq"))
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -255,14 +268,16 @@ def _by_topic(found: dict[str, Any], topics: tuple[str, ...] | None) -> Where:
             raise BadValue(f"JSON names topic {name!r}, and this read has {', '.join(topics)}")
         if not isinstance(value, dict) and value not in ("earliest", "latest"):
             raise BadValue(f"topic {name!r} has {value!r}, which is neither places by lane, nor earliest or latest")
-    wheres = ((name, _by_lane(value) if isinstance(value, dict) else Where(value)) for name, value in found.items())
-    return Where("topics", topics=tuple(wheres))
+    wheres = (
+        (name, _by_lane(value) if isinstance(value, dict) else Where(WhereBy(value))) for name, value in found.items()
+    )
+    return Where(WhereBy.TOPICS, topics=tuple(wheres))
 
 
 def _by_lane(found: dict[str, Any]) -> Where:
     # What a progress report shows can be given back as it is: beside lanes, it has words.
     lanes = {key: value for key, value in found.items() if key not in ("topic", "reader", "id")}
-    return Where("lanes", lanes=tuple((_lane(key), _lane_position(key, value)) for key, value in lanes.items()))
+    return Where(WhereBy.LANES, lanes=tuple((_lane(key), _lane_position(key, value)) for key, value in lanes.items()))
 
 
 def _lane(key: str) -> int:
@@ -272,12 +287,12 @@ def _lane(key: str) -> int:
 
 
 def _lane_position(lane: str, value: Any) -> Where:
-    if value in ("earliest", "latest"):
-        return Where(value)
+    if value in _ENDS:
+        return Where(WhereBy(value))
     if isinstance(value, int) and not isinstance(value, bool):
-        return Where("seq", _bounded(value, f"the seq of lane {lane}"))
+        return Where(WhereBy.SEQ, _bounded(value, f"the seq of lane {lane}"))
     if isinstance(value, dict):
-        for by in ("seq", "index"):
+        for by in (WhereBy.SEQ, WhereBy.INDEX):
             number = value.get(by)
             if isinstance(number, int) and not isinstance(number, bool):
                 return Where(by, _bounded(number, f"the {by} of lane {lane}"))
@@ -306,7 +321,7 @@ def _time(text: str) -> Where:
             raise BadValue(f"no time: {message}") from None
     if us > datetime.now(UTC).timestamp() * 1e6:
         raise BadValue("this time is in the future; numbers are microseconds, not milliseconds")
-    return Where("time", us)
+    return Where(WhereBy.TIME, us)
 
 
 def _positive(text: str) -> int:
@@ -455,7 +470,7 @@ class Offset:
         return BEGINNING if known is None else known.position
 
     def positions(self) -> dict[int, LanePosition]:
-        """How far each lane is read, in whole batches: what the cluster is given of a reader."""
+        """Index and seq by lane, as the progress of a reader is reported."""
         return {lane: LanePosition(offset.position.index, offset.position.seq) for lane, offset in self.lanes.items()}
 
     def without_cuts(self) -> Offset:

@@ -37,6 +37,7 @@ from embarcadero.spark.read.options import (
     RecordPosition,
     StreamOffset,
     TaskSpan,
+    WhereBy,
     parse_stream_offset,
     read_options,
     spans,
@@ -139,7 +140,7 @@ class BatchReader(DataSourceReader):
             raise UnknownTopic(f"there is no topic {missing[0]!r}", "see `embarcadero topic list`")
         starts = view.resolve(options.starting, now, "startingOffsets", rest=EARLIEST)
         stops = view.resolve(options.ending, now, "endingOffsets", rest=LATEST)
-        _check_ends(starts, stops, "endingTimestamp" if options.ending.by == "time" else "endingOffsets")
+        _check_ends(starts, stops, "endingTimestamp" if options.ending.by == WhereBy.TIME else "endingOffsets")
         ends: LaneEnds = {}
         for (name, lane), start in starts.items():
             first, last = self._narrowed(view.topic(name), now[name].lanes[lane], start, stops[name, lane])

@@ -24,7 +24,7 @@ from embarcadero.limits import (
     SPARK_TASKS_USUAL,
 )
 from embarcadero.spark.processes import known_cores, shared_log
-from embarcadero.spark.read.options import GO_ON, ReadOptions, RecordPosition, Where
+from embarcadero.spark.read.options import GO_ON, ReadOptions, RecordPosition, Where, WhereBy
 from embarcadero.spark.read.tasks import TablePart, table_part
 from embarcadero.types import Cut, Order, Position, Span, Tail
 from embarcadero.wire.schemas import RAW, TopicSchemas
@@ -289,7 +289,7 @@ class ReadView:
             )
         found: dict[LaneKey, RecordPosition] = {}
         for name, topic in now.items():
-            one = named.get(name, rest) if where.by == "topics" else where
+            one = named.get(name, rest) if where.by == WhereBy.TOPICS else where
             positions = self.topic(name).resolve(one, topic, option, rest=rest)
             found |= {(name, lane): position for lane, position in positions.items()}
         return found
@@ -379,7 +379,7 @@ class TopicView:
 
     def resolve(self, where: Where, now: TopicNow, option: str, *, rest: Where) -> dict[int, RecordPosition]:
         """The positions that an option names, by lane; lanes that it does not name are at `rest`."""
-        if where.by == "lanes":
+        if where.by == WhereBy.LANES:
             named = dict(where.lanes)
             if unknown := named.keys() - now.lanes.keys():
                 raise BadValue(
@@ -388,7 +388,7 @@ class TopicView:
                     "lanes of orders 0 and 1 come with brokers and go when nothing of them is left",
                 )
             return {lane: self._resolved(named.get(lane, rest), each, option) for lane, each in now.lanes.items()}
-        if where.by == "seq" and now.about.order <= Order.BROKER:
+        if where.by == WhereBy.SEQ and now.about.order <= Order.BROKER:
             raise BadValue(
                 f"topic {self._topic!r} has order {now.about.order}: a seq names a place in one of its lanes",
                 f'use JSON by lane: .option("{option}", \'{{"{min(now.lanes, default=4096)}": {{"seq": 1000}}}}\')',
@@ -396,11 +396,11 @@ class TopicView:
         return {lane: self._resolved(where, each, option) for lane, each in now.lanes.items()}
 
     def _resolved(self, where: Where, now: LaneNow, option: str) -> RecordPosition:
-        if where.by in ("earliest", "latest"):
-            return now.start if where.by == "earliest" else now.end
-        if where.by == "time":
+        if where.by in (WhereBy.EARLIEST, WhereBy.LATEST):
+            return now.start if where.by == WhereBy.EARLIEST else now.end
+        if where.by == WhereBy.TIME:
             return self.position_at(now, where.value)
-        unit, number = ("seq", 1) if where.by == "seq" else ("index", 0)
+        unit, number = ("seq", 1) if where.by == WhereBy.SEQ else ("index", 0)
         first, last = now.start[number], now.end[number]
         if where.value > last:
             raise FuturePosition(
@@ -416,7 +416,7 @@ class TopicView:
             return now.start
         if where.value == last:
             return now.end
-        if where.by == "seq":
+        if where.by == WhereBy.SEQ:
             return self.position_of(now.lane, where.value)
         return self.position_at_index(now.lane, where.value)
 
