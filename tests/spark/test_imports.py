@@ -40,6 +40,15 @@ def test_a_source_does_not_load_what_publishes() -> None:
     assert [name for name in told if name.startswith(ELSEWHERE)] == []
 
 
+def test_the_search_for_data_sources_does_not_load_the_client() -> None:
+    """Spark starts a process for each session that imports this package, and ends it."""
+    looks = "import sys, pyspark_embarcadero; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", looks], capture_output=True, text=True, check=True).stdout.split()
+
+    assert "embarcadero.spark.source" in found
+    assert [name for name in found if name.startswith(("embarcadero.client.api", "embarcadero.client.net"))] == []
+
+
 FOLDERS = ("spark", "tier", "staging", "audit")
 PUBLIC = {
     "api.aio_calls", "api.aio_log", "api.aio_streams", "api.sync_log", "api.sync_streams", "results", "arguments",

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import metadata, util
@@ -25,13 +25,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from embarcadero.client.api.sync_log import Log, connect
 from embarcadero.errors import BadValue, NotAvailable, Unreachable
 from embarcadero.limits import SPARK_RECONNECT_S
 from embarcadero.spark.versions import INSTALL_PYSPARK, check_pyspark, check_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from embarcadero.client.api.sync_log import Log
 
 
 # --- the session ------------------------------------------------------------------------------------------------------
@@ -372,16 +373,18 @@ def shared_log(brokers: str, table_properties: Sequence[str] | None = None, *, a
     `table_properties` are the driver's: a worker may run where there is no configuration. A cluster that is down may
     come back, and a query should outlive that: calls wait for it, unless the caller needs an answer `at_once`.
     """
+    from embarcadero.client.api.sync_log import connect  # not by a process that only looks for data sources
+
     key = os.getpid(), brokers  # a worker that was forked has its parent's clients, whose threads it has not
     known = _CLIENTS.get(key)
     if known is None or known.ended:
-        known = _CLIENTS[key] = connect(brokers) if at_once else _patiently(brokers)
+        known = _CLIENTS[key] = connect(brokers) if at_once else _patiently(connect, brokers)
     if table_properties is not None:
         known.use_table_properties(table_properties)
     return known
 
 
-def _patiently(brokers: str) -> Log:
+def _patiently(connect: Callable[[str], Log], brokers: str) -> Log:
     give_up = time.monotonic() + SPARK_RECONNECT_S
     while True:
         try:
