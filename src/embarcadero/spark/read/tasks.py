@@ -1,6 +1,8 @@
 """A topic as Spark sees it: names and types of columns, rows of the log in exactly these, and what a task reads.
 
-A task reads rows of the table below the tier frontier, and rows of brokers above it (`SpanReader`).
+A task reads a span of a lane (`SpanReader`): rows of the table below the tier frontier, rows of brokers above it, and
+hands them to Spark as Arrow. `table_part` alone decides what is read where. Rows of the table are rows of the log, so
+nothing is decoded twice: what a reader must not see (entries without records, rows outside of the span) is cut out.
 
 Filters that Spark pushes down: exact are comparisons with numbers and times of columns that are never null. They
 narrow the span that is read where the log can find the position, and rows outside are dropped before they go to Java.
