@@ -42,7 +42,7 @@ check: setup     ## lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-sim: setup       ## simulate SEEDS worlds (default 2000) on all cores; stopped, it goes on where it was
+sim: setup       ## simulate SEEDS seeds (default 2000) on all cores; stopped, it goes on where it was
 	$(BIN)/embarcadero-proof sim --seeds $(call span,0) --results build/sim
 	$(BIN)/embarcadero-proof sim --seeds $(call span,90000) --results build/sim
 	$(BIN)/embarcadero-proof sim --seeds $(call span,110000) --results build/sim

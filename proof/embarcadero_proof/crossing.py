@@ -1,7 +1,8 @@
-"""The files that one record crosses: from `send` to its ack, and on a read from disk.
+"""What one record crosses: functions and files that run from `send` to its ack, and on a read from disk.
 
 A cluster runs in one process. Its Python code is watched while one record is sent and acked, and again, after a restart
-without memory, while it is read. The client is watched in this process. A file counts if code of it ran.
+without memory, while it is read. The client is watched in this process. What also runs on an idle cluster, with the
+same client, says nothing about the record: each leg therefore begins with a watch of `IDLE_S`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import CO_OPTIMIZED
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final, Literal, NamedTuple
 
 import embarcadero as emb
@@ -28,31 +30,52 @@ from embarcadero.node.report import report
 from embarcadero.node.supervisor import STOP_S_MAX, UpOptions
 
 PACKAGE: Final = str(Path(emb.__file__).parent)
+IDLE_S: Final = 1.5
+_REST_S: Final = 0.5  # an idle cluster is watched in parts of this length
 _FILE: Final = "EMBARCADERO_CROSSED"
-_CODE_OF_IMPORTS: Final = {"<module>", "<listcomp>", "<genexpr>"}
+_NO_FUNCTIONS: Final = {"<module>", "<listcomp>", "<genexpr>"}
 _WAIT_S: Final = 10.0
-_REST_S: Final = 0.5
+
+
+class Function(NamedTuple):
+    """A function of the product: its file, relative to the package, and its qualified name in it."""
+
+    file: str
+    name: str
 
 
 class Watch:
-    """Collects the files of the product whose code runs, while it is on."""
+    """Collects the functions of the product that run while it is on, with the time of their first call."""
 
     def __init__(self) -> None:
-        self.files: set[str] = set()
-        self.on = False
+        self._first_s: dict[CodeType, float] = {}
+        self._on = False
         threading.setprofile(self._see)
         sys.setprofile(self._see)
 
+    def start(self) -> None:
+        """Forget what was seen, and watch."""
+        self._first_s.clear()
+        self._on = True
+
+    def stop(self) -> dict[Function, float]:
+        """Watch no more until the next start. Return what ran, and when each function was first called (monotonic)."""
+        self._on = False
+        found: dict[Function, float] = {}
+        for code, at_s in self._first_s.items():
+            if code.co_filename.startswith(PACKAGE) and code.co_name not in _NO_FUNCTIONS:
+                function = Function(code.co_filename[len(PACKAGE) + 1 :], code.co_qualname)
+                found[function] = min(at_s, found.get(function, at_s))
+        return found
+
     def close(self) -> None:
-        """Watch no more."""
+        """End for good."""
         sys.setprofile(None)
         threading.setprofile(None)
 
     def _see(self, frame: FrameType, event: str, _: Any) -> None:
-        if self.on and event == "call" and frame.f_code.co_name not in _CODE_OF_IMPORTS:
-            name = frame.f_code.co_filename
-            if name.startswith(PACKAGE):
-                self.files.add(name[len(PACKAGE) + 1 :])
+        if self._on and event == "call" and frame.f_code not in self._first_s and frame.f_code.co_flags & CO_OPTIMIZED:
+            self._first_s[frame.f_code] = time.monotonic()  # bodies of classes and modules are not optimized
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,15 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     watch = Watch()
 
     def off(*_: object) -> None:
-        watch.on = False
+        found = watch.stop()
         path = Path(os.environ[_FILE])
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(sorted(watch.files)))
+        part.write_text(json.dumps([[*function, at_s] for function, at_s in found.items()]))
         part.replace(path)
 
     def turn_on(*_: object) -> None:
-        watch.files.clear()
-        watch.on = True
+        watch.start()
         Path(os.environ[_FILE]).with_suffix(".on").touch()
 
     signal.signal(signal.SIGUSR1, turn_on)
@@ -94,21 +116,23 @@ def _cluster(folder: Path) -> Iterator[tuple[list[str], Callable[[], int]]]:
         process.wait(STOP_S_MAX)
 
 
-def _crossed(watch: Watch, pid: int, act: Callable[[], object]) -> set[str]:
-    """Run `act`; the files that it crossed, in this process and in the cluster's."""
+def _seen(watch: Watch, pid: int, act: Callable[[], object]) -> dict[Function, float]:
+    """Run `act`; the functions that ran meanwhile, in this process and in the cluster's."""
     path = Path(os.environ[_FILE])
     on = path.with_suffix(".on")
     for old in (path, on):
         old.unlink(missing_ok=True)
     os.kill(pid, signal.SIGUSR1)
     _wait_for(on)
-    watch.files.clear()
-    watch.on = True
+    watch.start()
     act()
-    watch.on = False
+    found = watch.stop()
     os.kill(pid, signal.SIGUSR2)
     _wait_for(path)
-    return watch.files | set(json.loads(path.read_text()))
+    for file, name, at_s in json.loads(path.read_text()):
+        function = Function(file, name)
+        found[function] = min(at_s, found.get(function, at_s))
+    return found
 
 
 def _wait_for(path: Path) -> None:
@@ -119,37 +143,85 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.005)
 
 
-class Crossed(NamedTuple):
-    """Files of the product, relative to its package."""
+class Leg(NamedTuple):
+    """A part of a record's way: functions that ran, each with the time of its first call, and those that run idly."""
 
-    ordered: set[str]  # from `send` to an ack of what is ordered
-    durable: set[str]  # further ones to an ack of what is durable
-    read: set[str]  # further ones when the record is read from disk
+    ran: dict[Function, float]
+    idle: set[Function]
+
+    @property
+    def functions(self) -> dict[Function, float]:
+        """Functions that ran because of the record: they do not run on an idle cluster."""
+        return {function: at_s for function, at_s in self.ran.items() if function not in self.idle}
+
+    @property
+    def all_files(self) -> set[str]:
+        """Files in which any code ran."""
+        return {function.file for function in self.ran}
+
+    @property
+    def files(self) -> set[str]:
+        """Files in which a function ran because of the record."""
+        return {function.file for function in self.functions}
+
+
+class Crossed(NamedTuple):
+    """The legs of a record's way."""
+
+    ordered: Leg  # from `send` to an ack of what is ordered
+    durable: Leg  # from `send` to an ack of what is durable
+    memory: Leg  # from `subscribe` to a record in memory
+    disk: Leg  # from `subscribe` to a record that only a disk has
+
+    def table(self) -> list[tuple[str, str]]:
+        """A line for each leg: how many files a function ran in because of the record; in brackets, any code."""
+        titles = (
+            "files from send to ack", "files from send to a durable ack", "files from subscribe to a record in memory",
+            "files from subscribe to a record on disk",
+        )  # fmt: skip
+        rows = []
+        for title, leg in zip(titles, self, strict=True):
+            rows.append((title, f"{len(leg.files)} ({len(leg.all_files)}) {', '.join(sorted(leg.files))}"))
+        return rows
 
 
 def crossings() -> Crossed:
-    """Send a record to a topic in memory and one to a topic on disk, and read that one after a restart."""
+    """Send a record to a topic in memory and one to a topic on disk; read both, the second one after a restart."""
     watch = Watch()
-    with tempfile.TemporaryDirectory(prefix="embarcadero-crossing-") as name:
-        folder = Path(name) / "cluster"
-        with _cluster(folder) as (addresses, pid_of), emb.connect(addresses) as log:
-            log.create_topic("memory", order=5, replicas=0)
-            log.create_topic("disk", order=5, replicas=1)
-            ordered = _sent(watch, pid_of(), log, "memory", ack=1)
-            durable = _sent(watch, pid_of(), log, "disk", ack=2)
-        with (
-            _cluster(folder) as (addresses, pid_of),
-            emb.connect(addresses) as log,
-            log.subscribe("disk", start="earliest") as reader,
-        ):
-            read = _crossed(watch, pid_of(), lambda: reader.poll(timeout=_WAIT_S))
-    watch.close()
-    return Crossed(ordered, durable - ordered, read - durable - ordered)
+    try:
+        with tempfile.TemporaryDirectory(prefix="embarcadero-crossing-") as name:
+            folder = Path(name) / "cluster"
+            with _cluster(folder) as (addresses, pid_of), emb.connect(addresses) as log:
+                log.create_topic("memory", order=5, replicas=0)
+                log.create_topic("disk", order=5, replicas=1)
+                ordered = _sent(watch, pid_of(), log, "memory", ack=1)
+                durable = _sent(watch, pid_of(), log, "disk", ack=2)
+                memory = _leg(watch, pid_of(), lambda: _read(log, "memory"))
+            with _cluster(folder) as (addresses, pid_of), emb.connect(addresses) as log:
+                disk = _leg(watch, pid_of(), lambda: _read(log, "disk"))
+    finally:
+        watch.close()
+    return Crossed(ordered, durable, memory, disk)
 
 
-def _sent(watch: Watch, pid: int, log: emb.Log, topic: str, ack: Literal[1, 2]) -> set[str]:
+def _leg(watch: Watch, pid: int, act: Callable[[], object]) -> Leg:
+    """Watch the idle cluster, then run `act`."""
+    idle = set[Function]()
+    for _ in range(round(IDLE_S / _REST_S)):
+        idle |= _seen(watch, pid, lambda: time.sleep(_REST_S)).keys()
+    return Leg(_seen(watch, pid, act), idle)
+
+
+def _sent(watch: Watch, pid: int, log: emb.Log, topic: str, ack: Literal[1, 2]) -> Leg:
     """Send a record, after another one: what is made once is made before."""
     with log.publisher(topic, ack=ack) as publisher:
         publisher.send(b"first").result(timeout=_WAIT_S)
         time.sleep(_REST_S)
-        return _crossed(watch, pid, lambda: publisher.send(b"watched").result(timeout=_WAIT_S))
+        return _leg(watch, pid, lambda: publisher.send(b"watched").result(timeout=_WAIT_S))
+
+
+def _read(log: emb.Log, topic: str) -> None:
+    """Read the first record of a topic."""
+    with log.subscribe(topic, start="earliest") as reader:
+        if not reader.poll(timeout=_WAIT_S):
+            raise TimeoutError(f"no record of topic {topic!r} came in {_WAIT_S:.0f} s")

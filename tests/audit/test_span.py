@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.audit.report import AuditSpan, LaneFacts
-from embarcadero.audit.sessions import NO_FLAGS, problems_of, runs_of
-from embarcadero.audit.span import KnownLosses, SpanAudit, look_at
+from embarcadero.audit.span import NO_FLAGS, KnownLosses, SpanAudit, look_at, problems_of, runs_of
 from embarcadero.client.results import Batch
 from embarcadero.fabric.layout import OPEN_STRONG, OPEN_TAKEN
 from embarcadero.tier.columns import KEPT, SYSTEM

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyspark
 
-from embarcadero.spark.machine import find_java, prepare
+from embarcadero.spark.processes import find_java, prepare
 from tests.spark.conftest import QUICK_START
 
 WAIT_S = 120

@@ -46,7 +46,7 @@ def standalone(stack: ExitStack, folder: Path) -> str:
     """Start a master and a worker of Spark's own cluster manager; its URL."""
     import pyspark
 
-    from embarcadero.spark.machine import find_java
+    from embarcadero.spark.processes import find_java
 
     runs = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
     deploy, port = "org.apache.spark.deploy", free_port()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
 from embarcadero.errors import PortInUse
-from embarcadero.node.process import ReservedPorts
+from embarcadero.node import process
+from embarcadero.node.local import RestartableCluster
+from embarcadero.node.process import ReservedPorts, wait_until_free
 
 ALL_OF_THEM = """
 import sys
@@ -48,9 +52,39 @@ def test_they_are_free_when_they_are_let_go() -> None:
             other.bind(name)
 
 
-def test_they_are_below_those_of_outgoing_connections() -> None:
-    """From 32,768 on (Linux, unless told otherwise) the kernel gives ports to whoever connects to anything."""
-    assert ReservedPorts(20).first + 20 <= 32_768
+def test_they_are_outside_of_those_of_outgoing_connections(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel gives these to any program that connects to anything; they are read, for operators change them."""
+    setting = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(process, "_OUTGOING", setting)
+    for first, last in ((32_768, 60_999), (20_000, 29_950), (20_047, 65_535)):
+        setting.write_text(f"{first}\t{last}\n")
+        own = ReservedPorts(20).first
+        assert not set(range(own, own + 20)) & set(range(first, last + 1))
+    for text in ("1024\t65535\n", "", "not numbers"):  # no port is outside, or the range is not known
+        setting.write_text(text)
+        assert ReservedPorts(20).first >= 20_000
+
+
+def test_a_cluster_does_not_start_while_another_program_has_its_port(tmp_path: Path) -> None:
+    """The error names the port, and nothing was started."""
+    cluster = RestartableCluster(tmp_path / "cluster", 2, 0)
+    cluster.ports_patience_s = 0.0
+    with (
+        socket.create_server(("127.0.0.1", cluster.port + 1)),
+        pytest.raises(PortInUse, match=f"port {cluster.port + 1} on 127.0.0.1 is in use"),
+    ):
+        cluster.start()
+    assert not (tmp_path / "cluster").exists()
+
+
+def test_a_port_that_is_given_back_is_waited_for() -> None:
+    """As one of an outgoing connection of another program."""
+    own = ReservedPorts(1)
+    with socket.create_server(("127.0.0.1", own.first)) as taken:
+        timer = threading.Timer(0.1, taken.close)
+        timer.start()
+        wait_until_free("127.0.0.1", [own.first], 60.0)
+    timer.join()
 
 
 def test_ports_that_a_stranger_has_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,15 +186,15 @@ def test_nothing_that_was_counted_is_lost_and_no_position_is_used_twice(seed: in
     assert storm.counted > 0
 
 
-@pytest.mark.parametrize("plant", ["failover-statistic", "positions-reused", "seal-at-frontier"])
-def test_planted_bugs_are_caught_by_some_storm(plant: str) -> None:
-    """Each breaks what must hold in some world."""
+@pytest.mark.parametrize("bug", ["failover-statistic", "positions-reused", "seal-at-frontier"])
+def test_injected_bugs_are_caught_by_some_storm(bug: str) -> None:
+    """Each breaks what must hold in some storm."""
     for seed in range(100):
         try:
-            with injected(plant):
+            with injected(bug):
                 storm = Storm(seed)
                 for _ in range(50):
                     storm.step()
         except AssertionError:
             return
-    pytest.fail(f"{plant} went unnoticed")
+    pytest.fail(f"{bug} went unnoticed")

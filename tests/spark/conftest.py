@@ -9,7 +9,7 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.limits import MIB
-from embarcadero.spark import connections
+from embarcadero.spark import processes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,8 +34,8 @@ def log() -> Iterator[emb.Log]:
     """A client of a cluster of two brokers and one replica, for all tests of a file."""
     with emb.local(brokers=2, replicas=1, log_bytes=32 * MIB) as made:
         yield made
-        while connections._KNOWN:  # else they look for this cluster until the process ends
-            connections._KNOWN.popitem()[1].close()
+        while processes._CLIENTS:  # else they look for this cluster until the process ends
+            processes._CLIENTS.popitem()[1].close()
 
 
 @pytest.fixture

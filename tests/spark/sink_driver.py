@@ -25,10 +25,10 @@ from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 
 from embarcadero.spark import session
 from embarcadero.spark.read.options import read_options
-from embarcadero.spark.read.reading import BatchReader, frame_schema, span_reader
+from embarcadero.spark.read.readers import BatchReader, frame_schema, span_reader
 from embarcadero.spark.read.tasks import SpanReader
+from embarcadero.spark.sink import StreamSink, stream_writer
 from embarcadero.spark.source import EmbarcaderoSource
-from embarcadero.spark.write.sink import StreamSink, stream_writer
 from embarcadero.staging.ledger import Publication, TopicLedger
 
 if TYPE_CHECKING:

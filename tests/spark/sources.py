@@ -10,8 +10,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 import embarcadero as emb
-from embarcadero.spark.read.reading import BatchReader
-from embarcadero.spark.read.streaming import LimitedReader, StreamReader, UnlimitedReader
+from embarcadero.spark.read.readers import BatchReader, LimitedReader, StreamReader, UnlimitedReader
 from embarcadero.spark.source import EmbarcaderoSource
 
 

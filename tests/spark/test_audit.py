@@ -12,8 +12,7 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.audit.report import lane_facts, spans_of
-from embarcadero.audit.sessions import problems_of, runs_of
-from embarcadero.audit.span import look_at
+from embarcadero.audit.span import look_at, problems_of, runs_of
 from embarcadero.fabric.layout import OPEN_STRONG
 from embarcadero.spark.auditing import _sessions, audit
 from embarcadero.tier import columns

@@ -12,7 +12,7 @@ import pytest
 import embarcadero as emb
 from embarcadero.errors import BadTable, Corrupt, RecordsLost, Trimmed
 from embarcadero.spark.read import tasks as reads
-from embarcadero.spark.read.offsets import RecordPosition, TaskSpan
+from embarcadero.spark.read.options import RecordPosition, TaskSpan
 from tests.spark.sources import ALL, batch, column, micro_batches, source, stream
 from tests.spark.test_source import fill, pushing
 from tests.system.tiering import Tierer

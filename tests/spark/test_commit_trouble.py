@@ -18,12 +18,9 @@ import pytest
 import embarcadero as emb
 from embarcadero.errors import BadValue, OutcomeUnknown
 from embarcadero.node.local import RestartableCluster
-from embarcadero.spark import connections
-from embarcadero.spark.write import sink
-from embarcadero.spark.write.options import WriteOptions
-from embarcadero.spark.write.shape import shape_of
-from embarcadero.spark.write.sink import StagedMessage
-from embarcadero.spark.write.tasks import TaskWriter, WriteWork
+from embarcadero.spark import processes, sink
+from embarcadero.spark.shape import WriteOptions, shape_of
+from embarcadero.spark.sink import StagedMessage, TaskWriter, WriteWork
 from embarcadero.staging.ledger import TopicLedger
 from embarcadero.staging.manifest import REFERENCE, Manifest, ManifestPart, Target
 from tests.spark.test_staged_writes import LITTLE, MUCH, SCHEMA, rows
@@ -48,8 +45,8 @@ def address(cluster: RestartableCluster, monkeypatch: pytest.MonkeyPatch) -> Ite
         for name, value in _SHORT.items():
             monkeypatch.setenv(name, value)
     yield ",".join(cluster.addresses)
-    while connections._KNOWN:
-        connections._KNOWN.popitem()[1].close(0)
+    while processes._CLIENTS:
+        processes._CLIENTS.popitem()[1].close(0)
 
 
 def written(

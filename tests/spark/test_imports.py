@@ -11,15 +11,16 @@ import embarcadero
 
 ASKS = """
 import sys
-from embarcadero.spark.connections import shared_log
+from embarcadero.spark.processes import shared_log
 from embarcadero.spark.source import EmbarcaderoSource
-from embarcadero.spark.read import reading, streaming, tasks
+from embarcadero.spark.read import readers, tasks
 from pyspark_embarcadero import DefaultSource
 print(" ".join(sys.modules))
 """
 PUBLISHING = "embarcadero.client.publish"
 ELSEWHERE = (
-    "embarcadero.spark.write",
+    "embarcadero.spark.sink",
+    "embarcadero.spark.shape",
     "embarcadero.spark.jobs",
     "embarcadero.staging",
     "embarcadero.broker",
@@ -37,6 +38,15 @@ def test_a_source_does_not_load_what_publishes() -> None:
     assert "embarcadero.client.net.brokers" in told
     assert [name for name in told if name.startswith(PUBLISHING)] == []
     assert [name for name in told if name.startswith(ELSEWHERE)] == []
+
+
+def test_the_search_for_data_sources_does_not_load_the_client() -> None:
+    """Spark starts a process for each session that imports this package, and ends it."""
+    looks = "import sys, pyspark_embarcadero; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", looks], capture_output=True, text=True, check=True).stdout.split()
+
+    assert "embarcadero.spark.source" in found
+    assert [name for name in found if name.startswith(("embarcadero.client.api", "embarcadero.client.net"))] == []
 
 
 FOLDERS = ("spark", "tier", "staging", "audit")

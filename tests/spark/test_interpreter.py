@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +15,17 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.config.sources import read_environment
-from embarcadero.spark import machine
-from embarcadero.spark.machine import CORES, PYTHON, SCRIPT, known_cores, local_cores, prepare, unix_sockets
+from embarcadero.spark import processes
+from embarcadero.spark.processes import (
+    CORES,
+    PYTHON,
+    SCRIPT,
+    known_cores,
+    local_cores,
+    prepare,
+    remove_left_folders,
+    unix_sockets,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,12 +100,12 @@ def test_without_another_pyspark_at_hand_the_archives_stay(monkeypatch: pytest.M
         if "SPARK_HOME" not in environ:
             script = tmp_path / "python"
             script.write_text("no program")
-            monkeypatch.setattr(machine, "SCRIPT", script)
+            monkeypatch.setattr(processes, "SCRIPT", script)
         made = dict(environ)
         prepare(made, "local[2]")
         assert (made["PYSPARK_PYTHON"], made["PYSPARK_DRIVER_PYTHON"]) == (sys.executable, sys.executable)
     monkeypatch.undo()
-    monkeypatch.setattr(machine.site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(processes.site, "getsitepackages", lambda: [str(tmp_path)])
     made = {}
     prepare(made, "local[2]")
     assert made["PYSPARK_PYTHON"] == sys.executable
@@ -147,9 +158,58 @@ def test_a_folder_whose_path_is_too_long_for_a_socket_is_not_used(
     """The path of a Unix socket has 104 bytes on macOS. Rows go by TCP then."""
     environ: dict[str, str] = {}
     prepare(environ, "local[2]")
-    monkeypatch.setattr(machine, "_socket_folder", lambda _: str(tmp_path / ("x" * 60)))
+    monkeypatch.setattr(processes, "_socket_folder", lambda _: str(tmp_path / ("x" * 60)))
 
     assert unix_sockets(environ) == {}
+
+
+MAKES_A_FOLDER = """
+import os, time
+from embarcadero.spark.processes import _socket_folder
+print(_socket_folder(os.getpid()), flush=True)
+time.sleep(600)
+"""
+
+
+def aged(folder: Path) -> None:
+    """Make a folder look as if nothing changed in it for an hour."""
+    then = time.time() - 3_600
+    os.utime(folder, (then, then))
+
+
+def test_the_folder_of_a_driver_that_was_killed_is_removed(tmp_path: Path) -> None:
+    """By the next session, and only when its driver has ended: the kernel frees a lock in the folder."""
+    environ = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", MAKES_A_FOLDER], env=environ, stdout=subprocess.PIPE) as driver:
+        try:
+            folder = Path((driver.stdout or io.BytesIO()).readline().decode().strip())
+            assert folder.parent == tmp_path
+            aged(folder)
+            remove_left_folders(tmp_path)
+            assert folder.is_dir()
+        finally:
+            driver.kill()
+    aged(folder)
+    remove_left_folders(tmp_path)
+    assert not folder.exists()
+
+
+def test_folders_that_may_be_in_use_are_kept(tmp_path: Path) -> None:
+    """One that just changed, one without a lock, one that others may open, and links to folders."""
+    names = ("changed", "unlocked", "open", "target")
+    folders = {name: tmp_path / f"embarcadero-spark-{name}" for name in names}
+    for name, folder in folders.items():
+        folder.mkdir(mode=0o755 if name == "open" else 0o700)
+        if name != "unlocked":
+            (folder / "lock").touch()
+        if name != "changed":
+            aged(folder)
+    folders["target"] = folders["target"].rename(tmp_path / "elsewhere")
+    aged(folders["target"])
+    (tmp_path / "embarcadero-spark-link").symlink_to(folders["target"])
+    remove_left_folders(tmp_path)
+
+    assert all(folder.is_dir() for folder in folders.values())
 
 
 def test_a_worker_that_the_jvm_lets_go_of_prints_nothing(tmp_path: Path) -> None:

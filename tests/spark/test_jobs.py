@@ -24,9 +24,9 @@ import embarcadero as emb
 from embarcadero.errors import BadName, BadSchema, BadTable, BadValue, EmbarcaderoError, Stale, Trimmed, UnknownTopic
 from embarcadero.spark import compaction, jobs
 from embarcadero.spark.compaction import compact, latest
+from embarcadero.spark.jobs import BEGUN, DONE, PLANNED, JobFact, JobLedger
 from embarcadero.spark.loading import FilesSource, TableSource, load
 from embarcadero.spark.replay import replay
-from embarcadero.staging.job_ledger import BEGUN, DONE, PLANNED, JobFact, JobLedger
 from embarcadero.staging.ledger import TopicLedger
 from embarcadero.tier.storage import sqlite_catalog
 from embarcadero.types import jobs_topic

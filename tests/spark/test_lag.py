@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from embarcadero.spark.lag import Lag, LagListener, lags_of
-from embarcadero.spark.read.offsets import LaneOffset, Offset, RecordPosition, StreamOffset
+from embarcadero.spark.read.options import LaneOffset, Offset, RecordPosition, StreamOffset
 
 READ = Offset("orders", "spark-1", {0: LaneOffset(RecordPosition(3, 30)), 1: LaneOffset(RecordPosition(9, 90))})
 THERE = Offset(
@@ -27,7 +27,7 @@ def event(end: str | None, latest: str | None, name: str | None = "sums") -> Sim
 
 def test_the_lag_is_what_is_between_two_offsets() -> None:
     """Over all lanes, those that came since included."""
-    end, latest = json.dumps(READ.told()), json.dumps(THERE.told())
+    end, latest = json.dumps(READ.json()), json.dumps(THERE.json())
 
     assert lags_of("sums", end, latest) == [Lag("sums", "orders", 25 + 7, "spark-1")]
     assert lags_of("sums", latest, end) == [Lag("sums", "orders", 0, "")]
@@ -38,7 +38,7 @@ def test_seqs_that_a_restart_passed_over_are_no_lag() -> None:
     holes = ((40, 4_294_967_296),)
     there = Offset("orders", "", {0: LaneOffset(RecordPosition(4_194_306, 4_294_967_299), holes=holes)})
 
-    assert lags_of("sums", json.dumps(READ.told()), json.dumps(there.told())) == [Lag("sums", "orders", 13, "spark-1")]
+    assert lags_of("sums", json.dumps(READ.json()), json.dumps(there.json())) == [Lag("sums", "orders", 13, "spark-1")]
 
 
 def test_each_of_several_topics_has_its_lag() -> None:
@@ -47,16 +47,16 @@ def test_each_of_several_topics_has_its_lag() -> None:
     read = StreamOffset("spark-1", {"orders": replace(READ, topic_id=4)}, several=True)
     there = StreamOffset("", {"orders": replace(THERE, topic_id=4), "clicks": clicks}, several=True)
 
-    assert lags_of("sums", json.dumps(read.told()), json.dumps(there.told())) == [
+    assert lags_of("sums", json.dumps(read.json()), json.dumps(there.json())) == [
         Lag("sums", "clicks", 20, "spark-1"),
         Lag("sums", "orders", 32, "spark-1"),
     ]
-    assert lags_of("sums", json.dumps(there.told()), json.dumps(read.told())) == [Lag("sums", "orders", 0, "")]
+    assert lags_of("sums", json.dumps(there.json()), json.dumps(read.json())) == [Lag("sums", "orders", 0, "")]
 
 
 def test_offsets_of_other_sources_are_passed_over() -> None:
     """A query may read more than one source; and before the first micro-batch there is none."""
-    end = json.dumps(READ.told())
+    end = json.dumps(READ.json())
     foreign = [(None, end), (end, None), ('{"logOffset":0}', end), ("-", end)]
 
     assert [lags_of("q", *pair) for pair in foreign] == [[]] * 4
@@ -68,7 +68,7 @@ def test_the_listener_keeps_a_gauge_for_as_long_as_the_query_runs() -> None:
     listener, _ = LagListener(registry), LagListener(registry)
     listener.onQueryStarted(event(None, None))
     listener.onQueryIdle(event(None, None))
-    listener.onQueryProgress(event(json.dumps(READ.told()), json.dumps(THERE.told())))
+    listener.onQueryProgress(event(json.dumps(READ.json()), json.dumps(THERE.json())))
     line = b'embarcadero_spark_lag_records{query="sums",topic="orders"} 32.0'
 
     assert line in generate_latest(registry)

@@ -11,19 +11,24 @@ from hypothesis import strategies as st
 
 from embarcadero.errors import BadValue
 from embarcadero.limits import MIB, SPARK_TASKS_MAX
-from embarcadero.spark.read.offsets import (
+from embarcadero.spark.read.options import (
+    EARLIEST,
+    LATEST,
+    READ_OPTIONS,
     LaneOffset,
     Offset,
     RecordPosition,
     StreamOffset,
     TaskSpan,
+    Where,
+    WhereBy,
     parse_offset,
     parse_stream_offset,
+    read_options,
     spans,
 )
-from embarcadero.spark.read.options import EARLIEST, LATEST, READ_OPTIONS, Where, read_options
 from embarcadero.spark.read.view import (
-    cut_places,
+    cut_positions,
     fair_shares,
     finer,
     lane_shares,
@@ -56,7 +61,7 @@ def test_every_option_is_understood() -> None:
         streaming=True,
     )
 
-    assert options.starting == Where("lanes", lanes=((0, Where("seq", 5)), (1, Where("seq", 7))))
+    assert options.starting == Where(WhereBy.LANES, lanes=((0, Where(WhereBy.SEQ, 5)), (1, Where(WhereBy.SEQ, 7))))
     assert (options.brokers, options.topics) == ("127.0.0.1:9092,::1:9093", ("orders",))
     assert (options.max_records, options.max_bytes, options.min_partitions) == (10, 20, 3)
     assert (options.partitions, options.columns, options.read) == ((0, 2), ("seq", "value"), "ordered")
@@ -68,17 +73,17 @@ def test_a_table_starts_at_its_beginning_and_a_stream_at_the_end() -> None:
     assert read_options(GIVEN, streaming=False).starting == EARLIEST
     assert read_options(GIVEN, streaming=True).starting == LATEST
     assert read_options(GIVEN | {"startingTimestamp": "2026-01-31T12:00:00+01:00"}, streaming=True).starting == Where(
-        "time", 1_769_857_200_000_000
+        WhereBy.TIME, 1_769_857_200_000_000
     )
-    assert read_options(GIVEN | {"startingTimestamp": "1769857200000000"}, streaming=True).starting.by == "time"
+    assert read_options(GIVEN | {"startingTimestamp": "1769857200000000"}, streaming=True).starting.by == WhereBy.TIME
 
 
 def test_what_a_progress_report_shows_can_be_given_back() -> None:
     """An offset of a query is a start for another one, exactly."""
-    told = Offset("orders", "spark-1", {0: LaneOffset(RecordPosition(7, 75, 5), (RecordPosition(3, 30),))}).told()
+    told = Offset("orders", "spark-1", {0: LaneOffset(RecordPosition(7, 75, 5), (RecordPosition(3, 30),))}).json()
     options = read_options(GIVEN | {"startingOffsets": json.dumps(told)}, streaming=True)
 
-    assert options.starting.lanes == ((0, Where("seq", 75)),)
+    assert options.starting.lanes == ((0, Where(WhereBy.SEQ, 75)),)
 
 
 def test_several_topics_are_named_or_matched() -> None:
@@ -94,17 +99,17 @@ def test_several_topics_are_named_or_matched() -> None:
     assert options.chosen(["shop.b", "xshop.a", "shop.a", "orders2", "orders"]) == ["orders", "shop.a", "shop.b"]
 
     places = {"orders": {"0": {"seq": 5}, "7": "latest"}, "clicks": "earliest"}
-    wanted = (("orders", Where("lanes", lanes=((0, Where("seq", 5)), (7, LATEST)))), ("clicks", EARLIEST))
+    wanted = (("orders", Where(WhereBy.LANES, lanes=((0, Where(WhereBy.SEQ, 5)), (7, LATEST)))), ("clicks", EARLIEST))
     for choice in ({"topics": "orders,clicks"}, {"topicPattern": ".*"}):
         options = read_options(given | choice | {"startingOffsets": json.dumps(places)}, streaming=True)
-        assert options.starting == Where("topics", topics=wanted)
+        assert options.starting == Where(WhereBy.TOPICS, topics=wanted)
     one = read_options(GIVEN | {"startingOffsets": '{"orders": {"0": 5}}'}, streaming=True)
-    assert one.starting.lanes == ((0, Where("seq", 5)),)
+    assert one.starting.lanes == ((0, Where(WhereBy.SEQ, 5)),)
     assert read_options(GIVEN | {"startingOffsets": '{"orders": "latest"}'}, streaming=True).starting == LATEST
     offset = Offset("orders", "r", {0: LaneOffset(RecordPosition(7, 75))}, 3)
-    report = json.dumps(StreamOffset("r", {"orders": offset}, several=True).told())
+    report = json.dumps(StreamOffset("r", {"orders": offset}, several=True).json())
     options = read_options(given | {"topicPattern": ".*", "startingOffsets": report}, streaming=True)
-    assert options.starting.topics == (("orders", Where("lanes", lanes=((0, Where("seq", 75)),))),)
+    assert options.starting.topics == (("orders", Where(WhereBy.LANES, lanes=((0, Where(WhereBy.SEQ, 75)),))),)
 
 
 @pytest.mark.parametrize(
@@ -132,14 +137,14 @@ def test_what_is_wrong_with_a_choice_of_topics_is_named(wrong: dict[str, str], s
 def test_a_time_ends_a_batch_read() -> None:
     """One end only, after the start, and not in the future."""
     ends = {"endingTimestamp": "2026-01-31T12:00:00Z"}
-    assert read_options(GIVEN | ends, streaming=False).ending == Where("time", 1_769_860_800_000_000)
+    assert read_options(GIVEN | ends, streaming=False).ending == Where(WhereBy.TIME, 1_769_860_800_000_000)
     with pytest.raises(BadValue, match=r"'endingTimestamp' does not go with a stream .*batch reads only"):
         read_options(GIVEN | ends, streaming=True)
     with pytest.raises(BadValue, match="endingOffsets and endingTimestamp are two ends"):
         read_options(GIVEN | ends | {"endingOffsets": "5"}, streaming=False)
     with pytest.raises(BadValue, match="endingTimestamp '2026-01-31T12:00:00Z' is before startingTimestamp '2026-02"):
         read_options(GIVEN | ends | {"startingTimestamp": "2026-02-01T00:00:00Z"}, streaming=False)
-    with pytest.raises(BadValue, match=r"'endingTimestamp' is .*a time that has not come"):
+    with pytest.raises(BadValue, match=r"'endingTimestamp' is .*this time is in the future"):
         read_options(GIVEN | {"endingTimestamp": "2126-01-31T12:00:00Z"}, streaming=False)
 
 
@@ -171,14 +176,14 @@ def test_the_name_of_a_reader_is_checked(name: str) -> None:
         ({"startingOffsets": "earliest", "startingTimestamp": "0"}, "are two starts"),
         ({"startingTimestamp": "yesterday"}, "no time: Invalid isoformat"),
         ({"startingTimestamp": "2026-01-31"}, "has no time zone"),
-        ({"startingTimestamp": "9999999999999999"}, "a time that has not come"),
+        ({"startingTimestamp": "9999999999999999"}, "this time is in the future"),
         ({"maxRecordsPerTrigger": "0"}, "no number above 0"),
         ({"maxBytesPerTrigger": "10MB"}, "no number above 0"),
         ({"minPartitions": str(SPARK_TASKS_MAX + 1)}, f"more than {SPARK_TASKS_MAX}"),
         ({"partitions": "1,x"}, "no list of partitions"),
         ({"columns": "a,,b"}, "an empty name"),
         ({"columns": "a,a"}, "an empty name, or one that is there twice"),
-        ({"read": "latest"}, r"'read' is 'latest': no way to read \(durable or ordered\)"),
+        ({"read": "latest"}, r"'read' is 'latest': unknown read mode \(durable or ordered\)"),
         ({"failOnDataLoss": "no"}, "neither true nor false"),
         ({"endingOffsets": "5"}, "'endingOffsets' does not go with a stream"),
     ],
@@ -217,7 +222,7 @@ def test_offsets_survive_the_checkpoint_and_tell_the_same_tasks(lanes: dict[int,
     """Tasks are the pieces between cuts: all of it, nothing twice, in order."""
     start = Offset("t", "r", {lane: LaneOffset(places[0]) for lane, places in lanes.items()})
     end = Offset("t", "r", {lane: LaneOffset(places[-1], tuple(places[1:-1])) for lane, places in lanes.items()})
-    start_again, end_again = (parse_offset(json.loads(json.dumps(each.told())), "t") for each in (start, end))
+    start_again, end_again = (parse_offset(json.loads(json.dumps(each.json())), "t") for each in (start, end))
 
     assert (start_again, end_again) == (start, end)
     tasks = spans(start_again, end_again)
@@ -231,13 +236,13 @@ def test_a_lane_that_came_since_is_read_from_its_beginning() -> None:
     end = Offset("t", "r", {4_097: LaneOffset(RecordPosition(2, 20))})
 
     assert spans(start, end) == [TaskSpan(4_097, RecordPosition(0, 0), RecordPosition(2, 20), "t")]
-    assert parse_offset(start.told()).lanes[4_096].ended
+    assert parse_offset(start.json()).lanes[4_096].ended
 
 
 def test_an_offset_says_of_which_topic_it_is() -> None:
     """As 16 hexadecimal digits: JSON readers round large numbers. Offsets of earlier versions do not say it."""
     offset = Offset("t", "r", {0: LaneOffset(RecordPosition(3, 30))}, topic_id=(1 << 63) - 1)
-    told = json.loads(json.dumps(offset.told()))
+    told = json.loads(json.dumps(offset.json()))
     assert told["id"] == "7fffffffffffffff"
     assert parse_offset(told, "t") == offset
     del told["id"]
@@ -249,16 +254,16 @@ def test_offsets_of_several_topics_name_them_by_id() -> None:
     orders = Offset("orders", "r", {0: LaneOffset(RecordPosition(3, 30))}, 0xABC)
     clicks = Offset("clicks", "r", {9: LaneOffset(RecordPosition(5, 52, 2), first=RecordPosition(2, 20))}, 0xDEF)
     offset = StreamOffset("r", {"orders": orders, "clicks": clicks}, several=True)
-    told = json.loads(json.dumps(offset.told()))
+    told = json.loads(json.dumps(offset.json()))
 
     assert list(told["topics"]) == ["0000000000000def", "0000000000000abc"]  # by name: equal offsets are equal texts
     assert told["topics"]["0000000000000def"]["9"] == {"index": 5, "seq": 52, "within": 2, "first": [2, 20]}
     assert parse_stream_offset(told) == offset
     assert clicks.firsts() == {9: LaneOffset(RecordPosition(2, 20))}
     assert clicks.without_cuts().firsts() == {}
-    assert parse_stream_offset(orders.told()) == StreamOffset("r", {"orders": orders})
-    assert StreamOffset("r", {"orders": orders}).told() == orders.told()
-    assert parse_stream_offset(StreamOffset("r", several=True).told()).topics == {}
+    assert parse_stream_offset(orders.json()) == StreamOffset("r", {"orders": orders})
+    assert StreamOffset("r", {"orders": orders}).json() == orders.json()
+    assert parse_stream_offset(StreamOffset("r", several=True).json()).topics == {}
 
 
 @pytest.mark.parametrize(
@@ -364,18 +369,18 @@ def test_cuts_are_between_start_and_stop() -> None:
     """Also when both are inside of batches, and never too many."""
     pieces = [Cut(index, index * 10, 1) for index in range(1, 8)]
 
-    assert cut_places(RecordPosition(2, 25, 5), RecordPosition(5, 52, 2), pieces) == (
+    assert cut_positions(RecordPosition(2, 25, 5), RecordPosition(5, 52, 2), pieces) == (
         RecordPosition(3, 30),
         RecordPosition(4, 40),
         RecordPosition(5, 50),
     )
-    assert cut_places(RecordPosition(2, 20), RecordPosition(4, 40), pieces) == (RecordPosition(3, 30),)
+    assert cut_positions(RecordPosition(2, 20), RecordPosition(4, 40), pieces) == (RecordPosition(3, 30),)
     idle = [Cut(3, 30, 1), Cut(4, 40, 1), Cut(5, 40, 0), Cut(6, 50, 1), Cut(7, 50, 0)]
-    assert cut_places(RecordPosition(2, 30), RecordPosition(7, 50), idle) == (RecordPosition(4, 40),)
+    assert cut_positions(RecordPosition(2, 30), RecordPosition(7, 50), idle) == (RecordPosition(4, 40),)
     assert tightened(RecordPosition(7, 50), idle) == RecordPosition(6, 50)
     many = [Cut(index, index, 1) for index in range(1, 3 * SPARK_TASKS_MAX)]
     assert (
-        len(cut_places(RecordPosition(0, 0), RecordPosition(3 * SPARK_TASKS_MAX, 3 * SPARK_TASKS_MAX), many))
+        len(cut_positions(RecordPosition(0, 0), RecordPosition(3 * SPARK_TASKS_MAX, 3 * SPARK_TASKS_MAX), many))
         < SPARK_TASKS_MAX
     )
 

@@ -11,11 +11,9 @@ import pytest
 import embarcadero as emb
 from embarcadero.client.results import TopicInfo
 from embarcadero.errors import BadSchema, BadValue, TopicReplaced, UnknownTopic
-from embarcadero.spark.write import sink
-from embarcadero.spark.write.options import WriteOptions
-from embarcadero.spark.write.shape import Routes, check_frame, shape_of
-from embarcadero.spark.write.sink import StagedMessage
-from embarcadero.spark.write.tasks import TaskWriter, WriteWork
+from embarcadero.spark import sink
+from embarcadero.spark.shape import Routes, WriteOptions, check_frame, shape_of
+from embarcadero.spark.sink import StagedMessage, TaskWriter, WriteWork
 from embarcadero.staging.ledger import Publication, open_home
 from embarcadero.types import ROUTED_TOPIC, staging_topic
 from tests.spark.test_staged_writes import dies, sweep

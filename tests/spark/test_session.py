@@ -10,11 +10,9 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.errors import BadValue, NotAvailable
-from embarcadero.spark import machine
+from embarcadero.spark import processes
 from embarcadero.spark import session as make_session
-from embarcadero.spark.session import settings
-
-MODULE = sys.modules["embarcadero.spark.session"]  # by name it is the function in it
+from embarcadero.spark.processes import find_java, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +34,7 @@ def test_the_version_of_a_java_is_read_from_its_files_or_asked_for(
     tmp_path: Path, version: str, feature: int, release: bool
 ) -> None:
     """Old and new ways to number versions."""
-    assert machine.java_version(_java(tmp_path / "jdk", version, release=release)) == feature
+    assert processes.java_version(_java(tmp_path / "jdk", version, release=release)) == feature
 
 
 def test_java_home_comes_first_then_the_path_then_the_usual_folders(tmp_path: Path) -> None:
@@ -45,25 +43,25 @@ def test_java_home_comes_first_then_the_path_then_the_usual_folders(tmp_path: Pa
     old = _java(tmp_path / "old", "11.0.2")
     folders = [str(usual.parent), str(tmp_path / "absent")]
 
-    assert machine.find_java({"JAVA_HOME": str(home), "PATH": str(path / "bin")}, folders) == home
-    assert machine.find_java({"JAVA_HOME": str(old), "PATH": str(path / "bin")}, folders) == path
-    assert machine.find_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": ""}, folders) == usual
+    assert processes.find_java({"JAVA_HOME": str(home), "PATH": str(path / "bin")}, folders) == home
+    assert processes.find_java({"JAVA_HOME": str(old), "PATH": str(path / "bin")}, folders) == path
+    assert processes.find_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": ""}, folders) == usual
 
 
 def test_without_java_the_error_says_what_to_install(tmp_path: Path) -> None:
     """None at all, and only an old one."""
     with pytest.raises(NotAvailable, match=r"none is installed.*apt install openjdk-17"):
-        machine.find_java({"PATH": str(tmp_path)}, [])
+        processes.find_java({"PATH": str(tmp_path)}, [])
     old = _java(tmp_path / "old", "11.0.2")
     with pytest.raises(NotAvailable, match=r"only Java 11 in .*old.*JAVA_HOME"):
-        machine.find_java({"JAVA_HOME": str(old)}, [])
+        processes.find_java({"JAVA_HOME": str(old)}, [])
 
 
 def test_a_session_without_java_fails_before_anything_is_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The caller gets our error, not one of a shell script."""
-    monkeypatch.setattr(MODULE, "find_java", lambda: machine.find_java({"PATH": str(tmp_path)}, ()))
+    monkeypatch.setattr(processes, "find_java", lambda: find_java({"PATH": str(tmp_path)}, ()))
     with pytest.raises(NotAvailable, match="none is installed"):
         make_session()
 

@@ -12,7 +12,7 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.errors import BadSchema, BadValue, RecordsLost, Trimmed, UnknownTopic
-from embarcadero.spark.read.streaming import StreamReader, UnlimitedReader
+from embarcadero.spark.read.readers import StreamReader, UnlimitedReader
 from tests.spark.sources import ALL, again, batch, column, micro_batches, source, stream, unlimited
 from tests.spark.test_source import fill
 

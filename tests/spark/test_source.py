@@ -14,10 +14,9 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In,
 import embarcadero as emb
 from embarcadero.client.results import Batch
 from embarcadero.errors import BadSchema, BadValue, FuturePosition, RecordsLost, Trimmed, UnknownTopic
-from embarcadero.spark.read import reading
-from embarcadero.spark.read.offsets import RecordPosition, TaskSpan
-from embarcadero.spark.read.reading import PushingReader
-from embarcadero.spark.read.streaming import UnlimitedReader
+from embarcadero.spark.read import readers
+from embarcadero.spark.read.options import RecordPosition, TaskSpan
+from embarcadero.spark.read.readers import PushingReader, UnlimitedReader
 from embarcadero.types import Gap, GapKind
 from tests.spark.sources import ALL, again, batch, column, micro_batches, source, stream, unlimited
 
@@ -266,9 +265,9 @@ def test_push_down_is_there_only_where_spark_asks_for_it(
     log: emb.Log, filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And only if the user said that the frame is used once."""
-    assert not reading.filters_are_pushed()
-    monkeypatch.setattr(reading, "filters_are_pushed", lambda: True)
-    assert type(batch(log, filled)) is reading.BatchReader
+    assert not readers.filters_are_pushed()
+    monkeypatch.setattr(readers, "filters_are_pushed", lambda: True)
+    assert type(batch(log, filled)) is readers.BatchReader
     assert type(batch(log, filled, pushFilters="true")) is PushingReader
 
 

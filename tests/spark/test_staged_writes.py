@@ -28,17 +28,15 @@ from embarcadero.errors import (
     UnknownTopic,
 )
 from embarcadero.limits import STAGED_FENCED_TRIES
-from embarcadero.spark.connections import shared_log
-from embarcadero.spark.write import sink
-from embarcadero.spark.write.options import WriteOptions
-from embarcadero.spark.write.shape import shape_of
-from embarcadero.spark.write.sink import StagedMessage
-from embarcadero.spark.write.tasks import TaskWriter, WriteWork
+from embarcadero.spark import sink
+from embarcadero.spark.jobs import JobLedger
+from embarcadero.spark.processes import shared_log
+from embarcadero.spark.shape import WriteOptions, shape_of
+from embarcadero.spark.sink import StagedMessage, TaskWriter, WriteWork
 from embarcadero.staging import ledger
 from embarcadero.staging import manifest as manifests
 from embarcadero.staging import sweep as sweeping
 from embarcadero.staging.commit import Committed, commit, complete
-from embarcadero.staging.job_ledger import JobLedger
 from embarcadero.staging.ledger import Publication, TopicLedger
 from embarcadero.staging.manifest import Decision, InlineBatch, Manifest, ManifestPart, Target, data_name
 from embarcadero.staging.sweep import COMPLETE_AFTER_S, SILENT_S, StagingSweep, StagingSweeper
@@ -370,7 +368,7 @@ def test_a_target_that_is_deleted_under_a_write_is_named(log: emb.Log, strong: s
 def test_what_was_staged_too_long_ago_is_not_decided(log: emb.Log, strong: str) -> None:
     """The sweep could give it up at any moment."""
     messages = [
-        StagedMessage(replace(each.staged, told_s=each.staged.told_s - SILENT_S))
+        StagedMessage(replace(each.staged, announced_s=each.staged.announced_s - SILENT_S))
         for each in staged(log, strong, range(200), range(200, 400), text=MUCH)
     ]
     with pytest.raises(StagedGone, match="nothing of the write is visible"):

@@ -11,10 +11,8 @@ import pyarrow as pa
 import pytest
 
 from embarcadero.spark.read import tasks
-from embarcadero.spark.read.frame import Shaper, arrow_schema, spark_schema
-from embarcadero.spark.read.offsets import RecordPosition, TaskSpan
-from embarcadero.spark.read.options import read_options
-from embarcadero.spark.read.tasks import SpanReader
+from embarcadero.spark.read.options import RecordPosition, TaskSpan, read_options
+from embarcadero.spark.read.tasks import Shaper, SpanReader, arrow_schema, spark_schema
 from embarcadero.wire.schemas import RAW
 
 

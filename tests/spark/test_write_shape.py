@@ -15,10 +15,9 @@ import pytest
 
 from embarcadero.client.results import TopicInfo
 from embarcadero.errors import BadSchema, BadValue
-from embarcadero.spark.write import tasks
-from embarcadero.spark.write.options import WriteOptions, write_options
-from embarcadero.spark.write.shape import FrameShape, new_columns, shape_of
-from embarcadero.spark.write.tasks import TaskWriter, WriteWork, cut, in_order
+from embarcadero.spark import sink
+from embarcadero.spark.shape import FrameShape, WriteOptions, new_columns, shape_of, write_options
+from embarcadero.spark.sink import TaskWriter, WriteWork, cut, in_order
 from embarcadero.wire.partitioners import CRC32C, partition_of, partitions_of
 from embarcadero.wire.schemas import RAW, RAW_SCHEMA, TopicSchemas
 
@@ -241,9 +240,9 @@ def test_a_worker_does_not_collect_what_it_has_loaded_after_each_task(monkeypatc
         raise BadValue("no rows", "")
         yield
 
-    monkeypatch.setattr(tasks, "shared_log", lambda _: None)
+    monkeypatch.setattr(sink, "shared_log", lambda _: None)
     writer = TaskWriter(write_options(GIVEN, streaming=True), shaped(topic(), FRAME))
-    tasks.settle_down.cache_clear()
+    sink.settle_down.cache_clear()
     gc.unfreeze()
     try:
         with pytest.raises(BadValue, match="no rows"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from threading import Event
@@ -15,7 +14,7 @@ from embarcadero.cli.main import app
 from embarcadero.client.api.sync_log import Log
 from embarcadero.config import load
 from embarcadero.errors import NotAvailable, OutcomeUnknown
-from embarcadero.spark import machine, tiering
+from embarcadero.spark import processes, tiering
 from embarcadero.spark.tiering import chosen_kind, engine_of
 from embarcadero.tier.job import AutoEngine, EngineKind, ProcessEngine, SpanWork, TierJob, TierJobs
 from embarcadero.tier.parquet import FileFacts, FileSpan
@@ -31,13 +30,13 @@ def kind(**keys: str) -> EngineKind:
 def without(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """Have PySpark, or Java, not installed."""
     if what == "PySpark":
-        monkeypatch.setattr(machine.util, "find_spec", lambda _name: None)
+        monkeypatch.setattr(processes.util, "find_spec", lambda _name: None)
         return
 
     def missing() -> Path:
         raise NotAvailable("Spark needs Java 17 or newer, and none is installed", "install Java 17 or 21")
 
-    monkeypatch.setattr(machine, "find_java", missing)
+    monkeypatch.setattr(processes, "find_java", missing)
 
 
 def test_spark_is_the_default_where_it_is_installed() -> None:
@@ -64,7 +63,7 @@ def test_without_spark(monkeypatch: pytest.MonkeyPatch, what: str, tmp_path: Pat
 
 def test_a_version_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, why in (("3.5.8", "no Python data sources"), ("5.0.0", "works with 4.0 to 4.x")):
-        monkeypatch.setattr(machine.metadata, "version", lambda _name, found=version: found)
+        monkeypatch.setattr(processes.metadata, "version", lambda _name, found=version: found)
         with pytest.raises(NotAvailable, match=why):
             kind(engine="spark")
         assert kind() is EngineKind.PROCESS
@@ -146,8 +145,8 @@ def test_spark_that_died_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None
     def dies(spark: object, *_: object) -> None:
         raise ConnectionRefusedError(f"of {spark}")
 
-    monkeypatch.setattr(sys.modules["embarcadero.spark.session"], "session", session)
-    monkeypatch.setattr("embarcadero.spark.versions.end_session", ended.append)
+    monkeypatch.setattr("embarcadero.spark.processes.session", session)
+    monkeypatch.setattr("embarcadero.spark.processes.end_session", ended.append)
     monkeypatch.setattr(tiering, "_written", dies)
     engine = tiering.SparkEngine("127.0.0.1:9", idle_s=60, clock=lambda: 0.0)
     for number in range(2):

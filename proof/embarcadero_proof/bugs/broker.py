@@ -32,18 +32,18 @@ BUGS: Final = (
     Bug("lost-gap-from-reader", "a LOST gap begins where the reader is, though what it read before is lost",
         "P1", bias=LOSS, witnesses=(1,), edits=(
             Edit("embarcadero.broker.durable:LaneRanges.lost_at", "start = before[0].end", "start = index"),)),
-    Bug("end-above-loss", "a reader at the end of a broker's lane does not hear what of it is lost", "P1",
+    Bug("end-above-loss", "a reader at the end of a broker's lane does not learn what of it is lost", "P1",
         lanes=True, bias=ENDED, witnesses=(46,), edits=(
             Edit("embarcadero.broker.lane_reader:BrokerLaneReader._kept", 'if read != "ordered" or end == 0:',
                  "if True:"),)),
-    Bug("lost-called-never-durable", "a reader of what is ordered hears that nothing which it read is lost",
+    Bug("lost-called-never-durable", "a reader of what is ordered learns that nothing which it read is lost",
         "P1", bias=LOSS, witnesses=(0,), edits=(
             Edit(f"{_STORED}.kind_for", 'ask.read == "durable" and ask.never_durable', "ask.never_durable"),)),
     Bug("start-unsearched", "a broker takes memory for the start of a lane whose files it has not searched", "P4",
         bias=LOSS, witnesses=(80_020, 80_027, 80_046), edits=(
             Edit(f"{_POSITIONS}._start_above", "if not segments.reach(", "if False and not segments.reach("),
             Edit(f"{_POSITIONS}._check_unchanged", "if stored.chain", "if False and stored.chain"))),
-    Bug("trimmed-gap-too-long", "a broker tells one index more than there are as trimmed", "P1", bias=TRIMS,
+    Bug("trimmed-gap-too-long", "a broker reports one index too many as trimmed", "P1", bias=TRIMS,
         witnesses=(7, 2), edits=(
             Edit(f"{_STORED}.where", "if index < start:\n", "if index < start:\n            start += 1\n"),)),
     Bug("table-frontier-too-high", "a broker goes on one index behind what it read in a table", "P4",
@@ -53,7 +53,7 @@ BUGS: Final = (
                  "result.tail_index = max(result.tail_index, tail)\n                result.next_index += 1\n"),)),
     Bug("filter-left-out", "a broker serves all partitions, whatever was asked for", "P4", witnesses=(6, 15),
         edits=(Edit("embarcadero.broker.disk_reads:wanted_entries", "if ask.partitions is not None:", "if False:"),)),
-    Bug("tail-too-low", "a broker tells the durable end for the ordered one", "P4", bias=POWER, witnesses=(1,),
+    Bug("tail-too-low", "a broker reports the durable end for the ordered one", "P4", bias=POWER, witnesses=(1,),
         edits=(Edit(f"{_POSITIONS}.tail", " index=ends.index,", " index=ends.durable_index,"),)),
     Bug("reference-unchecked", "a broker does not compare a staged batch with what its reference says", "P2",
         witnesses=(170_015, 170_000), edits=(

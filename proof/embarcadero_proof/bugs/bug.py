@@ -1,4 +1,4 @@
-"""What an injected bug is, and the worlds in which bugs are looked for."""
+"""What an injected bug is, and the runs in which bugs are looked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from embarcadero_proof.bugs.patch import Edit
 from embarcadero_proof.sim.durable import Bias
 
 ROLE: Final = "a role"
-"""In place of a promise: a role looks for just this, and fails or says so before anybody is told anything wrong."""
+"""In place of a promise: a role looks for just this, and fails or reports it before any process acts on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class Bug:
     by: str = ""  # the promises whose checkers have to catch it, each of them; or ROLE
     leak: Leak | None = None  # None: `edits` leave a rule of role code out
     edits: tuple[Edit, ...] = ()
-    lanes: bool = False  # it needs a world with a topic of order 0 or 1
-    bias: Bias | None = None  # it needs a world with replicas, and this trouble
+    lanes: bool = False  # it needs a run with a topic of order 0 or 1
+    bias: Bias | None = None  # it needs a run with replicas, and this trouble
     witnesses: tuple[int, ...] = ()  # seeds that are known to catch it, the cheapest first
-    scope: str = ""  # it has to be caught in this scope of sim/exhaustive, too; or there only: worlds have a second net
-    test: str = ""  # the file of the test that catches it, where no world and no scope does
+    scope: str = ""  # it has to be caught in this scope of sim/exhaustive, too; or there only: runs have a second net
+    test: str = ""  # the file of the test that catches it, where no run and no scope does
 
     @property
     def checkers(self) -> list[str]:

@@ -24,7 +24,7 @@ BUGS: Final = (
     Bug("copy-counted-early", "a range names its new copy before that copy is whole", "P1", bias=DEATHS,
         witnesses=(0,),
         edits=(Edit("embarcadero.replica.ranges:Moving._take_over", _ADOPT, _ADOPT + _COUNT),)),
-    Bug("forgotten-range-counts", "a replica with a new disk tells how far its copy of an open range goes",
+    Bug("forgotten-range-counts", "a replica with a new disk publishes how far its copy of an open range goes",
         test="tests/replica/test_ranges.py",
         edits=(Edit("embarcadero.replica.ranges:RangeCopies._is_mine",
                     "return tags_of(range_) in self.refilled", "return True"),)),

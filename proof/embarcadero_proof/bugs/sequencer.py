@@ -208,7 +208,7 @@ BUGS: Final = (
     ),
     Bug(
         "foreseen-is-the-end",
-        "a takeover takes what it read before its epoch line was open for all there is",
+        "a takeover takes what it prefetched before its epoch line was open for all there is",
         "P2, P5",
         witnesses=(1019, 1058, 1004),
         edits=(
@@ -219,7 +219,7 @@ BUGS: Final = (
     ),
     Bug(
         "append-time-goes-back",
-        "a sequencer believes its own clock, whatever its predecessor wrote",
+        "a sequencer uses its own clock, whatever its predecessor wrote",
         "P3",
         bias=REIGNS,
         witnesses=(2, 1),
@@ -227,7 +227,7 @@ BUGS: Final = (
     ),
     Bug(
         "holder-not-fenced",
-        "who opens a session again does not end the one who had it",
+        "a process that opens a session again does not fence its last holder",
         "P5",
         bias=HOLDERS,
         witnesses=(12, 7),
@@ -235,7 +235,7 @@ BUGS: Final = (
     ),
     Bug(
         "end-recorded-low",
-        "the store is told that the order ended one batch earlier",
+        "the store records that the order ended one batch earlier",
         "P5",
         bias=REIGNS,
         witnesses=(1,),
@@ -325,7 +325,7 @@ BUGS: Final = (
     ),
     Bug(
         "closing-said-late",
-        "a sealer reads durable lines first, and says closing then",
+        "a sealer reads durable lines first, and writes closing then",
         scope="seal, one host",
         edits=(
             Edit(f"{_RANGES}._close", "        end = durable_through(kept.range_, self.lines.load(kept.range_))\n", ""),

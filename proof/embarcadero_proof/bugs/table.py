@@ -34,7 +34,7 @@ def is_injected(name: str) -> bool:
 
 
 def bias_of(names: Sequence[str]) -> Bias | None:
-    """What the worlds are like in which these bugs are looked for."""
+    """What the runs are like in which these bugs are looked for."""
     return next((BUGS[name].bias for name in names if name in BUGS and BUGS[name].bias is not None), None)
 
 

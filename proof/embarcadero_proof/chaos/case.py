@@ -158,7 +158,7 @@ class Performance:
         return down or self.cluster.report().degraded
 
     def _read_back(self) -> None:
-        """All readers come to the end, those who were there all the time, and new ones from the beginning."""
+        """All readers come to the end, those that were there all the time, and new ones from the beginning."""
         if self.asker is None:
             return
         self.asker.finish()
@@ -170,7 +170,7 @@ class Performance:
         with emb.connect(self.cluster.addresses) as log:
             for topic in self.topics:
                 if (tail := self.asker.ask(log, topic)) is None:
-                    error = f"all is well, and nobody tells where {topic.name} ends"
+                    error = f"all is well, and no broker reports where {topic.name} ends"
                     self.observer.saw(RoleFailed, process="cluster", error=error)
                 for reader in self.readers:
                     if reader.topic is topic and tail is not None:

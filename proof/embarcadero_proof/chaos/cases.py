@@ -2,7 +2,7 @@
 
 A trouble strikes again and again until the case's time is over: it begins, lasts for a time drawn from `lasts_s` (never
 less, though the case takes longer by that), is undone, and after about `every_s` the next one begins. Troubles of one
-case run at the same time. A zombie stands still until others have its place, and for `lasts_s` after that.
+case run at the same time. A zombie stands still until another process has replaced it, and for `lasts_s` after that.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def _disk(kind: str, target: str, lasts_s: tuple[float, float] = (0.0, 0.0), eve
 
 # fmt: off
 CASES: Final = (
-    Case("calm", "nothing breaks: most lies are told in good weather"),
+    Case("calm", "nothing breaks: acks and reads of a healthy cluster are checked"),
     # --- kill -9 ---
-    Case("kill-sequencer", "the reigning sequencer is killed, again and again", (_kill("sequencer", 3.0),)),
+    Case("kill-sequencer", "the leader is killed, again and again", (_kill("sequencer", 3.0),)),
     Case("kill-standby", "a standby sequencer is killed; without one, the only sequencer", (_kill("standby"),)),
     Case("kill-sequencers", "all sequencers are killed at once", (_kill("sequencers", 3.5),)),
     Case("kill-broker", "one broker after the other is killed", (_kill("broker", 1.0),)),
@@ -92,13 +92,13 @@ CASES: Final = (
     Case("kill-everything", "every process is killed and shared memory removed; started again",
          (Trouble(kind="lose", target="everything", every_s=3.0, first_s=1.0),), least_s=8.0),
     # --- SIGSTOP, SIGCONT ---
-    Case("pause-sequencer", "the reigning sequencer stands still for 0.1 to 0.5 s", (_pause("sequencer", BRIEF_S),)),
-    Case("zombie-sequencer", "the reigning sequencer stands still until another reigns, and wakes up",
+    Case("pause-sequencer", "the leader stands still for 0.1 to 0.5 s", (_pause("sequencer", BRIEF_S),)),
+    Case("zombie-sequencer", "the leader stands still until another one leads, and wakes up",
          (_zombie("sequencer"),)),
     Case("pause-standby", "a standby stands still, for up to longer than it waits for a sign of the sequencer's life",
          (_pause("standby", (0.5, TAKEOVER_AFTER_S + 0.5)),)),
     Case("pause-broker", "one broker stands still for 0.1 to 0.5 s", (_pause("broker", BRIEF_S, 0.5),)),
-    Case("zombie-broker", "one broker stands still until it is closed, and wakes up before anybody kills it",
+    Case("zombie-broker", "one broker stands still until it is closed, and wakes up before it is killed",
          (_zombie("broker"),)),
     Case("pause-brokers", "all brokers stand still for up to a second", (_pause("brokers", (0.2, 1.0)),)),
     Case("pause-replica", "one replica stands still for 0.1 to 0.5 s", (_pause("replica", BRIEF_S, 0.5),)),
@@ -107,7 +107,7 @@ CASES: Final = (
     Case("pause-majority", "two of the three replicas stand still until they are given up: ack 2 waits",
          (_pause("majority", REPLICA_GIVEN_UP_S),)),
     Case("pause-nodes", "every node process stands still for 1 to 3 s", (_pause("nodes", (1.0, 3.0)),)),
-    Case("pause-supervisor", "the supervisor stands still while a broker and a replica die: nobody starts them again",
+    Case("pause-supervisor", "the supervisor stands still while a broker and a replica die: they are not started again",
          (_pause("supervisor", (2.0, 3.0)), _kill("broker", 2.5, 0.5), _kill("replica", 2.5, 1.0))),
     # --- connections ---
     Case("cut-connections", "all connections to one broker are reset", (_net("cut", "broker", (0.0, 0.3), 0.3),)),
@@ -138,7 +138,7 @@ CASES: Final = (
          (_disk("delete", "replica:0", every_s=1.5),)),
     Case("rotten-disk", "bits of one replica's segment files flip", (_disk("rot", "replica:0", every_s=0.3),)),
     # --- the store ---
-    Case("store-locked", "somebody holds the store's write lock for up to 4 s",
+    Case("store-locked", "a transaction holds the store's write lock for up to 4 s",
          (Trouble(kind="store-locked", lasts_s=(1.0, 4.0), every_s=1.0),)),
     Case("store-slow", "the store's write lock is taken half of the time",
          (Trouble(kind="store-slow", lasts_s=(2.0, 3.0), every_s=0.5),)),
@@ -153,7 +153,7 @@ CASES: Final = (
     # --- several at once ---
     Case("hand-over-and-kills", "the sequencer hands over while any process may die",
          (Trouble(kind="hand-over", every_s=1.0), _kill("any", 1.5, 0.7))),
-    Case("broker-and-sequencer", "a broker and the reigning sequencer die together", (_kill("broker+sequencer", 3.0),)),
+    Case("broker-and-sequencer", "a broker and the leader die together", (_kill("broker+sequencer", 3.0),)),
     Case("zombies", "sequencer, a broker and a replica stand still at once until all are replaced, and wake up",
          (_zombie("sequencer+broker+replica"),)),
     Case("kill-in-bad-weather", "processes die while connections are slow and reset",

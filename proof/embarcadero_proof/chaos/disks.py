@@ -1,4 +1,4 @@
-"""What real disks and the real store hold, seen by one who reads the files by himself, once the cluster is stopped."""
+"""What real disks and the real store hold, read from their files once the cluster is stopped."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`embarcadero-proof chaos kills`: one role is killed again and again under load, and each time the pause is measured.
 
-What is measured is told in pauses.py. In the end everything that was acked is checked, as in the matrix.
+pauses.py says what is measured. In the end everything that was acked is checked, as in the matrix.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from embarcadero_proof.sim.history import History, RoleFailed
 _BACK_S: Final = 60.0
 _PACE_S: Final = {"hand-over": 0.005, "sequencer": 0.01}
 _PACE_S_USUAL: Final = 0.02
-"""A stream can't tell of pauses that are shorter than the time between two of its batches."""
+"""A stream can't show pauses that are shorter than the time between two of its batches."""
 
 _PACE_S_BESIDE: Final = 0.05
 """Streams whose acks do not count are load beside those that do. At 20 ms this process and the cluster took 1.9 of two
 cores together, and acks queued whether anything happened or not."""
 
 _AT_REST_S: Final = 0.1
-"""So long after a move acks still count: whoever reigned before tidies up, everybody reads the store."""
+"""So long after a move acks still count: the last leader cleans up, all processes read the store."""
 
 _LOOK_S: Final = 0.1
 """Asking whether all is whole again takes 20 ms of a processor."""
@@ -204,7 +204,7 @@ def no_pauses_of_our_own() -> Iterator[None]:
 
 
 def run_cli(settings: Settings, json_out: bool) -> int:
-    """Run, print the figures, save them with plots; 0 when nothing was lost and no lie was told."""
+    """Run, print the figures, save them with plots; 0 when nothing was lost and nothing false was reported."""
     columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         ended_by_signals(),

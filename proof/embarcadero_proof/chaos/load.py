@@ -1,4 +1,4 @@
-"""Load that puts everything it does and sees on record: publishers, readers, and one who asks where topics end.
+"""Load that puts everything it does and sees on record: publishers, readers, and a poller of the ends of topics.
 
 Each publisher writes a stream of batches, each with a content of its own, one after the other through one session: the
 number of a batch is its sequence. Publishers and readers stay connected whatever happens to the cluster.
@@ -104,16 +104,16 @@ class Actor(threading.Thread, ABC):
         self.over.set()
 
     def abandon(self) -> None:
-        """Come to an end at once: nobody is interested any more."""
+        """Come to an end at once: the result is not needed any more."""
         self.over.set()
         self.abandoned.set()
 
     def run(self) -> None:
-        """Act until told to finish."""
+        """Act until asked to finish."""
         try:
             with emb.connect(self.addresses, config=self.config) as log:
                 self.act(log)
-        except Exception as error:  # also one that is none of the client's: nobody may end without a word
+        except Exception as error:  # also one that is none of the client's: no thread may end without a report
             self.observer.saw(RoleFailed, process=self.name, error=f"{type(error).__name__}: {error}")
 
     @abstractmethod
@@ -170,7 +170,7 @@ class Writer(Actor):
         future.add_done_callback(lambda done: self._settle(number, done.exception(), done))
 
     def _until_told(self, call: Callable[[], Result]) -> Result:
-        """Make a call; when it tells of a loss instead, put that on record and make it again."""
+        """Make a call; when it reports a loss instead, put that on record and make it again."""
         while True:
             try:
                 return call()

@@ -1,4 +1,4 @@
-"""Somebody who looks after a cluster from a process of its own, as operators do.
+"""An operator that looks after a cluster from a process of its own.
 
 To ask how a cluster is takes an interpreter 20 ms, and the publishers of a run are threads of the run's process: asked
 there, it would be taken for a pause of their acks.
@@ -43,5 +43,5 @@ class Operator:
 
 
 def _leave_interrupts() -> None:
-    """Ctrl-C is for who runs it: that one ends it."""
+    """Ctrl-C is for the parent, which ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

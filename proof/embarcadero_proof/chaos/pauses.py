@@ -89,7 +89,7 @@ def _costs_at(history: History, role: str, faults: list[Fault]) -> list[Cost | N
 
 
 def _cost(role: str, fault: Fault, parts: list[Acks]) -> Cost | None:
-    """The worst of all streams: whoever was lucky tells nothing about the others."""
+    """The worst of all streams: a lucky one says nothing about the others."""
     if role in ("sequencer", "broker"):
         pauses = [next_ack_us(acks, fault.at) for acks in parts]
     else:

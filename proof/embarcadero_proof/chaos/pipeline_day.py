@@ -85,9 +85,9 @@ class Driver:
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
-        """Start it again, if it ended by itself: a query that begins while nobody answers fails at once.
+        """Start it again, if it ended by itself: a query that begins while no broker answers fails at once.
 
-        Whoever kills it starts it at once, and need not be helped.
+        The round that kills it starts it at once, and needs no help.
         """
         if self.running:
             self._seen_s = time.monotonic()

@@ -77,7 +77,7 @@ def run_query(spark: SparkSession, plan: Plan, stamp: str) -> None:
 
 
 def main(path: str, life: str) -> int:
-    """Run the query again and again; end when killed, or when it fails for another reason than the planted one."""
+    """Run the query again and again; end when killed, or when it fails for another reason than the injected one."""
     from pyspark.errors import PySparkException
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that kills this one

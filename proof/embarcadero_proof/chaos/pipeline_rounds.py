@@ -78,7 +78,7 @@ class Driver:
     def __init__(self, folder: Path, plan: Path) -> None:
         self._folder, self._plan = folder, plan
         self.lives = 0
-        self._died = 0  # by itself, since it was last told that a round is over
+        self._died = 0  # by itself, since the last round that was reported as over
         self._process: subprocess.Popen[bytes] | None = None
 
     def round_over(self) -> None:
@@ -102,7 +102,7 @@ class Driver:
             self._process.wait()
 
     def check(self) -> None:
-        """Start it again if it ended by itself: a query that begins while nobody answers fails at once."""
+        """Start it again if it ended by itself: a query that begins while no broker answers fails at once."""
         if self._process is not None and self._process.poll() is not None:
             self._died += 1
             if self._died > _DEATHS_MAX:
@@ -123,7 +123,7 @@ class Reader(threading.Thread):
         self.problem: BaseException | None = None
 
     def run(self) -> None:
-        """Read durable records until told to stop."""
+        """Read durable records until asked to stop."""
         try:
             with emb.connect(self._addresses) as log, log.subscribe(TOPIC) as subscriber:
                 while not self.over.is_set():

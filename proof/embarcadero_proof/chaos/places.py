@@ -1,4 +1,4 @@
-"""Who has lost its place in a cluster to others, by the word of the store."""
+"""Which processes were replaced in a cluster, as the store has it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from embarcadero.types import MemberState
 
 
 def is_replaced(directory: Directory, role: str, pid: int) -> bool:
-    """Whether the process of a role has no place any more.
+    """Whether the process of a role was replaced.
 
-    Another sequencer has started its reign; a broker's incarnation is closed; no open range names the replica's.
+    Another sequencer leads; a broker's incarnation is closed; no open range names the replica's.
     """
     kind = role.partition(":")[0]
     if kind == "broker":

@@ -14,7 +14,7 @@ _GOOD, _BAD = "#1a7f37", "#c4432b"
 _ACKS: Final = {1: ("ack 1", "#2f6fb0"), 2: ("ack 2", "#d8a33f")}
 _FAULT: Final = "#c4432b"
 _SHORT_S: Final = 0.04
-"""A fault shorter than this is drawn this long: else nobody sees it."""
+"""A fault shorter than this is drawn this long: else it is not visible."""
 
 
 def _figure(width: float, height: float) -> Any:

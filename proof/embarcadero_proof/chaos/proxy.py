@@ -61,7 +61,7 @@ class _Gate:
         self.tasks: set[asyncio.Task[None] | None] = set()
 
     def set(self, who: object, mood: Mood) -> None:
-        """What one of those who mistreat this way wants; FAIR: nothing any more."""
+        """What one source of mistreatment wants; FAIR: nothing any more."""
         self._moods[who] = mood
         self.mood = merged(self._moods.values())
         self.changed.set()
@@ -153,7 +153,7 @@ class Proxy:
             self._thread.join(_START_S)
 
     def treat(self, broker: int, who: object, mood: Mood) -> None:
-        """Treat connections to a broker like this for `who`, until told otherwise; a mood that refuses cuts, too."""
+        """Treat connections to a broker like this for `who`, until the next call; a mood that refuses cuts, too."""
         self._tell(lambda: self._gates[broker].set(who, mood))
 
     def cut(self, broker: int) -> None:

@@ -185,7 +185,7 @@ class Restarts:
 
 
 def run_cli(settings: Settings, report: Path | None, json_out: bool) -> int:
-    """Run, print and save a report; 0 when nothing was lost and no lie was told."""
+    """Run, print and save a report; 0 when nothing was lost and nothing false was reported."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory(prefix="embarcadero-chaos-") as folder, Progress(*columns, console=console) as bar:

@@ -1,6 +1,6 @@
 """Publishers that never stop: each numbers its records, and remembers which of them were acked, and where.
 
-A stream stays connected while the cluster dies and comes back under it. What it was told is the truth that readers are
+A stream stays connected while the cluster dies and comes back under it. What it learned is the truth that readers are
 held to later.
 """
 
@@ -39,7 +39,7 @@ class Stream(threading.Thread):
     def __init__(self, number: int, addresses: list[str], topic: str, record_bytes: int, ack: int = 2) -> None:
         super().__init__(name=f"stream-{number}", daemon=True)
         self.number, self.topic, self.ack = number, topic, ack
-        self.acked: dict[int, Position | None] = {}  # None: stored, too long ago to name the place
+        self.acked: dict[int, Position | None] = {}  # None: stored, too long ago to name the position
         self.problems: list[str] = []
         self.sent = 0
         self._awaited = FirstAck(0)
@@ -57,7 +57,7 @@ class Stream(threading.Thread):
         self._over.set()
 
     def run(self) -> None:
-        """Publish until told to finish."""
+        """Publish until asked to finish."""
         try:
             with emb.connect(self._addresses) as log, log.publisher(self.topic, ack=self.ack, linger_ms=1) as publisher:
                 while not self._over.is_set():

@@ -2,7 +2,7 @@
 
 What needs no privileges: a full disk is a limit on the size of the files of one process (RLIMIT_FSIZE: writes fail with
 EFBIG, which the product treats as "no room"), no more files is RLIMIT_NOFILE, a locked store is a write transaction of
-ours. Syncs that fail are replicas that say so when told to (node/failing.py): no disk here does it on demand.
+ours. Syncs that fail are replicas that fail them on request (faults/disks.py): no disk here does it on demand.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _RESET_AFTER: Final = frozenset({"half-dead", "deaf", "mute"})
 
 
 class Stage:
-    """What troubles act on: a cluster, the proxy before it, and the observer who notes each of them."""
+    """What troubles act on: a cluster, the proxy before it, and the observer that notes each of them."""
 
     def __init__(
         self, cluster: RestartableCluster, proxy: Proxy | None, observer: Observer, rng: random.Random
@@ -125,7 +125,7 @@ class Stage:
 
     @contextmanager
     def noting(self, kind: str, target: str) -> Iterator[None]:
-        """Put a fault on record when it is over. One that raises has not been done, or hit nobody."""
+        """Put a fault on record when it is over. One that raises has not been done, or hit no process."""
         began_us = self.observer.now_us()
         yield
         self.observer.broke(kind, target, began_us)
@@ -167,7 +167,7 @@ def pause(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
 
 
 def zombie(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
-    """SIGSTOP until others have its place, and SIGCONT after a while: it goes on with what is not its own any more.
+    """SIGSTOP until another process has replaced it, then SIGCONT: it goes on with what is not its own any more.
 
     The supervisor kills a broker as soon as that is closed, so it stands still as well, and for a moment longer.
     """
@@ -197,7 +197,7 @@ def _await_replaced(stage: Stage, directory: Directory, roles: dict[str, int]) -
     give_up = time.monotonic() + _REPLACED_S
     while left := [role for role, pid in roles.items() if not is_replaced(directory, role, pid)]:
         if time.monotonic() > give_up:
-            stage.problems.append(f"{left[0]} stood still for {_REPLACED_S:.0f} s, and nobody took its place")
+            stage.problems.append(f"{left[0]} stood still for {_REPLACED_S:.0f} s, and no process replaced it")
             return
         if stage.over.wait(0.05):
             return
@@ -247,7 +247,7 @@ def mistreat(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
     proxy, every = stage.proxy, range(stage.cluster.brokers)
     brokers = list(every) if trouble.target == "brokers" else [stage.rng.choice(every)]
     if proxy is None or not any(proxy.carries(broker) for broker in brokers):
-        raise ClusterError(f"nobody is connected to {trouble.target}", "clients have to use the proxy")
+        raise ClusterError(f"no client is connected to {trouble.target}", "clients have to use the proxy")
     names = trouble.target if trouble.target == "brokers" else f"broker:{brokers[0]}"
     with stage.noting(trouble.kind, names):
         for broker in brokers:

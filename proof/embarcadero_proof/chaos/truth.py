@@ -26,7 +26,7 @@ Acked = Mapping[int, Mapping[int, Position | None]]
 
 @dataclass(slots=True)
 class Seen:
-    """A topic as read: lane, seq, and who sent the record as which."""
+    """A topic as read: lane, seq, and which publisher sent the record, by its number."""
 
     lane: npt.NDArray[np.uint64]
     seq: npt.NDArray[np.uint64]
@@ -38,7 +38,7 @@ class Seen:
 
     @property
     def keys(self) -> npt.NDArray[np.uint64]:
-        """One number for each record's place: lanes are few, seqs are far below 2^48."""
+        """One number for each record's position: lanes are few, seqs are far below 2^48."""
         return self.lane << np.uint64(48) | self.seq
 
     @property
@@ -58,7 +58,7 @@ def seen(table: pa.Table, lane: int) -> Seen:
 
 
 def _heads(values: pa.BinaryArray) -> npt.NDArray[np.void]:
-    """The first bytes of each value: who sent it, as which."""
+    """The first bytes of each value: its publisher, and its number there."""
     _, ends, data = values.buffers()
     starts = np.frombuffer(ends, dtype=np.int32)[values.offset : values.offset + len(values)]
     heads = np.frombuffer(data, dtype=np.uint8)[starts[:, None] + np.arange(RECORD.size)]

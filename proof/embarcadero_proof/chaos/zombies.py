@@ -1,10 +1,10 @@
 """Real zombies: at each step of the protocol a process stops itself (SIGSTOP), is replaced, goes on (SIGCONT).
 
 For each step a small cluster of its own, under load with ack 1 and 2, with readers that never stop reading. The role in
-question is told by its environment to stop at the step (node/steps.py). Whatever has to happen so that somebody gets
+question stops at the step, as its environment says (faults/steps.py). Whatever has to happen so that a process gets
 there is done: a kill -9 of the sequencer, of a broker, of a replica, of everything. The stopped one is replaced: by
-whoever notices, or, where that is an operator's business, by a process that we start. After all leases it goes on in
-the middle of what it did. Then everything that was acked, or read by anybody at any time, has to be there, as it was.
+its supervisor, or, where that is an operator's business, by a process that we start. After all leases it goes on in
+the middle of what it did. Then everything that was acked, or read at any time, has to be there, as it was.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ACKS_LEAST: Final = 8
 """Every stream gets so many more acks before the stop, during it, and after it; with fewer, nothing was shown."""
 
 _ASLEEP_S: Final = max(REPLICA_SILENT_S, RESEND_AFTER_S) + 1.0
-"""Longer than anybody waits for a sequencer or a replica. For a broker that is 10 s: here it is replaced by hand."""
+"""Longer than processes wait for a sequencer or a replica. For a broker that is 10 s: here it is replaced by hand."""
 
 _REACH_S: Final = 45.0
 _WAIT_S: Final = 60.0
@@ -75,7 +75,7 @@ class Case:
     step: str
     role: str
     truth: str
-    stopped: int = 0  # process id; 0: nobody got there
+    stopped: int = 0  # process id; 0: no process got there
     asleep_s: float = 0.0
     replaced_by: str = ""
     ended: bool = False  # it noticed that it was replaced, and ended
@@ -100,7 +100,7 @@ class Watcher(threading.Thread):
         self._over.set()
 
     def run(self) -> None:
-        """Read until told to finish."""
+        """Read until asked to finish."""
         try:
             with emb.connect(self._addresses) as log, log.subscribe(self.topic, read=self._read) as reader:
                 while not self._over.is_set():
@@ -273,21 +273,21 @@ def run_case(step: Step, folder: Path) -> Case:
 
 
 def _reach(stage: Stage, case: Case) -> None:
-    """Arm the step, do what leads there, and wait until somebody has stopped."""
+    """Arm the step, do what leads there, and wait until a process has stopped."""
     step, path = stage.step, stage.folder.path
     fitting = [start for start in WAYS if step.value.startswith(start)]
     arm(path)
     if fitting:
         WAYS[max(fitting, key=len)](stage)
     if not until(lambda: fired(path) is not None and _stopped(fired(path) or 0), _REACH_S):
-        case.problems.append("nobody got to this step")
+        case.problems.append("no process got to this step")
         return
     case.stopped = fired(path) or 0
 
 
 # --- ways to get to a step --------------------------------------------------------------------------------------------
 def _kill_sequencer(stage: Stage) -> None:
-    """The one that reigns, of those that may."""
+    """The leader, of the sequencers that may lead."""
     pid = cluster_report(stage.folder).sequencer.pid
     stage.kill(stage.role_of(pid) or SEQUENCER)
 
@@ -316,7 +316,7 @@ def _restart(stage: Stage) -> None:
 
 
 def _again_and_again(stage: Stage) -> Iterator[emb.Log]:
-    """A new client each time, until somebody has got to the step; what it did may fail on the way."""
+    """A new client each time, until a process has got to the step; what it did may fail on the way."""
     give_up = time.monotonic() + _REACH_S
     while fired(stage.folder.path) is None and time.monotonic() < give_up:
         with contextlib.suppress(EmbarcaderoError), emb.connect(stage.addresses) as log:
@@ -377,7 +377,7 @@ def _sleep_and_wake(stage: Stage, case: Case) -> None:
     role = stage.role_of(case.stopped)
     case.replaced_by = _replace(stage, role)
     if not case.replaced_by:
-        case.problems.append(f"nobody took the place of {role}")
+        case.problems.append(f"no process replaced {role}")
     before = stage.acked()
     threading.Event().wait(max(0.0, began + _ASLEEP_S - time.monotonic()))
     case.acks_asleep, case.asleep_s = stage.await_acks(before), round(time.monotonic() - began, 2)
@@ -390,7 +390,7 @@ def _sleep_and_wake(stage: Stage, case: Case) -> None:
 
 
 def _replace(stage: Stage, role: str) -> str:
-    """Somebody else gets the place of a role that is stopped; in words, who: nothing, if nobody did in time."""
+    """Another process replaces a role that is stopped; return which one in words, empty if none did in time."""
     with stage.directory() as directory:
         if role.startswith(BROKER):
             stage.stand_in(role)
@@ -405,7 +405,7 @@ def _replace(stage: Stage, role: str) -> str:
 
 
 def _another_reigns(directory: Directory, role: str) -> bool:
-    """Whether a sequencer has started its reign that does not have this role."""
+    """Whether a sequencer leads that does not have this role."""
     reign = directory.elections.leadership()
     return (
         reign is not None

@@ -14,7 +14,7 @@ Report = Annotated[Path | None, typer.Option(show_default=False, help="Write a J
 
 
 def sim(
-    seeds: Annotated[str, typer.Option(help="Seeds FIRST:LAST, the last one excluded; each is one world.")] = "0:100",
+    seeds: Annotated[str, typer.Option(help="Seeds FIRST:LAST, the last one excluded; each is one run.")] = "0:100",
     report: Report = None,
     bugs: Annotated[bool, typer.Option("--bugs", help="Inject each known bug, and see that it is caught.")] = False,
     steps: Annotated[bool, typer.Option("--steps", help="Crash and pause at each named step of the protocol.")] = False,
@@ -22,9 +22,9 @@ def sim(
         bool, typer.Option("--exhaustive", help="All interleavings of small scopes, instead of seeds.")
     ] = False,
     jobs: Annotated[int, typer.Option(help="Processes. 0: one per core.")] = 0,
-    trace: Annotated[bool, typer.Option("--trace", help="Tell the story of a single seed, or of each scope.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Print the story of a single seed, or of each scope.")] = False,
     shrink: Annotated[
-        bool, typer.Option("--shrink", help="Make failing worlds as small as they get, and tell their story.")
+        bool, typer.Option("--shrink", help="Make failing runs as small as they get, and print their story.")
     ] = False,
     results: Annotated[
         Path | None,
@@ -189,6 +189,9 @@ def structure(
 ) -> None:
     """Measure the structure of the product: sizes, names with several meanings, import cycles, files on a record's way.
 
+    Of files on the way those count in which a function runs that does not run on an idle cluster; in brackets all files
+    in which code runs.
+
     Example:
 
         embarcadero-proof structure --no-crossing
@@ -200,13 +203,7 @@ def structure(
     if crossing:
         from embarcadero_proof.crossing import crossings
 
-        crossed = crossings()
-        for what, files in (
-            ("files from send to an ack of what is ordered", crossed.ordered),
-            ("further files to an ack of what is durable", crossed.durable),
-            ("further files on a read from disk", crossed.read),
-        ):
-            rows.append((what, f"{len(files)} {', '.join(sorted(files))}"))
+        rows += crossings().table()
     if json:
         print_json(dict(rows))
     else:

@@ -1,4 +1,4 @@
-"""A node process with faults: the program that a supervisor of the proof starts in place of the product's.
+"""A node process with faults: the program that a supervisor of the proof starts instead of the product's.
 
 The nodes of a cluster started with `UpOptions(node_module=NODE_MODULE)` run `main` below. It gives their roles the
 steps that the environment asks for (steps.py) and disks that fail on request (disks.py).

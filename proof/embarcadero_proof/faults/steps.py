@@ -4,9 +4,9 @@
     sequencer@takeover.read:stop        broker:1@ack.loaded:kill:3
 
 A supervisor hands its environment on to all its nodes, so the value names the role: that very one (`broker:1`), or any
-of its kind (`broker`). Nothing happens until somebody makes the file `step.armed` in the cluster's folder. The process
+of its kind (`broker`). Nothing happens until a test makes the file `step.armed` in the cluster's folder. The process
 that gets to the step for the nth time from then on takes that file away (`step.fired-<pid>`): so only one does, ever,
-not those that come after it, and whoever armed it knows which.
+not those that come after it, and the test that armed it knows which.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def arm(folder: Path) -> None:
 
 
 def fired(folder: Path) -> int | None:
-    """The process that got there; None while nobody did."""
+    """The process that got there; None while none did."""
     found = next(iter(folder.glob(f"{_FIRED}*")), None)
     return None if found is None else int(found.name.removeprefix(_FIRED))
 

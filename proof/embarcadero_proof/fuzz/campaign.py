@@ -1,7 +1,7 @@
 """One target for a while: real inputs first, then changes of inputs that were answered in a new way.
 
 What an input ends with (the kind of error and its words, or what a target says about a success) is a cheap stand-in for
-coverage: inputs with an answer that nobody had before are kept and changed further. Everything follows from the seed.
+coverage: inputs with an answer that is new are kept and changed further. Everything follows from the seed.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class PlainDisk:
         return 1 << 40
 
     def lock(self, path: str) -> PlainFile:  # noqa: ARG002
-        """There is nobody else."""
+        """There is no other process."""
         return PlainFile(bytearray())
 
     def make_id(self) -> str:

@@ -104,7 +104,7 @@ def _alike(text: str) -> str:
 
 
 def _starved(error: BaseException) -> MemoryError | None:
-    """A MemoryError behind a typed error: somebody asked for what the process may not have."""
+    """A MemoryError behind a typed error: the code asked for memory that the process may not have."""
     behind: BaseException | None = error
     while behind is not None:
         if isinstance(behind, MemoryError):

@@ -42,7 +42,7 @@ def chosen(names: tuple[str, ...]) -> list[Target]:
 
 
 def run(settings: Settings, folder: Path) -> list[Tally]:
-    """Run targets; findings are saved below a folder, and told at once."""
+    """Run targets; findings are saved below a folder, and printed at once."""
     waiting = deque(chosen(settings.targets))
     jobs = settings.jobs or len(os.sched_getaffinity(0))
     working: list[Worker] = []

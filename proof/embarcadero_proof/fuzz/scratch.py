@@ -16,7 +16,7 @@ def new_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def use(path: Path) -> None:
-    """Put this process's files there: whoever said so removes them, also if this process dies."""
+    """Put this process's files there. The caller removes them, also if this process dies."""
     path.mkdir(parents=True, exist_ok=True)
     _given[:] = [path]
 

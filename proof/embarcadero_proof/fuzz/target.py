@@ -31,7 +31,7 @@ class Disagreement(Exception):
 
 
 class Hang(BaseException):
-    """An input took too much processor time. Not an Exception: nobody on the way may swallow it."""
+    """An input took too much processor time. Not an Exception: no handler on the way may swallow it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class PlainFabric:
 
 
 class _Clock:
-    """Time goes on when it is told to."""
+    """Time goes on when the test says so."""
 
     us = US
 
@@ -162,7 +162,7 @@ def send(connection: Connection, data: bytes) -> None:
 
 @cache
 def worked() -> tuple[World, Images]:
-    """A world that has worked, and images of all its regions; durable lines of a replica are there, too."""
+    """A run that has worked, and images of all its regions; durable lines of a replica are there, too."""
     world = World()
     world.work()
     lines = create_durable(world.fabric, ReplicaRef(replica=0, incarnation=1, disk="d" * 32))

@@ -90,7 +90,7 @@ def _round_trips(settings: Settings, trial: Trial, tell: Tell, addresses: list[s
         )
 
 
-def _in_turns(seat: Seat, addresses: list[str], folder: str, size: int, rounds: int) -> tuple[list[float], list[float]]:  # noqa: ARG001 - it meets nobody
+def _in_turns(seat: Seat, addresses: list[str], folder: str, size: int, rounds: int) -> tuple[list[float], list[float]]:  # noqa: ARG001 - it waits for no one
     return uvloop.run(_take_turns(addresses, Path(folder), size, rounds))
 
 

@@ -32,7 +32,7 @@ Point = tuple[float, float]
 
 
 def _publisher(seat: Seat, addresses: list[str], topic: str, parts: list[int]) -> float:
-    """Publishes one number of batches after the other; tells its own CPU time before each, and at the end."""
+    """Publishes one number of batches after the other; reports its own CPU time before each, and at the end."""
     import embarcadero as emb
 
     batch = records(_IN_A_BATCH, SMALL_RECORD_BYTES)

@@ -59,7 +59,7 @@ async def _serve(sock: socket.socket) -> None:
 
 
 def _echo_server(seat: Seat) -> None:
-    """Tells its port, and answers until it is ended."""
+    """Reports its port, and answers until it is ended."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         seat.meet(sock.getsockname()[1])
         uvloop.run(_serve(sock))

@@ -22,7 +22,7 @@ _LOG_BYTES = 64 * MIB  # of each broker: there are two clusters at a time
 
 
 def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """Publish throughput of order 5 and round trips with ack 1; who is first changes with each trial."""
+    """Publish throughput of order 5 and round trips with ack 1; the order changes with each trial."""
     place = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with (
         tempfile.TemporaryDirectory(dir=place) as folder,

@@ -75,7 +75,7 @@ def publish_throughput(
 
 
 def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """Raw TCP, then orders 5, 2 and 0 in one cluster, for each batch size; who is first changes with each trial."""
+    """Raw TCP, then orders 5, 2 and 0 in one cluster, for each batch size; the order changes with each trial."""
     plans = []
     for size in trial.turned(settings.batch_bytes):
         count = settings.records_in(size)

@@ -51,7 +51,7 @@ async def _receive(sock: socket.socket, memory: memoryview, frame_bytes: int, fr
 
 
 def _receiver(seat: Seat, frame_bytes: int, frames: int) -> float:
-    """Tells its port; answers when the last byte came."""
+    """Reports its port; answers when the last byte came."""
     with tempfile.TemporaryFile(dir=_SHARED if _SHARED.is_dir() else None) as file:
         file.truncate(_SLOTS * frame_bytes)
         memory = memoryview(mmap.mmap(file.fileno(), _SLOTS * frame_bytes))

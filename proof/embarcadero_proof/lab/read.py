@@ -17,7 +17,7 @@ _PASSES = 3
 
 
 def reader(
-    seat: Seat,  # noqa: ARG001 - it meets nobody
+    seat: Seat,  # noqa: ARG001 - it waits for no one
     addresses: list[str],
     topic: str,
     batches: int,

@@ -17,7 +17,7 @@ _PATIENCE_S = 60.0
 _IN_A_BATCH = BATCH_BYTES_DEFAULT // (SMALL_RECORD_BYTES + RECORD_OVERHEAD_BYTES)
 
 
-def _send(seat: Seat, addresses: list[str], count: int) -> float:  # noqa: ARG001 - it meets nobody
+def _send(seat: Seat, addresses: list[str], count: int) -> float:  # noqa: ARG001 - it waits for no one
     """Records per second from the first `send()` to the last ack."""
     import embarcadero as emb
 
@@ -32,7 +32,7 @@ def _send(seat: Seat, addresses: list[str], count: int) -> float:  # noqa: ARG00
         return count / (time.perf_counter() - began)
 
 
-def _records(seat: Seat, addresses: list[str], count: int) -> float:  # noqa: ARG001 - it meets nobody
+def _records(seat: Seat, addresses: list[str], count: int) -> float:  # noqa: ARG001 - it waits for no one
     """Records per second of `Batch.records()` alone, on batches as a subscriber gets them."""
     import embarcadero as emb
 

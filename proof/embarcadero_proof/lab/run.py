@@ -32,7 +32,7 @@ from embarcadero_proof.lab.processes import allow_many_files
 from embarcadero_proof.lab.settings import FAMILIES, Settings
 from embarcadero_proof.lab.trial import Tell, Trial
 
-_WIDTH: Final = 100  # of the table where nobody tells us a width
+_WIDTH: Final = 100  # of the table where no width is known
 
 
 class Family(NamedTuple):
@@ -74,7 +74,7 @@ def _plan(settings: Settings) -> list[tuple[int, str]]:
 
 
 def measure(settings: Settings, progress: Progress) -> list[Trial]:
-    """All rows, `trials` times. A family that fails is told, and the others go on."""
+    """All rows, `trials` times. A family that fails is reported, and the others go on."""
     plan = _plan(settings)
     trials = [Trial(number) for number in range(settings.trials)]
     task = progress.add_task("starting", total=sum(MEASURES[name].share for _, name in plan))

@@ -1,7 +1,7 @@
 """The sequencer alone: rounds over real rings, without sockets. Only rounds are timed; writing the input is not.
 
 Four brokers, 64 sessions. In order, a session's batches come through one broker; reordered, they are spread over all
-brokers and a fraction of them is late by up to 64 places, so that some wait for the next round.
+brokers and a fraction of them is late by up to 64 positions, so that some wait for the next round.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _measure(sequencer: Sequencer, feeders: list[_Feeder], load: _Load, seconds:
     return taken / spent
 
 
-def _alone(seat: Seat, seconds: float, order: int, reorder_fraction: float) -> float:  # noqa: ARG001 - it meets nobody
+def _alone(seat: Seat, seconds: float, order: int, reorder_fraction: float) -> float:  # noqa: ARG001 - it waits for no one
     return sequencer_alone(seconds, order, reorder_fraction)
 
 

@@ -27,7 +27,7 @@ _BATCH_BYTES: Final = 1 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the process with the session is told."""
+    """What the process with the session gets."""
 
     addresses: list[str]
     data_dir: Path
@@ -37,13 +37,13 @@ class Job:
     batches: int
     rounds: int
     offsets: int
-    first: int  # who begins: another one in each trial
+    first: int  # which one begins: another one in each trial
     keyed_bytes: int  # of values that are compacted, SMALL_RECORD_BYTES each; a key for each KiB
 
 
 def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
     """Start a cluster and, in a process of its own, Spark. NotAvailable, if there is no PySpark or no Java."""
-    from embarcadero.spark.machine import find_java
+    from embarcadero.spark.processes import find_java
     from embarcadero.spark.versions import check_pyspark
 
     check_pyspark()

@@ -24,13 +24,10 @@ from embarcadero.config import load
 from embarcadero.errors import BadTable
 from embarcadero.limits import KIB, MIB
 from embarcadero.spark.compaction import compact, latest_name
-from embarcadero.spark.read.reading import batch_reader
-from embarcadero.spark.read.streaming import stream_reader
+from embarcadero.spark.read.readers import batch_reader, stream_reader
+from embarcadero.spark.shape import WriteOptions, shape_of
+from embarcadero.spark.sink import StagedMessage, TaskWriter, WriteWork, publish
 from embarcadero.spark.tiering import SparkEngine
-from embarcadero.spark.write.options import WriteOptions
-from embarcadero.spark.write.shape import shape_of
-from embarcadero.spark.write.sink import StagedMessage, publish
-from embarcadero.spark.write.tasks import TaskWriter, WriteWork
 from embarcadero.tier.columns import rows
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.storage import TierSettings

@@ -53,7 +53,7 @@ def out_of_order(addresses: list[str], topic: str, settings: Settings, total_byt
 
 
 async def _stuck(seat: Seat, addresses: list[str], topic: str, record_bytes: int) -> None:
-    """A session whose first batch never comes: everything behind it waits in the held slots."""
+    """A session whose first batch never comes: everything behind it waits in the reorder buffer."""
     payload = bytes(memoryview(encode_batch(records(1, record_bytes))))
     session = StripedSession(payload, 1, random.Random(0))
     await session.open(addresses, topic)

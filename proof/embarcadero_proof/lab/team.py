@@ -30,7 +30,7 @@ class Seat:
         self._link = link
 
     def meet(self, value: Any = None) -> None:
-        """Tell the parent a value, and wait until it says go."""
+        """Send the parent a value, and wait until it says go."""
         self._link.send(("ready", value))
         self._link.recv()
 
@@ -61,7 +61,7 @@ class Worker:
         theirs.close()
 
     def ready(self, timeout: float = READY_S) -> Any:
-        """What it tells when it meets us."""
+        """What it sends when it is ready."""
         return self._receive("ready", timeout)
 
     def go(self) -> None:
@@ -103,7 +103,7 @@ class Team:
         return self._workers[-1]
 
     def meet(self) -> list[Any]:
-        """Wait until all are ready, let all go, and return what they told."""
+        """Wait until all are ready, let all go, and return what they sent."""
         told = [worker.ready() for worker in self._workers]
         for worker in self._workers:
             worker.go()
@@ -124,6 +124,6 @@ class Team:
 
 
 def alone(work: Callable[..., Any], *arguments: Any, timeout: float = RESULT_S) -> Any:
-    """Do one thing in a process of its own; it must not meet anybody."""
+    """Do one thing in a process of its own; it does not wait for others."""
     with Team() as team:
         return team.add(work, *arguments).result(timeout)

@@ -1,4 +1,4 @@
-"""Sequencers that stand for election in a world: started, started again, asked to hand over, wrong about each other."""
+"""Sequencers that stand by in a run: started, started again, asked to hand over, wrong about each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Candidates:
-    """All candidates of one world. Everything random here has a generator of its own."""
+    """All standbys of one run. Everything random here has a generator of its own."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -40,7 +40,7 @@ class Candidates:
         process.start()
 
     def reigns(self, process: SequencerProcess) -> None:
-        """A candidate won an election and takes over."""
+        """A standby won an election and takes over."""
         self._world.sequencer = self._world.pollers["sequencer"] = process
 
     def died(self, process: SequencerProcess) -> None:
@@ -59,7 +59,7 @@ class Candidates:
         return [other for other in self._processes.values() if other is not process and other.alive]
 
     def suspect(self, process: SequencerProcess) -> None:
-        """Some candidates, maybe all at once, take the one that they watch for dead, whether it is or not."""
+        """Some standbys, maybe all at once, take the leader that they watch for dead, whether it is or not."""
         for other in self._others(process):
             candidate = other.candidate
             if candidate is not None and other.sequencer is None and self._rng.random() < 0.7:
@@ -67,7 +67,7 @@ class Candidates:
                 other.wake(self._rng.choice([1, 1, 5_000]))
 
     def hand_over(self) -> tuple[str, int] | None:
-        """Somebody asks for a planned move; it may be lost on the way, or come at the worst moment."""
+        """An operator asks for a planned move; it may be lost on the way, or come at the worst moment."""
         world = self._world
         others = [other for other in self._others(world.sequencer) if other.sequencer is None]
         if not others or not world.restarts.up:

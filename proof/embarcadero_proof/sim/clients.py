@@ -80,7 +80,7 @@ class ClientProcess(Process):
             self.world.network.connect(self, address)
 
     def refused(self, address: Address) -> None:
-        """Nobody listens there."""
+        """No process listens there."""
         self._again(address)
 
     def _again(self, address: Address) -> None:
@@ -174,7 +174,7 @@ class ClientProcess(Process):
                 self._connect(address)
 
     def _protocol_error(self, error: EmbarcaderoError) -> None:
-        """A well-behaved client on a network that spoils no frames is never told that it speaks nonsense."""
+        """A well-behaved client on a network that spoils no frames never gets an error about its frames."""
         if isinstance(error, ProtocolError) and not self.world.network.ever_spoils:
             what = f"{type(error).__name__}: {error}"
             self.world.seen(RoleFailed(at=self.world.queue.now_us, process=self.name, error=what))
@@ -230,7 +230,7 @@ class ClientProcess(Process):
 
 
 def start_read(world: World, who: str, began_us: int, tail: m.TailIs) -> StartRead:
-    """Where a lane starts, as a broker told it: for all readers, and for those of what brokers still have."""
+    """Where a lane starts, as a broker reported it: for all readers, and for those of what brokers still have."""
     hot = tail.start_index if tail.hot_index is None else tail.hot_index
     return StartRead(
         at=world.queue.now_us, process=who, began=began_us, lane=tail.lane, index=tail.start_index, hot_index=hot

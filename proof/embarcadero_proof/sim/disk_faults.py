@@ -21,7 +21,7 @@ Done = tuple[str, int] | None
 
 
 class DiskFaults:
-    """Faults of worlds with replicas, by kind."""
+    """Faults of runs with replicas, by kind."""
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self._world, self._rng = world, rng
@@ -114,7 +114,7 @@ class DiskFaults:
         return replica.name, for_us
 
     def _trim(self) -> Done:
-        """Somebody trims a topic, at most up to what a reader of durable records has read."""
+        """An operator trims a topic, at most up to what a reader of durable records has read."""
         return self._world.trim(self._rng)
 
 

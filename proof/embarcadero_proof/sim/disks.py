@@ -1,4 +1,4 @@
-"""The disks of a world, who uses them, and what one who sees into all of them knows."""
+"""The disks of a run, the replicas that use them, and what an observer of all disks knows."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class Disks:
         return self._ranges.get(lane, [])
 
     def see_copies(self, who: str, lane: int, index: int, digest: int | None = None) -> None:
-        """Somebody takes the batch at `index` as durable: put on record how many replicas of its range have synced it.
+        """A process takes the batch at `index` as durable: put on record how many replicas of its range have synced it.
 
-        None: it was not told what is there, only that it is durable.
+        None: it did not learn what is there, only that it is durable.
         """
         if (lane, index, digest) in self._fine:
             return
@@ -98,7 +98,7 @@ class Disks:
         self._world.seen(Copies(at=now_us, who=who, lane=lane, index=index, copies=copies, needed=needed))
 
     def see_durable_end(self, who: str, lane: int, end: int) -> None:
-        """Somebody was told that a lane is durable through `end`: look at the last entry before it, if there is one."""
+        """A process learned that a lane is durable through `end`: look at the last entry before it, if there is one."""
         if owner_of(self._ranges_of(lane), end - 1) is not None:
             self.see_copies(who, lane, end - 1)
 
@@ -166,7 +166,7 @@ class Disks:
     def _differing(self) -> list[Unequal]:
         """Copies below the durable end that are not there, or not the same, when all had time to catch up.
 
-        That is after its rest; from some seed on, worlds without one take their time as well.
+        That is after its rest; from some seed on, runs without one take their time as well.
         """
         world, directory = self._world, self._world.directory
         if not world.rest.taken_us and (world.plan.rest_us or world.seed < COMPARED_FROM_SEED):

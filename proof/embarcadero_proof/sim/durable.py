@@ -1,6 +1,6 @@
 """The part of a seed's plan that is about replicas: how many, which topics use them, and what breaks them.
 
-Damage is bounded so that promises can hold. A batch is durable on A disks, so at most A - 1 replicas of a world are its
+Damage is bounded so that promises can hold. A batch is durable on A disks, so at most A - 1 replicas of a run are its
 victims: only theirs are the disks that rot or are replaced by empty ones. Everything else may happen to all of them.
 """
 
@@ -13,16 +13,16 @@ from typing import Final
 from embarcadero.limits import KIB, REPLACE_AFTER_S
 
 REPLICAS_SHARE: Final = 0.5
-"""Share of the worlds that have replicas."""
+"""Share of the runs that have replicas."""
 
 MIRROR_SHARE: Final = 0.4
-"""Share of the worlds that lose their fabric which have a mirror of it."""
+"""Share of the runs that lose their fabric which have a mirror of it."""
 
 REPLICA_FAULT_KINDS: Final = (
     "replica-crash", "replica-crash-inside", "replica-pause", "power-cut", "sync-fails", "disk-full", "disk-read-only",
     "slow-disk", "bit-flip", "wipe", "replica-zombie", "trim",
 )  # fmt: skip
-"""Faults that happen now and then in a world with replicas. Of these, bit-flip, wipe and replica-zombie hit victims."""
+"""Faults that happen now and then in a run with replicas. Of these, bit-flip, wipe and replica-zombie hit victims."""
 
 VICTIM_KINDS: Final = ("bit-flip", "wipe", "replica-zombie")
 
@@ -32,7 +32,7 @@ CLUSTER_FAULT_KINDS: Final = ("cluster-loss", "clean-restart")
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """Worlds with replicas where some trouble is certain: a injected bug is found there sooner."""
+    """Runs with replicas where some trouble is certain: an injected bug is found there sooner."""
 
     faults: tuple[str, ...]
     copies: tuple[int, int] | None = None  # (R, A) of all topics
@@ -44,18 +44,18 @@ class Bias:
 
 
 SEGMENT_S: Final = 100.0
-"""An active segment is closed when it is so old: a scrub finds what rots in it only then, and worlds wait for that."""
+"""An active segment is closed when it is so old: a scrub finds what rots in it only then, and runs wait for that."""
 
 AGES_FROM_SEED: Final = 40_000
 """From then on segments may also be closed by their age while there is trouble."""
 
 STOPS_FROM_SEED: Final = 70_000
-"""From then on some worlds are stopped in order and started again, and never lose their fabric."""
+"""From then on some runs are stopped in order and started again, and never lose their fabric."""
 
 STOPS_SHARE: Final = 0.4
 
 REPLACED_FROM_SEED: Final = 120_000
-"""From then on sealed ranges of dead replicas are copied to others while there is trouble, in some worlds."""
+"""From then on sealed ranges of dead replicas are copied to others while there is trouble, in some runs."""
 
 TABLES_FROM_SEED: Final = 140_000
 """From then on some runs with replicas have a tiering job, and readers get old records through brokers."""
@@ -80,7 +80,7 @@ class DurablePlan:
 
 
 def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) -> DurablePlan:
-    """Draw it. Worlds without replicas are as they were before there were any."""
+    """Draw it. Runs without replicas are as they were before there were any."""
     rng = random.Random(f"{seed}:durable")
     if rng.random() >= REPLICAS_SHARE and bias is None:
         return DurablePlan()
@@ -130,7 +130,7 @@ def _add_stops(rng: random.Random, plan: DurablePlan) -> None:
 
 
 def _add_mirror(rng: random.Random, plan: DurablePlan, bias: Bias | None) -> None:
-    """Some worlds that lose their fabric have a mirror; in few of them that is lost as well, now and then."""
+    """Some runs that lose their fabric have a mirror; in few of them that is lost as well, now and then."""
     drawn, dies = rng.random(), rng.random()
     plan.mirror = bias.mirror if bias is not None else "cluster-loss" in plan.faults and drawn < MIRROR_SHARE
     plan.mirror_dies = 0.3 if plan.mirror and bias is None and dies < 0.2 else 0.0

@@ -100,7 +100,7 @@ class SimClock:
         return self._wall_us + (self._queue.now_us if self._queue.now_us >= self._frozen_until_us else self._frozen_us)
 
     def shift(self, by_us: int) -> None:
-        """Somebody sets the date."""
+        """An operator sets the date."""
         self._wall_us += by_us
 
     def freeze(self, until_us: int) -> None:

@@ -22,7 +22,7 @@ _PAUSES_US = (SECOND_US // 10, SECOND_US, 5 * SECOND_US, 20 * SECOND_US, 60 * SE
 
 
 class Faults:
-    """The plan's faults, one after the other, until the world heals."""
+    """The plan's faults, one after the other, until the run heals."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -76,7 +76,7 @@ class Faults:
         self._next(kind)
 
     def claim(self) -> int | None:
-        """The number of the next fault; None: it shall not happen, since a world that is made smaller leaves it out."""
+        """The number of the next fault; None: it shall not happen, since a run that is made smaller leaves it out."""
         plan, number = self._world.plan, self.numbered
         self.numbered += 1
         wanted = number not in plan.faults_off and (plan.faults_max is None or number < plan.faults_max)
@@ -122,7 +122,7 @@ class Faults:
         return self.make_zombie(broker) if broker is not None else None
 
     def make_zombie(self, process: Process) -> tuple[str, int]:
-        """Pause a process, let another take its place, and let the old one wake up again: often just after that."""
+        """Pause a process, let another one replace it, and let the old one wake up again: often just after that."""
         world, for_us = self._world, self._span_us(20 * SECOND_US)
         replace_us = self.rng.randint(0, for_us)
         if self.rng.random() < 0.5:
@@ -171,7 +171,7 @@ class Faults:
 
     # --- connections --------------------------------------------------------------------------------------------------
     def _lose_batch(self) -> tuple[str, int] | None:
-        """The next batch on some publisher's connection never arrives, and nobody is told: its stream has a hole."""
+        """The next batch on some publisher's connection never arrives, without an error: its stream has a hole."""
         wires = [wire for wire in self._world.network.wires.values() if wire.client.role == "publisher"]
         if not wires:
             return None
@@ -215,7 +215,7 @@ class Faults:
 
 
 PRIMITIVES_MAX = 4_000_000
-"""A world uses tens of thousands, few use some hundred thousand: one that uses more does not come to an end."""
+"""A run uses tens of thousands, few use some hundred thousand: one that uses more does not come to an end."""
 
 
 class Interrupts:
@@ -261,7 +261,7 @@ class Interrupts:
         process.interrupt(rng.choice([10, 200, 5_000, 60_000]))
 
     def _strike(self, process: Process) -> None:
-        """Maybe end the process right here, or stop it here for so long that another takes its place."""
+        """Maybe end the process right here, or stop it here for so long that another one replaces it."""
         world, faults = self._world, self._world.plan.faults
         crash, zombie = f"{process.role}-crash-inside", f"{process.role}-zombie"
         if crash in faults and self._rng.random() < 0.1 and (number := world.faults.claim()) is not None:

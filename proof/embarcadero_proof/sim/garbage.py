@@ -1,6 +1,6 @@
 """Memory that does not come as zeros: slots that a broker never wrote hold anything once it is gone.
 
-An entry counts only if its commit word is its index and its check fits, so nobody may take garbage for one.
+An entry counts only if its commit word is its index and its check fits, so no process may take garbage for one.
 """
 
 from __future__ import annotations

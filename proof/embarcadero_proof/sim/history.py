@@ -72,7 +72,7 @@ class Sent(Event):
 
 
 class Settled(Event):
-    """The publisher told that process what became of the batch."""
+    """The publisher reported to that process what became of the batch."""
 
     process: str
     stream: str
@@ -121,7 +121,7 @@ class Delivered(Event):
 
 
 class GapSeen(Event):
-    """A reader got a typed gap. SKIPPED: sequences [start, stop) of `session`, told at `index`; else indices.
+    """A reader got a typed gap. SKIPPED: sequences [start, stop) of `session`, reported at `index`; else indices.
 
     END_OF_LANE: the lane is closed, and ends at `start`.
     """
@@ -144,7 +144,7 @@ class Passed(Event):
 
 
 class TailRead(Event):
-    """Somebody asked for the end of the log at `began` and got the answer now."""
+    """A process asked for the end of the log at `began` and got the answer now."""
 
     process: str
     began: int
@@ -155,7 +155,7 @@ class TailRead(Event):
 
 
 class StartRead(Event):
-    """Somebody asked at `began` where a lane starts and got the answer now: for all readers, and for those who read
+    """A process asked at `began` where a lane starts and got the answer now: for all readers, and for those who read
     from brokers only (a tiering job, for example)."""
 
     process: str
@@ -166,22 +166,22 @@ class StartRead(Event):
 
 
 class OrderedTo(Event):
-    """An observer who sees everything (the simulator) saw the ordered frontier at `index`."""
+    """An observer that sees everything (the simulator) saw the ordered frontier at `index`."""
 
     lane: int
     index: int
 
 
 class EpochStarted(Event):
-    """One who sees the store saw that an epoch has started, and where it says that each lane ended: lane -> index."""
+    """An observer of the store saw that an epoch has started, and where it says that each lane ended: lane -> index."""
 
     epoch: int
     ends: dict[int, int]
 
 
 class StillThere(Event):
-    """A reader was told that the batch at `index` is trimmed, or that the log begins above it; one who sees everything
-    found it in its place."""
+    """A reader learned that the batch at `index` is trimmed, or that the log begins above it; an observer of everything
+    found it there."""
 
     reader: str
     lane: int
@@ -195,12 +195,12 @@ class FabricLost(Event):
 class Stopped(Event):
     """The whole cluster has stopped, and this is what the store says to be lost: (lane, start, stop).
 
-    Clean: it was told to stop, and all that was ordered is durable. Else this is seen when the fabric is lost.
+    Clean: it was asked to stop, and all that was ordered is durable. Else this is seen when the fabric is lost.
     """
 
     clean: bool
     lost: list[tuple[int, int, int]] = []
-    numbered: bool = True  # clients can tell this cluster from the next one
+    numbered: bool = True  # clients can distinguish this cluster from the next one
 
 
 class MirrorLeft(Event):
@@ -208,7 +208,7 @@ class MirrorLeft(Event):
 
 
 class WrittenTo(Event):
-    """One who sees all caches found entries of a lane up to `index` when the fabric was lost."""
+    """An observer of all caches found entries of a lane up to `index` when the fabric was lost."""
 
     lane: int
     index: int
@@ -223,7 +223,7 @@ class LostSpan(Event):
 
 
 class LossTold(Event):
-    """A publisher was told that a batch of its, acked at `index`, went with the fabric."""
+    """A publisher learned that a batch of its, acked at `index`, went with the fabric."""
 
     process: str
     lane: int
@@ -251,7 +251,7 @@ class Numbered(Event):
 
 
 class PublisherEnded(Event):
-    """A publisher ended by itself. `since`: when it was told to close, or failed."""
+    """A publisher ended by itself. `since`: when it was asked to close, or failed."""
 
     process: str
     since: int
@@ -265,7 +265,7 @@ class TieredTo(Event):
 
 
 class TrimAsked(Event):
-    """Somebody who may do so asks for a trim of everything below `index`."""
+    """An operator asks for a trim of everything below `index`."""
 
     lane: int
     index: int
@@ -279,7 +279,7 @@ class TrimmedTo(Event):
 
 
 class Copies(Event):
-    """Something durable was told or read; one who sees into all disks counts who has that batch synced."""
+    """Something durable was reported or read; an observer of all disks counts the replicas that synced it."""
 
     who: str
     lane: int

@@ -1,6 +1,6 @@
 """What roles hold of lanes, in tables of their own: of a topic that is deleted no role may hold anything (P9).
 
-Regions that are removed and files that are deleted live on as long as somebody has them open; objects are memory, too.
+Regions that are removed and files that are deleted live on as long as a process has them open; objects are memory, too.
 Tables are named here as attributes of the role; `*` stands for each value of a table. Left out is what goes when the
 store changes next: readers of tagged lines, which learn of all lines at once, and a broker's cache of chains of ranges.
 """

@@ -8,7 +8,7 @@ memory. A word is dirty when it differs from `base`, the copy as it was when tha
 - `crash` loses a host's cache; each dirty word has reached memory or not, by the toss of a coin.
 - `interrupt` is called before every primitive, so that a simulator can act in the middle of a role's step: churn, crash
   the host (by raising), or let another host run.
-Everything random comes from one generator: same seed, same world. `sabotage` plants bugs: "flush" and "invalidate" then
+Everything random comes from one generator: same seed, same run. `sabotage` injects bugs: "flush" and "invalidate" then
 do nothing half of the time, to show that the checkers notice.
 """
 
@@ -35,21 +35,21 @@ _REACH_BYTES_MIN = 65_536
 
 
 class _Medium:
-    """The shared words of one region, and who maps it."""
+    """The shared words of one region, and the hosts that map it."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name, self.size = name, size
         self.map = _blank(size)
         self.words = _words_of(self.map)
         self.copies: dict[str, _Copy] = {}
-        # Large tables are mostly unused: churn and crash look no further than the furthest line anybody named.
+        # Large tables are mostly unused: churn and crash look no further than the furthest line that was named.
         self.reach = min(self.words.nbytes, _REACH_BYTES_MIN)
 
 
 class _Copy:
     """One host's cache of one region. Spans are of bytes, and of whole lines; `shared` is where write-backs go.
 
-    Roles call the primitives all the time on a few lines that nobody has changed: there slices of maps, which are
+    Roles call the primitives all the time on a few lines that no host has changed: there slices of maps, which are
     bytes, are several times quicker than arrays.
     """
 
@@ -67,7 +67,7 @@ class _Copy:
         mine, base = self._mine[start:stop], self._base[start:stop]
         if mine == base:
             return
-        if self._shared[start:stop] == base:  # nobody else wrote there: usual, since lines have one writer
+        if self._shared[start:stop] == base:  # no other host wrote there: usual, since lines have one writer
             self._shared[start:stop] = mine
         else:
             words = slice(start // 8, stop // 8)

@@ -1,8 +1,8 @@
 """What a cluster still keeps when nothing happens any more: memory, files, values in the store, objects, acks.
 
 Each has a bound.
-Looked at when a rest ends, and when the world does: by then whoever tidies up has had time to. Nothing of it goes into
-the trace, so that worlds have the same digests as before anybody looked.
+Looked at when a rest ends, and when the run does: by then cleanup has had time to finish. Nothing of it goes into
+the trace, so that runs have the same digests as without this look.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World
 
 _EPOCHS_KEPT: Final = 2
-"""With regions: the one that reigns, and its predecessor, which somebody may still follow."""
+"""With regions: the leader's epoch, and its predecessor, which processes may still follow."""
 
 _CHECKPOINTS_KEPT: Final = 2
 """Of the sessions of a lane, on one disk: the newest, and one that is being replaced."""
@@ -83,7 +83,7 @@ def _lanes(world: World) -> set[int]:
 
 
 def _regions(world: World) -> Iterator[Amount]:
-    """Of the fabric: those of epochs and incarnations that nobody needs any more are gone."""
+    """Of the fabric: those of epochs and incarnations that are not needed any more are gone."""
     directory, regions = world.directory, world.memory.regions
     owners = {name.split("/")[0] for name in regions}
     epochs = [int(owner.removeprefix("epoch-")) for owner in owners if owner.startswith("epoch-")]
@@ -178,7 +178,7 @@ def _is_odd(path: str, paths: Mapping[str, object], ends: Mapping[tuple[int, int
 
 def _connections(process: BrokerProcess) -> Iterator[Amount]:
     """Of a broker: everything is answered, and connections that are gone are forgotten. What is queued for one that
-    does not read is not looked at: here nobody's socket is ever full.
+    does not read is not looked at: here no socket is ever full.
     """
     if process.broker is not None:
         yield Amount(process.name, "connections", len(process.broker.peers), len(process.wires))

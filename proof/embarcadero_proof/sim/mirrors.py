@@ -1,4 +1,4 @@
-"""Mirrors of a world's fabrics: incoherent memory too, one for each generation, of which few are lost."""
+"""Mirrors of a run's fabrics: incoherent memory too, one for each generation, of which few are lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIRROR: Final = "mirror"
 
 
 class Mirrors:
-    """All mirrors of a world. Worlds that have none are as they were before there were any."""
+    """All mirrors of a run. Runs that have none are as they were before there were any."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -57,7 +57,7 @@ class Mirrors:
         return find
 
     def interrupt(self, hook: Callable[[str], None] | None) -> None:
-        """Let the world do something between two primitives here, too."""
+        """Let the run do something between two primitives here, too."""
         if self._now is not None:
             self._now.interrupt = hook
 

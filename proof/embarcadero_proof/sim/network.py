@@ -136,7 +136,7 @@ class Wire:
 
 
 class Network:
-    """All connections, and who listens where."""
+    """All connections, and which process listens where."""
 
     def __init__(self, world: World, weather: Weather) -> None:
         self._world, self.queue, self.weather = world, world.queue, weather
@@ -154,7 +154,7 @@ class Network:
 
     # --- connecting ---------------------------------------------------------------------------------------------------
     def connect(self, client: ClientProcess, address: Address) -> None:
-        """Try to reach whoever listens at `address`; the client is told how it went."""
+        """Try to reach the process that listens at `address`; the client learns how it went."""
         self.queue.at(self.arrival_us(), lambda: self._accept(client, address))
 
     def _accept(self, client: ClientProcess, address: Address) -> None:

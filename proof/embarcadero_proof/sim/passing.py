@@ -151,7 +151,7 @@ class PassingProcess(ClientProcess):
         self._plan()
 
     def _look(self) -> None:
-        """See which topic has the name, as one who sees the store: an answer may be lost, a request may be late."""
+        """See which topic has the name, as an observer of the store: an answer may be lost, a request may be late."""
         try:
             found: Topic | None = self.world.directory.topics.get(NAME)
         except UnknownTopic:

@@ -1,4 +1,4 @@
-"""What one seed's world looks like, drawn before it begins. Each seed has its own few kinds of trouble, or none."""
+"""What one seed's run looks like, drawn before it begins. Each seed has its own few kinds of trouble, or none."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ CALM_KINDS: Final = ("lost-batch",)
 """Faults that hurt one stream only: all others must go on meanwhile (P9)."""
 
 LANES_SHARE: Final = 0.4
-"""Share of the worlds that have a topic of order 0 or 1, beside the others."""
+"""Share of the runs that have a topic of order 0 or 1, beside the others."""
 
 STANDBYS_FROM_SEED: Final = 1_000
-"""Worlds of lower seeds are as they were before sequencers stood by: witnesses and kept seeds speak of those."""
+"""Runs of lower seeds are as they were before sequencers stood by: witnesses and kept seeds speak of those."""
 
 BRIEF_FROM_SEED: Final = 4_000
 BRIEF_TURN: Final = 16
-"""From then on all but one in so many worlds are brief: more beginnings for the same time. The others go on to rest."""
+"""From then on all but one in so many runs are brief: more beginnings for the same time. The others go on to rest."""
 
 COMPARED_FROM_SEED: Final = 70_000
-"""From then on brief worlds, too, end only when copies of open ranges are equal, or had all the time for that."""
+"""From then on brief runs, too, end only when copies of open ranges are equal, or had all the time for that."""
 
 LONG_FROM_SEED: Final = 70_000
 LONG_SHARE: Final = 1 / 3
 LONG_BATCHES: Final = (550, 650)
-"""From then on so many worlds have a stream that goes more than twice round the window of its session."""
+"""From then on so many runs have a stream that goes more than twice round the window of its session."""
 
 MIXED_FROM_SEED: Final = 90_000
 MIXED_SHARE: Final = 2 / 3
@@ -131,7 +131,7 @@ class Plan:
     steps: list[StepFault] = field(default_factory=list)  # trouble at named steps
     faults_max: int | None = None  # later ones do not happen: for shrinking
     faults_off: frozenset[int] = frozenset()  # neither do these
-    rest_us: int = 0  # how long nobody calls after all is settled; 0: the world ends then
+    rest_us: int = 0  # how long no client calls after all is settled; 0: the run ends then
 
     @property
     def has_lanes(self) -> bool:
@@ -140,7 +140,7 @@ class Plan:
 
 
 def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None, swarm: bool = True) -> Plan:
-    """Draw a world; with a bias, one that has the trouble that it names and no other.
+    """Draw a run; with a bias, one that has the trouble that it names and no other.
 
     `swarm`: it may have further kinds of trouble, and rests in the end. Injected bugs are looked for without.
     """
@@ -260,7 +260,7 @@ def _streams(rng: random.Random, topics: list[TopicPlan], phase_us: int, brief: 
 def _add_long_stream(
     rng: random.Random, topics: list[TopicPlan], streams: list[StreamPlan], phase_us: int
 ) -> None:  # fmt: skip
-    """Some worlds have a stream of many small batches: slots of its session's window are used again and again."""
+    """Some runs have a stream of many small batches: slots of its session's window are used again and again."""
     if rng.random() >= LONG_SHARE:
         return
     topic = rng.choice([topic for topic in topics if topic.order > Order.BROKER])
@@ -318,7 +318,7 @@ def _add_lanes(
     rng: random.Random, topics: list[TopicPlan], streams: list[StreamPlan], readers: list[ReaderPlan], phase_us: int,
     faults: dict[str, float],
 ) -> None:  # fmt: skip
-    """Some worlds also have a topic of order 0 or 1, and then more trouble with brokers, if there is any."""
+    """Some runs also have a topic of order 0 or 1, and then more trouble with brokers, if there is any."""
     if rng.random() >= LANES_SHARE:
         return
     if faults.keys() - set(CALM_KINDS):

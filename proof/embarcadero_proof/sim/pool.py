@@ -1,4 +1,4 @@
-"""Worker processes for worlds: as many as asked for, none of which outlives the one that asked."""
+"""Worker processes for runs: as many as asked for, none of which outlives the one that asked."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def worker_pool(jobs: int) -> ProcessPoolExecutor:
 
 
 def _begin(parent: int) -> None:
-    """Ctrl-C is for the process that asked: workers finish the world they are at. Without that process they end."""
+    """Ctrl-C is for the process that asked: workers finish the run they are at. Without that process they end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with(parent)

@@ -1,7 +1,7 @@
-"""A simulated process: it can be told something, crash, be paused, and be interrupted between two memory primitives.
+"""A simulated process: it can be given work, crash, be paused, and be interrupted between two memory primitives.
 
 Theory of operation. Role code is ordinary Python that runs to its end. To let others run in the middle of it, the
-world runs the event queue *inside* an interrupt (a primitive of the simulated memory calls it). Meanwhile the
+simulation runs the event queue *inside* an interrupt (a primitive of the simulated memory calls it). Meanwhile the
 interrupted process is busy: what arrives for it waits in its backlog, as in a socket's buffer. A crash in the middle is
 an exception that no role code catches; a pause in the middle is an interrupt that lasts long.
 """
@@ -47,7 +47,7 @@ class Process:
         world.processes.append(self)
         self._backlog: deque[Action] = deque()
 
-    # --- being told something -----------------------------------------------------------------------------------------
+    # --- work given to it ---------------------------------------------------------------------------------------------
     def tell(self, action: Action) -> None:
         """Run an action in this process now, or as soon as it can."""
         if not self.alive:
@@ -92,7 +92,7 @@ class Process:
 
     # --- faults -------------------------------------------------------------------------------------------------------
     def interrupt(self, for_us: int) -> None:
-        """Let the world go on for a while in the middle of this process's work."""
+        """Let the run go on for a while in the middle of this process's work."""
         queue = self.world.queue
         until_us = queue.now_us + for_us
         queue.run(until_us, self.world.over)
@@ -118,7 +118,7 @@ class Process:
     def die(self, silently: bool = False) -> None:
         """Gone for ever. If it is in the middle of something, it ends when control comes back to it.
 
-        `silently`: the host is gone too, so nobody resets its connections.
+        `silently`: the host is gone too, so its connections are not reset.
         """
         if not self.alive:
             return

@@ -1,7 +1,7 @@
 """Results on record, one JSON line a seed: a long run can be stopped and gone on with, and several runs add up.
 
 Results belong to the code that made them. In a folder each version of the code has a file of its own, so another
-commit starts anew; whoever names a file goes on with that one.
+commit starts anew; a run that names a file goes on with that one.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from embarcadero_proof.sim.checkers.ledger import Violation, ledger_of
 from embarcadero_proof.sim.history import Delivered, Ended, Healed, History, Settled, TopicMade, Verdict
 
 PROMISES: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "RUN")
-"""RUN: the world came to an end, had enough acks to show something, and somebody read of each topic."""
+"""RUN: the run came to an end, had enough acks to show something, and each topic was read."""
 
 FEW_ACKS: Final = 20
 FEW_SHARE_MAX: Final = 0.15
 FEW_FROM_SEEDS: Final = 500
-"""So few acks before all was healed show little: of so many worlds at most this share may have no more."""
+"""So few acks before all was healed show little: of so many runs at most this share may have no more."""
 
 _SUMS: Final = ("sent", "stored", "failed", "unknown", "delivered", "tails", "primitives", "events")
 
@@ -30,7 +30,7 @@ def acks_in_trouble(history: History) -> int:
 
 
 def unread(history: History) -> list[Violation]:
-    """Topics with acked batches of which nobody got one once all was healed: a world that shows nothing of them.
+    """Topics with acked batches of which no reader got one once all was healed: a run that shows nothing of them.
 
     New batches are sent then, and read from the beginning, so there is something, however much was trimmed.
     """
@@ -43,7 +43,7 @@ def unread(history: History) -> list[Violation]:
         lanes = ledger.lanes_of(topic.lane)
         count = sum(acked[lane] for lane in lanes)
         if count and history.of(Ended) and read.isdisjoint(lanes):
-            what = f"{count} batches of {topic.name} were acked, and nobody got any when all was healed"
+            what = f"{count} batches of {topic.name} were acked, and no reader got any when all was healed"
             found.append(Violation("RUN", history.of(Ended)[-1].at, what))
     return found
 
@@ -66,9 +66,9 @@ class SeedReport(msgspec.Struct, kw_only=True):
     tails: int
     faults: dict[str, int]
     primitives: int
-    rest_us: int = 0  # of the simulated time: nobody called
-    durable: bool = False  # something durable was told or read
-    stored_in_trouble: int | None = None  # of those stored: acked before all was healed; None: nobody counted yet
+    rest_us: int = 0  # of the simulated time: no client called
+    durable: bool = False  # something durable was reported or read
+    stored_in_trouble: int | None = None  # of those stored: acked before all was healed; None: not counted yet
     commit: str = ""
 
     @property
@@ -83,7 +83,7 @@ class SeedReport(msgspec.Struct, kw_only=True):
 
     @property
     def checked(self) -> set[str]:
-        """Promises that this world could have broken: there may have been no disks, or nobody to be deposed."""
+        """Promises that this run could have broken: there may have been no disks, or no process to be deposed."""
         deposed = any(count and ("zombie" in kind or "sequencer" in kind) for kind, count in self.faults.items())
         return set(PROMISES) - (set() if deposed else {"P5"}) - (set() if self.durable else {"P6"})
 
@@ -111,7 +111,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     failing: dict[int, str]  # seed -> its first violation
     verdicts: dict[str, PromiseVerdict]
     simulated_hours: float
-    resting_hours: float  # of these: nobody called
+    resting_hours: float  # of these: no client called
     operations: int  # publishes, batches read, tails asked for
     wall_s: float  # of this run
     cpu_s: float  # of all
@@ -130,7 +130,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     faults: dict[str, int]
     faults_in_all: int
     stored_in_trouble: int  # acked before all was healed
-    few: int  # worlds with fewer than FEW_ACKS of these
+    few: int  # runs with fewer than FEW_ACKS of these
 
     @property
     def good(self) -> bool:
@@ -139,7 +139,7 @@ class RunReport(msgspec.Struct, kw_only=True):
 
     @property
     def shows_enough(self) -> bool:
-        """Whether not too many worlds had hardly an ack before all was healed."""
+        """Whether not too many runs had hardly an ack before all was healed."""
         return self.seeds < FEW_FROM_SEEDS or self.few <= FEW_SHARE_MAX * self.seeds
 
     def table(self) -> Table:

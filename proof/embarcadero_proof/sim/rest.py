@@ -1,4 +1,4 @@
-"""A long rest after all is healed and settled: nobody calls for minutes, then everybody comes back.
+"""A long rest after all is healed and settled: no client calls for minutes, then all come back.
 
 Clients are stopped as a laptop is that is closed; roles tend to themselves. Afterwards readers go on where they were,
 new publishers find the cluster as it should be, and everything has to come to an end once more (P8).
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World
 
 SLEEP_US: Final = 20 * SECOND_US
-"""How long roles sleep while nobody calls: so long that minutes cost little."""
+"""How long roles sleep while no client calls: so long that minutes cost little."""
 
 LIGHT_SLEEP_US: Final = SECOND_US // 2
 """The same where sequencers stand by: they would take one that sleeps longer for dead."""
@@ -30,7 +30,7 @@ _BATCHES: Final = 4
 
 
 class Rest:
-    """The rest of one world; at most one."""
+    """The rest of one run; at most one."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -60,7 +60,7 @@ class Rest:
         world.note("cluster", "is called again")
         for process in world.processes:
             if isinstance(process, Poller) and process.alive:
-                process.wake(0)  # one that slept on would be taken for silent by those who are awake
+                process.wake(0)  # one that slept on would be taken for silent by those that are awake
         for number, topic in enumerate(world.plan.topics):
             ack = 2 if topic.replicas and number % 2 else 1
             plan = StreamPlan(f"rested-{number}", topic, False, _BATCHES, 100_000, 4, 1 << 16, 0, 0.0, ack=ack)

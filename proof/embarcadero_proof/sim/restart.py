@@ -27,9 +27,9 @@ class Restarts:
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self._world, self._rng = world, rng
-        self.up = True  # there is a cluster, and who dies is started again
+        self.up = True  # there is a cluster, and a process that dies is started again
         self.armed = False  # everything is lost with the next ack
-        self._stopping = False  # it was told to stop, and is not gone yet
+        self._stopping = False  # it was asked to stop, and is not gone yet
 
     def lose_everything(self) -> tuple[str, int] | None:
         """All processes are killed and the fabric is gone; often the power too, with what disks had not synced."""
@@ -43,7 +43,7 @@ class Restarts:
         return "cluster", self._begin_later() + 5 * SECOND_US
 
     def acked(self) -> None:
-        """A publisher was just told that a batch is ordered: if armed, lose everything now."""
+        """A publisher just learned that a batch is ordered: if armed, lose everything now."""
         if self.armed:
             self.armed = False
             if self.up:
@@ -84,7 +84,7 @@ class Restarts:
         world = self._world
         if not self.up:
             return None
-        self.up, self._stopping = False, True  # nobody is started again meanwhile
+        self.up, self._stopping = False, True  # no process is started again meanwhile
         world.note("cluster", "is told to stop")
         for broker in world.brokers.values():
             broker.leave()

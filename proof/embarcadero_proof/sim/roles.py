@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _SLEEP_FIRST_US = 800
 _BREATH_US = 30_000
-"""Between getting ready for a planned move and beginning: those who reign go on meanwhile."""
+"""Between getting ready for a planned move and beginning: the leader goes on meanwhile."""
 
 
 class SimBell:
@@ -55,7 +55,7 @@ class SimBell:
 
 
 class SimJournal:
-    """What a role tells goes into the trace."""
+    """What a role notes goes into the trace."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -218,7 +218,7 @@ class BrokerProcess(Poller):
         self.world.broker_died(self, silently)
 
     def leave(self) -> None:
-        """It is told to stop: it settles what it took."""
+        """It is asked to stop: it settles what it took."""
         if self.world.network.listening.get(self.address) is self:
             del self.world.network.listening[self.address]
         if self.broker is not None:
@@ -310,7 +310,7 @@ class ReplicaProcess(Poller):
 
 
 class SequencerProcess(Poller):
-    """One sequencer's reign, from its takeover to its end; or, with a number, a candidate with any number of them."""
+    """One leadership, from its takeover to its end; or, with a number, a standby with any number of them."""
 
     role = "sequencer"
 
@@ -320,7 +320,7 @@ class SequencerProcess(Poller):
         self.number = number
         self.candidate: Candidate | None = None
         self._draining = self.drained = False
-        self._ready: Sequencer | None = None  # asked to take over, while the other still reigns
+        self._ready: Sequencer | None = None  # asked to take over, while the other one still leads
         self._begin_us = 0  # then
         if number is None:
             world.pollers["sequencer"] = self
@@ -369,7 +369,7 @@ class SequencerProcess(Poller):
             self.world.seen(EpochStarted(at=self.world.queue.now_us, epoch=sequencer.epoch, ends=ends))
 
     def _stand_by(self, candidate: Candidate) -> bool:
-        """Look after the one that reigns. A process of the same host that is gone is seen to be gone."""
+        """Watch the leader. A process of the same host that is gone is seen to be gone."""
         watched = next((process for process in self.world.processes if process.name == candidate.watched), None)
         if watched is not None and watched.host == self.host and not watched.alive:
             candidate.process_ended(watched.name)
@@ -414,7 +414,7 @@ class SequencerProcess(Poller):
         return self.sequencer.next_deadline_us() if self.sequencer is not None else None
 
     def drain(self) -> None:
-        """It is told to stop: everything ordered shall be durable before."""
+        """It is asked to stop: everything ordered shall be durable before."""
         self._draining = True
         self.wake(0)
 

@@ -95,9 +95,9 @@ class BugsReport(msgspec.Struct, kw_only=True):
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """A world keeps nearly all that it makes until its end: looking for garbage meanwhile is a tenth of its time.
+    """A run keeps nearly all that it makes until its end: looking for garbage meanwhile is a tenth of its time.
 
-    So do its checkers. Who has run it lets go of it before the collector comes back, which goes over it only once then.
+    So do its checkers. The caller lets go of it before the collector comes back, which goes over it only once then.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -111,13 +111,13 @@ def _no_collector() -> Iterator[None]:
 def run_world(
     seed: int, bugs: Sequence[str] = (), keep_trace: bool = False, bias: Bias | None = None, swarm: bool = True
 ) -> World:  # fmt: skip
-    """Run one seed's world to its end; with a bias, or with the one of the injected bugs, and then without a swarm."""
+    """Run one seed to its end; with a bias, or with the one of the injected bugs, and then without a swarm."""
     plan = make_plan(seed, bias=bias or bias_of(bugs), swarm=swarm and not bugs)
     return run_plan(plan, bugs, keep_trace)
 
 
 def run_plan(plan: Plan, bugs: Sequence[str] = (), keep_trace: bool = False) -> World:
-    """Run a world as planned."""
+    """Run a plan."""
     with injected(*bugs) as wrap, _no_collector():
         world = World(plan, wrap, keep_trace)
         world.run()
@@ -154,7 +154,7 @@ def run_seed(seed: int, bugs: Sequence[str] = (), bias: Bias | None = None, swar
 
 
 def _violations(world: World) -> list[Violation]:
-    """Everything that is wrong with a world that was run; first of all that it had to be given up."""
+    """Everything that is wrong with a finished run; first of all that it had to be given up."""
     found = [Violation("RUN", world.queue.now_us, world.endless)] if world.endless else []
     found += [violation for check in CHECKERS.values() for violation in check(world.history)]
     stored = sum(settled.verdict is Verdict.STORED for settled in world.history.of(Settled))
@@ -183,7 +183,7 @@ def run_seeds(seeds: Sequence[int], jobs: int = 0, swarm: bool = True) -> Iterab
 
 
 def story(seed: int, bugs: Sequence[str] = ()) -> str:
-    """Run a seed again and tell what happened around its first violation."""
+    """Run a seed again and report what happened around its first violation."""
     world = run_world(seed, bugs, keep_trace=True)
     violations, steps = _violations(world), world.trace.steps
     if not violations:
@@ -203,7 +203,7 @@ def story(seed: int, bugs: Sequence[str] = ()) -> str:
 def shrink(
     seed: int, bugs: Sequence[str] = (), tries: int = TRIES, told: Callable[[str], None] = lambda _line: None
 ) -> tuple[Shrinker | None, str]:
-    """Make a failing world as small as it gets, and tell its story; None if every promise holds."""
+    """Make a failing run as small as it gets, and print its story; None if every promise holds."""
     bias, swarm = bias_of(bugs), not bugs
 
     def run(plan: Plan) -> Outcome:
@@ -335,7 +335,7 @@ def hunt(name: str, seeds: int = BUG_SEEDS) -> BugReport:
 
 
 def caught_by(history: History, violations: list[Violation]) -> dict[str, list[Violation]]:
-    """Violations by checker. That a role failed is told apart from P8: it noticed by itself, and no checker had to."""
+    """Violations by checker. A role that failed is counted apart from P8: it noticed by itself, not a checker."""
     failed = {f"{role.process} failed: {role.error}" for role in history.of(RoleFailed)}
     found: dict[str, list[Violation]] = {}
     for violation in violations:

@@ -1,7 +1,7 @@
-"""Making a failing world smaller: leave something out, run it again, keep that if the same promise is still broken.
+"""Making a failing run smaller: leave something out, run it again, keep that if the same promise is still broken.
 
 What can be left out: the rest in the end, faults (from the last on, by kind, one by one), streams, readers, brokers,
-hosts, bad weather, interrupts, time. A smaller world is another world, so nothing is certain to work; everything is
+hosts, bad weather, interrupts, time. A smaller run is another run, so nothing is certain to work; everything is
 tried, largest pieces first, until nothing more can go or the tries are used up.
 """
 
@@ -17,14 +17,14 @@ from embarcadero_proof.sim.network import Weather
 from embarcadero_proof.sim.plan import SECOND_US, Plan, make_plan
 
 TRIES: Final = 150
-"""How many worlds are run at most to make one smaller."""
+"""How many runs there are at most to make one smaller."""
 
 _PHASE_US_MIN: Final = 2 * SECOND_US
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """What is left out of a seed's world."""
+    """What is left out of a seed's run."""
 
     rest: bool = False
     faults_max: int | None = None  # faults beyond so many do not happen
@@ -71,7 +71,7 @@ Run = Callable[[Plan], Outcome]
 
 
 class Shrinker:
-    """Makes the world of one seed smaller as long as it breaks the promise that it broke at `first`."""
+    """Makes the run of one seed smaller as long as it breaks the promise that it broke at `first`."""
 
     def __init__(self, seed: int, first: Outcome, run: Run, bias: Bias | None = None, swarm: bool = True,
                  tries: int = TRIES, told: Callable[[str], None] = lambda _line: None) -> None:  # fmt: skip
@@ -83,7 +83,7 @@ class Shrinker:
         self.tries = 0
 
     def plan(self, cuts: Cuts) -> Plan:
-        """The seed's world without what is cut."""
+        """The seed's run without what is cut."""
         return cuts.applied(make_plan(self._seed, bias=self._bias, swarm=self._swarm))
 
     def shrink(self) -> None:
@@ -93,7 +93,7 @@ class Shrinker:
             step()
 
     def _try(self, what: str, **changes: object) -> bool:
-        """Whether the world still breaks the promise with one more cut; then the cut stays."""
+        """Whether the run still breaks the promise with one more cut; then the cut stays."""
         if self.tries >= self._left:
             return False
         self.tries += 1
@@ -111,7 +111,7 @@ class Shrinker:
             self._try("the rest in the end", rest=True)
 
     def _fault_count(self) -> None:
-        """The fewest first faults that are enough. Up to the last of them, the world is the same."""
+        """The fewest first faults that are enough. Up to the last of them, the run is the same."""
         fewest, enough = 0, self.outcome.numbered
         while fewest < enough:
             middle = (fewest + enough) // 2

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World
 
 SPANS_FROM_SEED: Final = 80_000
-"""From then on worlds with replicas have such a reader."""
+"""From then on runs with replicas have such a reader."""
 
 _PATIENCE_US: Final = 5_000_000
 _SOON_US: Final = (1_000, 30_000)
@@ -120,9 +120,9 @@ class SpanProcess(ClientProcess):
                 self._end(_LATER_US)
 
     def _begin(self, tail: m.TailIs) -> None:
-        """Read from the start that was told: by index as `scan` does, or by seq as `read` does.
+        """Read from the start that was reported: by index as `scan` does, or by seq as `read` does.
 
-        A seq that is lost names no place: a reader begins behind what is lost, and no gap tells of that.
+        A seq that is lost names no record: a reader begins behind what is lost, and no gap reports that.
         """
         self._number += 1
         self._stop, by_seq = tail.durable_index, self.rng.random() < 0.5 and not self.world.tiering.on
@@ -160,7 +160,7 @@ class SpanProcess(ClientProcess):
             return
         elif position is not None:
             self.world.seen(Passed(at=now_us, reader=self._reader_name, lane=reader.lane, index=position))
-        self.world.seen(Died(at=now_us, process=self._reader_name))  # it reads no further than the end that it was told
+        self.world.seen(Died(at=now_us, process=self._reader_name))  # it reads no further than the end that it learned
         self._end(_LATER_US)
 
     def _end(self, next_us: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Every step of the protocol, one after the other: one world in which somebody ends there, one in which somebody stops
+"""Every step of the protocol, one after the other: one run in which a role ends there, one in which a role stops
 there past every lease, is replaced, and goes on. The step has to be reached, and every promise has to hold.
 """
 
@@ -35,10 +35,10 @@ from embarcadero_proof.sim.steps import StepFault, Way
 from embarcadero_proof.sim.world import World
 
 SEEDS_MAX: Final = 12
-"""So many worlds are tried until one gets to a step."""
+"""So many runs are tried until one gets to a step."""
 
 ACKS_MIN: Final = 30
-"""A world with fewer acks before all was healed shows nothing, so it fails."""
+"""A run with fewer acks before all was healed shows nothing, so it fails."""
 
 _PHASE_US: Final = 14 * SECOND_US
 _TRIGGERS: Final = {
@@ -53,10 +53,10 @@ _TRIGGERS: Final = {
     "replica.seal": ("replica-crash",),
     "replica.counting": ("replica-crash",),
 }
-"""What has to happen so that somebody gets to steps whose names begin like this; the longest beginning counts."""
+"""What has to happen so that a role gets to steps whose names begin like this; the longest beginning counts."""
 
 _LANES: Final = ("lane.", "closing.lanes", "seal.last")
-"""Steps that only worlds with a topic of order 0 or 1 have."""
+"""Steps that only runs with a topic of order 0 or 1 have."""
 
 CASES: Final = tuple(product(Step, Way))
 _SEEDS_APART: Final = 3
@@ -69,7 +69,7 @@ class StepReport(msgspec.Struct, kw_only=True):
     role: str
     way: str
     seed: int
-    reached: int = 0  # how often anybody got there
+    reached: int = 0  # how often a role got there
     struck: int = 0  # how often that was the end, or a long pause
     acks: int = 0  # before all was healed
     violations: list[str] = []
@@ -80,7 +80,7 @@ class StepReport(msgspec.Struct, kw_only=True):
 
     @property
     def good(self) -> bool:
-        """Whether somebody was struck there, and every promise was kept."""
+        """Whether a role was struck there, and every promise was kept."""
         return self.struck > 0 and not self.violations
 
 
@@ -103,14 +103,14 @@ class StepsReport(msgspec.Struct, kw_only=True):
         """For people."""
         table = Table("step", "role", "way", "seed", "reached", "struck", "acks", "verdict", title="steps")
         for case in self.cases:
-            verdict = "[green]holds" if case.good else f"[red]{(case.violations or ['nobody got there'])[0]}"
+            verdict = "[green]holds" if case.good else f"[red]{(case.violations or ['no role got there'])[0]}"
             table.add_row(case.step, case.role, case.way, str(case.seed), str(case.reached), str(case.struck),
                           str(case.acks), verdict)  # fmt: skip
         return table
 
 
 class LowWorld(World):
-    """A world whose lanes begin with ceilings so low that they have to be raised at once."""
+    """A run whose lanes begin with ceilings so low that they have to be raised at once."""
 
     def start_roles(self) -> None:
         for topic in self.plan.topics if self.queue.now_us == 0 else ():
@@ -127,7 +127,7 @@ def _triggers(step: Step) -> tuple[str, ...]:
 
 
 def step_plan(step: Step, way: Way, seed: int) -> Plan | None:
-    """A small world in which that step is likely to be reached; None if this seed's world can't have it."""
+    """A small run in which that step is likely to be reached; None if this seed's run can't have it."""
     plan = make_plan(seed, bias=Bias(faults=_triggers(step), every_s=3.0, interrupt_rate=0.000_5))
     if step.value.startswith(_LANES) and not plan.has_lanes:
         return None
@@ -153,7 +153,7 @@ def step_plan(step: Step, way: Way, seed: int) -> Plan | None:
 
 
 def run_step(step: Step, way: Way, first_seed: int = 0, bugs: Sequence[str] = ()) -> StepReport:
-    """Run worlds until one gets to the step, and let all checkers look at that one."""
+    """Run seeds until one gets to the step, and let all checkers look at that one."""
     began = time.process_time()
     report = StepReport(step=step.value, role=step.role, way=way.value, seed=first_seed)
     tried, seed = 0, first_seed

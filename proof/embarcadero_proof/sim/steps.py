@@ -1,6 +1,6 @@
-"""Trouble at a named step of the protocol: whoever gets there first, once it is armed, ends or stops at that point.
+"""Trouble at a named step of the protocol: the first role there, once it is armed, ends or stops at that point.
 
-Ordinary worlds draw such a fault now and then; `step_run.py` goes through all steps, one world for each.
+Ordinary runs draw such a fault now and then; `step_run.py` goes through all steps, one run for each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World
 
 STEPS_SHARE: Final = 0.1
-"""Share of the worlds with other trouble that have some at a step as well."""
+"""Share of the runs with other trouble that have some at a step as well."""
 
 _SECOND_US: Final = 1_000_000
 _PAUSE_US: Final = (6 * _SECOND_US, 15 * _SECOND_US)
@@ -33,7 +33,7 @@ class Way(StrEnum):
     """What happens at a step."""
 
     CRASH = "crash"  # the process ends there
-    PAUSE = "pause"  # it stops there past every lease, another gets its place, and then it just goes on
+    PAUSE = "pause"  # it stops there past every lease, another one replaces it, and then it just goes on
     NAP = "nap"  # the same, but it goes on soon after the other one began: its clients are still connected
 
 
@@ -48,7 +48,7 @@ class StepFault:
 
 
 def draw_step_faults(seed: int, phase_us: int) -> list[StepFault]:
-    """What a world has of such faults: most have none. The generator is their own, so other draws are as before."""
+    """What a run has of such faults: most have none. The generator is their own, so other draws are as before."""
     rng = random.Random(f"{seed}:steps")
     if rng.random() >= STEPS_SHARE:
         return []
@@ -71,7 +71,7 @@ class SimSteps:
 
 
 class StepFaults:
-    """All such faults of one world, and how often each step was reached."""
+    """All such faults of one run, and how often each step was reached."""
 
     def __init__(self, world: World) -> None:
         self._world, self._rng = world, random.Random(f"{world.seed}:step-faults")
@@ -94,7 +94,7 @@ class StepFaults:
             return False
         if not world.running or world.running[-1] is not process:
             return False
-        # Who is interrupted waits until those who run inside of it go on: a long pause must not stop others too.
+        # An interrupted process waits until those that run inside of it go on: a long pause must not stop others too.
         return len(world.running) <= (INTERRUPT_DEPTH_MAX if fault.way is Way.CRASH else 1)
 
     def _strike(self, process: Process, fault: StepFault) -> None:

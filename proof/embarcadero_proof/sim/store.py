@@ -1,8 +1,8 @@
 """The store as one process reaches it: at once, after a wait for a lock, or not at all.
 
 As with the embedded store: a locked one makes writers wait for so long, and then they get a typed error; one that is
-down answers nobody. A sequencer that reigns goes on and asks again later; another role that gets such an error in its
-own work ends, and is started again by whoever watches it.
+down answers no request. A leader goes on and asks again later; another role that gets such an error in its
+own work ends, and is started again by its supervisor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SimStore:
     def __init__(self, store: MemoryStore, process: Process) -> None:
         self._store, self._process = store, process
         self.locked_until_us = self.down_until_us = 0
-        self.revision = store.revision  # the cheap question in every poll: what it tells is acted on by a call below
+        self.revision = store.revision  # the cheap question in every poll: its answer is acted on by a call below
 
     def get(self, key: str) -> Item | None:
         self._reach(self.down_until_us)

@@ -1,7 +1,7 @@
-"""Which of the further kinds of trouble a seed has: each is on in some worlds and off in most.
+"""Which of the further kinds of trouble a seed has: each is on in some runs and off in most.
 
-A world in which everything breaks all the time shows less than many worlds that each have a few kinds of trouble: one
-fault hides what another one would have shown. The generator is its own, so the rest of a world is drawn as without it.
+A run in which everything breaks all the time shows less than many runs that each have a few kinds of trouble: one
+fault hides what another one would have shown. The generator is its own, so the rest of a run is drawn as without it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from typing import Final
 
 SHARE: Final = 0.6
-"""Share of the troubled worlds that have any of these."""
+"""Share of the troubled runs that have any of these."""
 
 NETWORK_KINDS: Final = ("partition", "swizzle", "acks-lost")
 CLOCK_KINDS: Final = ("clock-jump", "clock-frozen", "clock-strobe")
@@ -25,14 +25,14 @@ VICTIM_KINDS: Final = ("lost-file", "swapped-files", "wrong-sector")
 KINDS: Final = (*NETWORK_KINDS, *CLOCK_KINDS, *STORE_KINDS, *CLUSTER_KINDS, *MEMBER_KINDS, *VICTIM_KINDS)
 
 REST_S: Final = (5 * 60, 60 * 60)
-"""How long a world rests when all is settled, from and to."""
+"""How long a run rests when all is settled, from and to."""
 
 LIGHT_REST_S: Final = (60, 5 * 60)
 """The same where roles sleep lightly."""
 
 
 def draw_rest_us(seed: int, lightly: bool = False) -> int:
-    """How long nobody calls in the end."""
+    """How long no client calls in the end."""
     return random.Random(f"{seed}:rest").randint(*(LIGHT_REST_S if lightly else REST_S)) * 1_000_000
 
 

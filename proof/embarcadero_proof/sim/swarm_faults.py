@@ -151,7 +151,7 @@ class SwarmFaults:
 
     # --- the cluster --------------------------------------------------------------------------------------------------
     def _rolling_restart(self) -> Done:
-        """Everything is restarted, one after the other: brokers leave first, others are told nothing."""
+        """Everything is restarted, one after the other: brokers leave first, others are not asked."""
         world, step_us = self._world, self.rng.randint(SECOND_US // 2, 3 * SECOND_US)
         processes = [p for p in world.processes if isinstance(p, Poller) and p.alive and p.role != "sequencer"]
         processes += [world.sequencer] if world.sequencer_may_crash else []
@@ -170,7 +170,7 @@ class SwarmFaults:
             process.die()
 
     def _has_left(self, process: BrokerProcess) -> None:
-        """Who leaves ends, also if all is well meanwhile: then another one comes at once."""
+        """A process that leaves ends, also if all is well meanwhile: then another one comes at once."""
         process.die()
         if self._world.healed:
             self._world.replace_broker(process)
@@ -215,7 +215,7 @@ class SwarmFaults:
         world.disks.replace(number)
 
     def _add(self) -> Done:
-        """A replica joins that nobody knew of."""
+        """A replica joins that was not known."""
         world = self._world
         if self._added >= _ADDED_MAX or not world.restarts.up:
             return None

@@ -111,7 +111,7 @@ class SimTables:
         return FetchResult(found.entries[np.array(rows, dtype=np.intp)], list(payloads), at, 0, gap)
 
     def find(self, tier: Tier, lane: int, by: str, value: int) -> tuple[int, int] | None:
-        """Where a place is; None if the table does not have it."""
+        """Where a position is; None if the table does not have it."""
         entries = self._lane(tier, lane).entries
         low, high = tier.start(lane)[0], tier.frontier(lane)[0]
         entries = entries[(entries["index"] >= low) & (entries["index"] < high)]

@@ -1,4 +1,4 @@
-"""A world told in plain words: who did what when, what was broken, and which promise that cost."""
+"""A run in plain words: which process did what when, what was broken, and which promise that cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World
 
 LINES_MAX: Final = 150
-"""Of what happened before a violation; faults are told however long ago they were."""
+"""Of what happened before a violation; faults are shown however long ago they were."""
 
 _AFTER_US: Final = 1_000
 _RUN_US: Final = 50_000
@@ -22,7 +22,7 @@ _DULL: Final = (" bytes ", "connects ", "gives up wire")
 
 @dataclass(slots=True)
 class Line:
-    """Something that somebody did; with numbers, several of the same kind become one line."""
+    """Something that a process did; with numbers, several of the same kind become one line."""
 
     at: int
     who: str
@@ -123,7 +123,7 @@ _TOLD: Final[dict[type[h.Event], Callable[[Any], Line | None]]] = {
 
 
 def lines(world: World) -> Iterator[Line]:
-    """Everything worth telling, in order. The world has kept its trace."""
+    """Everything worth showing, in order. The run has kept its trace."""
     events = iter(world.history)
     for step in world.trace.steps:
         if step.who == "history":
@@ -151,7 +151,7 @@ def merged(told: Iterator[Line]) -> list[Line]:
 
 
 def transcript(world: World, violations: Sequence[Violation], title: str) -> str:
-    """The story of a world up to its first violation."""
+    """The story of a run up to its first violation."""
     first = min(violations, key=lambda violation: violation.at) if violations else None
     until_us = world.queue.now_us if first is None else first.at + _AFTER_US
     told = merged(line for line in lines(world) if line.at <= until_us)

@@ -1,4 +1,4 @@
-"""One who sees into all disks: which batches are on the medium, whatever anybody says about it.
+"""An observer of all disks: which batches are on the medium, whatever processes say about it.
 
 It reads segments by itself, so that a mistake of the storage code does not hide from it: a header of 128 bytes, then
 records of a 64-byte order entry and its payload, padded to 64 bytes.
@@ -80,7 +80,7 @@ def _number(pattern: re.Pattern[str], name: str) -> int | None:
 
 
 def _says(file: SimFile, lane: int, number: int) -> bool:
-    """Whether a segment's header says that it is of this range: two files may have changed places."""
+    """Whether a segment's header says that it is of this range: two files may have been exchanged."""
     return len(file.medium) >= _HEADER_BYTES and _OWNER.unpack_from(file.medium, 16) == (lane, number)
 
 
@@ -111,7 +111,7 @@ def unequal(disks: dict[int, SimDisk], ranges: list[Range], ends: dict[int, int]
 
 
 def _raw(disk: SimDisk, range_: Range) -> dict[int, bytes]:
-    """index -> entry and payload of its record, of one range on one disk. Nobody reads or checks what pads it."""
+    """index -> entry and payload of its record, of one range on one disk. Padding is neither read nor checked."""
     raw: dict[int, bytes] = {}
     for lane, number, file in segments(disk):
         at = _HEADER_BYTES

@@ -14,7 +14,7 @@ LINE_EVERY_S = 10.0
 
 
 class Watch:
-    """Tells people how far a run is. What it says goes to stderr, unless `console` is a terminal."""
+    """Shows how far a run is. What it says goes to stderr, unless `console` is a terminal."""
 
     def __init__(
         self, console: Console, seeds: int, before: int = 0, clock: Callable[[], float] = time.monotonic

@@ -56,7 +56,7 @@ class Content(NamedTuple):
 
 
 class Stream:
-    """What a publisher writes: batch `n` is the same bytes whoever sends it, however often."""
+    """What a publisher writes: batch `n` is the same bytes from each sender, however often."""
 
     def __init__(self, plan: StreamPlan, seed: int, chunk_bytes: int) -> None:
         self.plan, self._seed, self._chunk_bytes = plan, seed, chunk_bytes
@@ -68,8 +68,8 @@ class Stream:
     def number_at(self, expected: int) -> int:
         """Which batch comes next for a session that expects this sequence.
 
-        After a loss sequences may stay behind numbers: what is sent next closes the hole. Whoever goes on with a stream
-        knows that, whatever became of the batches: a journal of what was sent would tell.
+        After a loss sequences may stay behind numbers: what is sent next closes the hole. A process that continues it
+        knows that, whatever became of the batches: a journal of what was sent would say.
         """
         numbers = {batch.sequence: int(batch.token) for batch in self.batches}
         below = max((sequence for sequence in numbers if sequence < expected), default=-1)
@@ -114,11 +114,11 @@ class PublisherProcess(ClientProcess):
         stream.processes += 1
         self.stream = stream
         super().__init__(world, f"{plan.name}.{stream.processes}", self._publisher)
-        # others may have used a named session before us: the cluster tells which number comes next
+        # others may have used a named session before us: the cluster says which number comes next
         self._number: int | None = None if plan.named else 0
         self._claims = plan.named and plan.topic.order > Order.BROKER and world.plan.seed >= CLAIMED_FROM_SEED
         self._closing = False
-        self._ending_us: int | None = None  # since when it is told to close, or has failed
+        self._ending_us: int | None = None  # since when it is asked to close, or has failed
 
     @property
     def done(self) -> bool:
@@ -159,7 +159,7 @@ class PublisherProcess(ClientProcess):
             self._plan_burst()
 
     def _send_next(self) -> bool:
-        """Hand the next batch to the publisher. False if there is none, or no room."""
+        """Hand the next batch to the publisher. False if there is none, or no capacity."""
         if self._number is None or self._number >= self.stream.plan.batches:
             return False
         content = self._next_content(self._number)
@@ -171,7 +171,7 @@ class PublisherProcess(ClientProcess):
         return True
 
     def _next_content(self, number: int) -> Content | None:
-        """What batch `number` is; None if it can't be told yet."""
+        """What batch `number` is; None if it is not known yet."""
         return self.stream.content(number)
 
     def close(self) -> None:

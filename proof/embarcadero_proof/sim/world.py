@@ -1,7 +1,7 @@
-"""One seed, one world: hosts with private caches, brokers, a sequencer, clients, a network, and trouble.
+"""One seed, one run: hosts with private caches, brokers, a sequencer, clients, a network, and trouble.
 
-Everything that is random comes from generators seeded by the seed and a name, so the same seed gives the same world,
-event by event. After a phase with faults the world heals, and then everything has to come to an end (P8).
+Everything that is random comes from generators seeded by the seed and a name, so the same seed gives the same run,
+event by event. After a phase with faults the run heals, and then everything has to come to an end (P8).
 """
 
 from __future__ import annotations
@@ -78,27 +78,27 @@ SCRUB_US_MAX = 200 * SECOND_US
 """How long in the end: a scrub may have to go twice over all segments, since it leaves out a copy that has damage."""
 
 EVENTS_MAX = 2_000_000
-"""A world takes some ten thousand: one that takes more does not come to an end."""
+"""A run takes some ten thousand: one that takes more does not come to an end."""
 
 ACKS_MIN = 100
-"""A world with fewer acks in the end fails. What is missing is sent once all is healed, so that there is something to
-read back: this shows little. How much was acked before that is told apart (`reports.acks_in_trouble`)."""
+"""A run with fewer acks in the end fails. What is missing is sent once all is healed, so that there is something to
+read back: this shows little. How much was acked before that is counted apart (`reports.acks_in_trouble`)."""
 
 NUMBERED_FROM_SEED = 70_000
 """From then on the first generation has a number, as `up` gives it: without, clients do not notice that it is over."""
 
 _UNMARKED = (Stopped, TrimAsked, TieredTo, StartRead, Numbered, PublisherEnded)
-"""Seen by checkers that came later: worlds that were told before them keep their digests."""
+"""Seen by checkers that came later: runs that were recorded before them keep their digests."""
 
 _SKIPPED = 4
 _LAST_BATCHES = 10
 _LOOK_EVERY_US = SECOND_US // 4
 _TIDY_US = 5 * SECOND_US
-"""After a role, or a reign, has started: in that time its predecessor is closed, and what that left is swept."""
+"""After a role, or a leadership, has started: in that time its predecessor is closed, and what that left is swept."""
 
 
 class World:
-    """The world of one seed. `run` it, then read its `history`."""
+    """The run of one seed. `run` it, then read its `history`."""
 
     def __init__(self, plan: Plan, wrap: Wrap, keep_trace: bool = False) -> None:
         self.plan, self.seed, self.sizes = plan, plan.seed, plan.sizes
@@ -149,19 +149,19 @@ class World:
 
     # --- looking ------------------------------------------------------------------------------------------------------
     def over(self) -> bool:
-        """Whether this world has ended, or has taken so much that it never will."""
+        """Whether this run has ended, or has taken so much that it never will."""
         if self.queue.done > EVENTS_MAX:
             self.give_up()
         return self._over
 
     def give_up(self) -> None:
-        """It goes on and on: end it, and tell who was busy."""
+        """It does not end: end it, and report which process was busy."""
         if not self._over:
             busiest = max(self.processes, key=lambda process: process.actions)
             self.endless = (
                 f"does not come to an end: {self.queue.done:,} events and {self.interrupts.primitives:,} primitives in "
                 f"{self.queue.now_us / SECOND_US:.1f} simulated seconds; the busiest is {busiest.name} "
-                f"({busiest.actions:,} actions), at work: {', '.join(p.name for p in self.running) or 'nobody'}"
+                f"({busiest.actions:,} actions), at work: {', '.join(p.name for p in self.running) or 'no process'}"
             )
             self._over = True
 
@@ -195,7 +195,7 @@ class World:
         return f"epoch-{self.directory.elections.started_epoch()}/order-{lane}"
 
     def see_frontier(self, lane: int) -> None:
-        """Put on record how far a lane is ordered, as one who sees all caches."""
+        """Put on record how far a lane is ordered, as an observer of all caches."""
         medium, index = self.memory.regions.get(self.order_ring(lane)), -1
         if medium is not None:
             word = RING_FRONTIER_OFFSET // 8
@@ -215,7 +215,7 @@ class World:
                 self.see_frontier(lane)
 
     def see_trimmed(self, reader: str, lane: int, index: int) -> None:
-        """A reader was told that the batch at `index` is gone: put on record if it is still there."""
+        """A reader learned that the batch at `index` is gone: put on record if it is still there."""
         entry = self._entry(lane, index)
         member = self._origin(entry) if entry is not None else None
         if entry is None or int(entry["kind"]) != EntryKind.BATCH or member is None:
@@ -253,7 +253,7 @@ class World:
         return next((m for m in self.directory.members.all() if m.handle == int(entry["origin"])), None)
 
     def _in_memory(self, entry: np.void) -> bool:
-        """Whether the payload of a batch is there, as one who sees all caches, and without touching any."""
+        """Whether the payload of a batch is there, as an observer of all caches, and without touching any."""
         member = self._origin(entry)
         medium = self.memory.regions.get(f"{member.region_prefix}/frontiers") if member is not None else None
         if medium is None:
@@ -352,7 +352,7 @@ class World:
         process.start()
 
     def replica_died(self, process: ReplicaProcess) -> None:
-        """Somebody notices after a while; usually it is started again."""
+        """The supervisor notices after a while; usually it is started again."""
         if process.member is not None:
             member = process.member
             self.queue.after(self.rng.randrange(50_000, 3 * SECOND_US), lambda: self.directory.replicas.mark_dead(
@@ -409,11 +409,11 @@ class World:
         return any(kind.startswith("sequencer-") and kind != "sequencer-pause" for kind in self.plan.faults)
 
     def may_crash(self, process: Process) -> bool:
-        """Whether the world can go on without this process."""
+        """Whether the run can go on without this process."""
         return not isinstance(process, BrokerProcess) or sum(b.alive for b in self.brokers.values()) > 1
 
     def broker_died(self, process: BrokerProcess, silently: bool = False) -> None:
-        """Somebody notices after a while; usually a new incarnation is started."""
+        """The supervisor notices after a while; usually a new incarnation is started."""
         self.network.process_died(process, silently)
         if self.network.listening.get(process.address) is process:
             del self.network.listening[process.address]
@@ -429,7 +429,7 @@ class World:
             self._start_broker(process.member.broker)
 
     def sequencer_died(self, process: SequencerProcess) -> None:
-        """Somebody notices after a while and starts a successor."""
+        """The supervisor notices after a while and starts a successor."""
         if self.plan.candidates:
             self.candidates.died(process)
             return
@@ -443,7 +443,7 @@ class World:
             self._start_sequencer()
 
     def replace(self, process: Process) -> None:
-        """A process is silent: another gets its place, unless that was done already.
+        """A process is silent: another one replaces it, unless that was done already.
 
         Of a replica the sequencer notices by itself. Only where a disk of its number may be gone does another one start
         beside it: two processes never share a disk.
@@ -570,7 +570,7 @@ class World:
     def _all_done(self) -> bool:
         """Whether all publishers are done and all readers have seen a tail that was asked for after that.
 
-        Nor has a role just started: whoever tidies up after the one before it has had time to.
+        Nor has a role just started: cleanup after the one before it has had time to finish.
         """
         reigns = self.history.of(EpochStarted)
         if self.queue.now_us < max(self._started_us, reigns[-1].at if reigns else 0) + _TIDY_US:
@@ -581,7 +581,7 @@ class World:
         if unanswered or self._successors or not all(publisher.done for publisher in self.live_publishers()):
             self._quiet_since_us = self.queue.now_us
             return False
-        settled = self.history.of(Settled)  # all may have been done before anybody looked
+        settled = self.history.of(Settled)  # all may have been done before the first look
         quiet_us = max(self._quiet_since_us, settled[-1].at if settled else 0)
         tails = {tail.lane: tail.index for tail in self.history.of(TailRead) if tail.began > quiet_us}
         if any(lane not in tails for topic in self.plan.topics for lane in self.lanes_of(topic)):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import TopicInfo
 from embarcadero.config.secrets import parse_properties
-from embarcadero.types import Range, Tail
+from embarcadero.types import Range, Span, Tail
 
 KINDS: Final = {
     "index-hole": ("P1", "a batch is missing, and nothing says why"),
@@ -34,11 +34,11 @@ KINDS: Final = {
 """Kind of finding -> the promise that it breaks, and what it means."""
 
 KEPT_PER_KIND: Final = 20
-"""So many findings of a kind are told with their place in each span; the others are counted."""
+"""So many findings of a kind are reported with their index in each span; the others are counted."""
 
 
 class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is not as promised. `times` counts those of its kind that are not told one by one."""
+    """Something that is not as promised. `times` counts those of its kind that are not reported one by one."""
 
     kind: str
     lane: int
@@ -50,6 +50,13 @@ class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
     def promise(self) -> str:
         """The promise that it breaks."""
         return KINDS[self.kind][0]
+
+
+class SessionCounts(NamedTuple):
+    """Sessions of a lane; of how many of them it is not known whether they are strong."""
+
+    sessions: int
+    unknown: int
 
 
 class LaneAudit(msgspec.Struct, kw_only=True):
@@ -65,8 +72,8 @@ class LaneAudit(msgspec.Struct, kw_only=True):
     entries: int = 0
     sessions: int = 0
     sessions_unknown: int = 0  # order 2: whether they are strong is not known, so their order was not checked
-    lost: int = 0  # positions that a crash took, as told
-    skipped: int = 0  # sequences that a topic of on_gap=skip gave up, as told
+    lost: int = 0  # positions that a crash took, as the log reports them
+    skipped: int = 0  # sequences that a topic of on_gap=skip gave up, as the log reports them
     in_table: int = 0  # entries that are in the table
     in_both: int = 0  # entries that are in the table and with the brokers, and were compared
     hash: str = ""  # of all entries in their order
@@ -103,20 +110,20 @@ class Collector:
 
     def add(self, kind: str, index: int, detail: str) -> None:
         """Note one."""
-        told = self._found.setdefault(kind, [])
-        if len(told) < KEPT_PER_KIND:
-            told.append(AuditFinding(kind=kind, lane=self.lane, index=index, detail=detail))
+        kept = self._found.setdefault(kind, [])
+        if len(kept) < KEPT_PER_KIND:
+            kept.append(AuditFinding(kind=kind, lane=self.lane, index=index, detail=detail))
         else:
             self._more[kind] = self._more.get(kind, 0) + 1
 
     def take(self) -> list[AuditFinding]:
         """All of them, the counted ones last."""
-        told = [finding for kind in self._found.values() for finding in kind]
+        kept = [finding for kind in self._found.values() for finding in kind]
         more = [
             AuditFinding(kind=kind, lane=self.lane, index=-1, detail=f"{times:,} more of this kind", times=times)
             for kind, times in self._more.items()
         ]
-        return told + more
+        return kept + more
 
 
 class LaneFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +133,7 @@ class LaneFacts(msgspec.Struct, frozen=True, kw_only=True):
     start_index: int
     start_seq: int
     stop_index: int
-    lost: list[tuple[int, int]]  # positions between its ranges
+    lost: list[Span]  # indices between its ranges
     frontier: int = 0  # everything below is in the table
     hot_index: int = 0  # everything from here on is with the brokers
 
@@ -182,10 +189,11 @@ def lane_facts(about: TopicInfo, tail: Tail) -> list[LaneFacts]:
     return facts
 
 
-def lost_between(ranges: Sequence[Range]) -> list[tuple[int, int]]:
-    """The positions between a range and the next one."""
+def lost_between(ranges: Sequence[Range]) -> list[Span]:
+    """The indices between a range and the next one."""
     ordered = sorted(ranges, key=lambda one: one.number)
-    return [(one.end, after.start) for one, after in pairwise(ordered) if one.end is not None and one.end < after.start]
+    pairs = pairwise(ordered)
+    return [Span(one.end, after.start) for one, after in pairs if one.end is not None and one.end < after.start]
 
 
 def spans_of(log: Log, about: TopicInfo, facts: LaneFacts, span_bytes: int) -> list[AuditSpan]:
@@ -223,7 +231,7 @@ def spans_of(log: Log, about: TopicInfo, facts: LaneFacts, span_bytes: int) -> l
 def _file_ends(about: TopicInfo, lane: int, first: int, last: int, properties: Sequence[str]) -> list[tuple[int, str]]:
     """Where the spans of the table's files end, and the files: each is a span of its own.
 
-    The footer of a file with records tells of the control entries of its span, too, wherever those are.
+    The footer of a file with records describes the control entries of its span, too, wherever those are.
     """
     if about.tier is None:
         return []
@@ -248,16 +256,16 @@ def report_of(
     facts: Iterable[LaneFacts],
     spans: Sequence[SpanReport],
     sessions: Sequence[AuditFinding],
-    counts: Mapping[int, tuple[int, int]],
+    counts: Mapping[int, SessionCounts],
     seconds: float,
 ) -> AuditReport:
-    """Bring all together: spans have to meet, too. `counts`: sessions by lane, and how many are of unknown kind."""
+    """Bring all together: spans have to meet, too. `counts`: sessions by lane."""
     findings = [finding for span in spans for finding in span.findings] + list(sessions)
     lanes = []
     for lane in facts:
         own = sorted((span for span in spans if span.lane == lane.lane), key=lambda span: span.start)
         findings += _seams(lane, own)
-        digest = blake2b(digest_size=16)
+        digest, known = blake2b(digest_size=16), counts.get(lane.lane, SessionCounts(0, 0))
         for span in own:
             digest.update(bytes.fromhex(span.hash))
         total = {
@@ -271,8 +279,8 @@ def report_of(
                 stop_index=lane.stop_index,
                 start_seq=lane.start_seq,
                 stop_seq=next((span.next_seq for span in reversed(own) if span.next_seq >= 0), lane.start_seq),
-                sessions=counts.get(lane.lane, (0, 0))[0],
-                sessions_unknown=counts.get(lane.lane, (0, 0))[1],
+                sessions=known.sessions,
+                sessions_unknown=known.unknown,
                 hash=digest.hexdigest(),
                 **total,
             )

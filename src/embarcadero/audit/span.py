@@ -1,6 +1,15 @@
 """One span of a lane, looked at: indices and record numbers are dense, gaps are explained, rows fit their batches.
 
 `look_at` is what a task does: it reads the span from wherever it is, and compares where there are two copies.
+
+Sessions are looked at over the whole log: each one's batches as runs of sequences, small enough to be brought together.
+A span of the log has, for each session, about one run: sequences without a hole, sorted. A run ends before the first
+sequence that the log has too early, so disorder within a span shows as two runs that overlap. Runs of a session from
+all spans, side by side, show whether a sequence is there twice (P2), out of order, or missing (P3).
+
+SESSION_OPEN begins a session's life, with the sequence it starts from; a handle that is used again begins another one.
+In order 2 it also says whether the session is strong. Only strong sessions are promised an order without holes. A
+session whose kind no entry says (its SESSION_OPEN was trimmed, or is in an older file of its table) counts as weak.
 """
 
 from __future__ import annotations
@@ -9,18 +18,154 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embarcadero.audit.report import AuditFinding, AuditSpan, Collector, SpanReport
-from embarcadero.audit.sessions import NO_FLAGS, runs_of
 from embarcadero.client.api.sync_log import Log
 from embarcadero.client.results import Batch, TopicInfo
 from embarcadero.config.secrets import parse_properties
 from embarcadero.errors import Corrupt, EmbarcaderoError
+from embarcadero.fabric.layout import OPEN_STRONG
 from embarcadero.tier.columns import EntriesHash, Int64s, rows
-from embarcadero.types import EntryKind, Gap, GapKind
+from embarcadero.types import NO_SESSION, EntryKind, Gap, GapKind, Span
 
+# --- sessions ---------------------------------------------------------------------------------------------------------
+RUNS: Final = pa.schema(
+    [
+        pa.field("lane", pa.int32(), nullable=False),
+        pa.field("session", pa.int64(), nullable=False),
+        pa.field("opens", pa.bool_(), nullable=False),  # a SESSION_OPEN: no batch, but where sequences start
+        pa.field("first_index", pa.int64(), nullable=False),
+        pa.field("last_index", pa.int64(), nullable=False),
+        pa.field("first_seq", pa.int64(), nullable=False),
+        pa.field("stop_seq", pa.int64(), nullable=False),
+        pa.field("strong", pa.bool_()),  # of a SESSION_OPEN, by its flags; null: they are not known
+    ]
+)
+PROBLEMS: Final = pa.schema(
+    [
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("lane", pa.int32(), nullable=False),
+        pa.field("index", pa.int64(), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),
+    ]
+)
+NO_FLAGS: Final = -1
+"""The flags of an entry that was read from where they are not kept."""
+_SESSIONS: Final = (EntryKind.BATCH, EntryKind.SESSION_OPEN, EntryKind.SKIP)
+
+
+def runs_of(
+    lane: int, indices: Int64s, kinds: Int64s, sessions: Int64s, sequences: Int64s, skipped: Int64s, flags: Int64s
+) -> pa.RecordBatch:
+    """The runs of a span's entries, given in the order of the log. `flags`: NO_FLAGS where they are not known."""
+    own = np.isin(kinds, _SESSIONS) & (sessions != NO_SESSION)
+    indices, kinds, sessions, flags = indices[own], kinds[own], sessions[own], flags[own]
+    starts, widths = sequences[own], np.where(kinds == EntryKind.SKIP, skipped[own], 1)
+    opens = kinds == EntryKind.SESSION_OPEN
+    widths[opens] = 0
+    lives = _lives(sessions, opens)
+    order = np.lexsort((indices, starts, ~opens, lives, sessions))
+    sessions, lives, opens, indices, starts, widths, flags = (
+        column[order] for column in (sessions, lives, opens, indices, starts, widths, flags)
+    )
+    if not len(indices):
+        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in RUNS], schema=RUNS)
+    goes_on = (
+        (sessions[1:] == sessions[:-1])
+        & (lives[1:] == lives[:-1])
+        & ~opens[1:]
+        & ~opens[:-1]
+        & (starts[1:] == starts[:-1] + widths[:-1])
+    )
+    early = np.flatnonzero(goes_on & (indices[1:] < indices[:-1]))
+    _, first_early = np.unique(np.cumsum(~goes_on)[early], return_index=True)
+    goes_on[early[first_early]] = False  # only the first of each run: sessions that promise no order stay few runs
+    first = np.flatnonzero(np.concatenate(([True], ~goes_on)))
+    last = np.concatenate((first[1:], [len(indices)])) - 1
+    numbers: list[Any] = [
+        np.full(len(first), lane, np.int32),
+        sessions[first],
+        opens[first],
+        np.minimum.reduceat(indices, first),
+        np.maximum.reduceat(indices, first),
+        starts[first],
+        starts[last] + widths[last],
+    ]
+    unknown = ~opens[first] | (flags[first] == NO_FLAGS)
+    columns = [*map(pa.array, numbers), pa.array(flags[first] & OPEN_STRONG != 0, mask=unknown)]
+    return pa.RecordBatch.from_arrays(columns, schema=RUNS)
+
+
+def _lives(sessions: Int64s, opens: npt.NDArray[np.bool_]) -> Int64s:
+    """How often each entry's session was opened before it, in this span."""
+    order = np.argsort(sessions, kind="stable")
+    total = np.cumsum(opens[order])
+    fresh = np.concatenate(([True], sessions[order][1:] != sessions[order][:-1])) if len(order) else np.zeros(0, bool)
+    before = np.maximum.accumulate(np.where(fresh, total - opens[order], 0)) if len(order) else total
+    lives = np.empty(len(sessions), np.int64)
+    lives[order] = total - before
+    return lives
+
+
+def problems_of(runs: pa.Table, *, all_strong: bool, from_start: bool) -> pa.Table:
+    """What is wrong with sessions, given all runs of them (of any spans, in any order).
+
+    `all_strong`: every session is strong (order 5); otherwise its SESSION_OPEN says so. `from_start`: the log is there
+    from its beginning, so each session's SESSION_OPEN has to be, too.
+    """
+    sorted_runs = runs.sort_by([("lane", "ascending"), ("session", "ascending"), ("first_index", "ascending")])
+    lanes, sessions, firsts, lasts, starts, stops = (
+        sorted_runs.column(name).to_numpy().astype(np.int64)
+        for name in ("lane", "session", "first_index", "last_index", "first_seq", "stop_seq")
+    )
+    opens = sorted_runs.column("opens").to_numpy(zero_copy_only=False).astype(bool)
+    found: list[tuple[str, int, int, str]] = []
+    same = np.concatenate(([False], (lanes[1:] == lanes[:-1]) & (sessions[1:] == sessions[:-1])))[: len(lanes)]
+    lives = np.cumsum(opens | ~same)
+    known = sorted_runs.column("strong").fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+    strong = all_strong | known[opens | ~same][lives - 1]  # as the first run of its life says
+    if from_start:
+        for run in np.flatnonzero(~same & ~opens).tolist():
+            what = f"session {sessions[run]} has batches before it was opened"
+            found.append(("session-strange", int(lanes[run]), int(firsts[run]), what))
+    by_sequence = np.lexsort((stops, starts, lives))
+    _compare_runs(found, by_sequence, lives, (lanes, sessions, firsts, lasts, starts, stops, strong))
+    return pa.Table.from_pylist([dict(zip(PROBLEMS.names, problem, strict=True)) for problem in found], schema=PROBLEMS)
+
+
+def _compare_runs(
+    found: list[tuple[str, int, int, str]], order: Int64s, lives: Int64s, columns: tuple[Any, ...]
+) -> None:
+    """Look at each run and at the one before it in the same life of a session, by sequence."""
+    lanes, sessions, firsts, lasts, starts, stops, strong = (column[order] for column in columns)
+    together = lives[order][1:] == lives[order][:-1]
+    reach = _reach(lives[order], stops)
+    twice = together & (starts[1:] < reach[:-1])
+    late = together & strong[1:] & ~twice & (firsts[1:] < lasts[:-1])
+    hole = together & strong[1:] & (starts[1:] > reach[:-1])
+    for run in np.flatnonzero(twice).tolist():
+        what = f"session {sessions[run + 1]}: sequence {starts[run + 1]} again, before index {firsts[run]} or there"
+        found.append(("session-twice", int(lanes[run + 1]), int(firsts[run + 1]), what))
+    for run in np.flatnonzero(late).tolist():
+        what = f"session {sessions[run + 1]}: sequence {starts[run + 1]} comes before {stops[run] - 1}"
+        found.append(("session-order", int(lanes[run + 1]), int(firsts[run + 1]), what))
+    for run in np.flatnonzero(hole).tolist():
+        what = f"session {sessions[run + 1]}: sequences {reach[run]} to {starts[run + 1] - 1} are missing"
+        found.append(("session-hole", int(lanes[run + 1]), int(firsts[run + 1]), what))
+
+
+def _reach(lives: Int64s, stops: Int64s) -> Int64s:
+    """For each run: how far sequences go in it and in those before it of the same life."""
+    if not len(stops):
+        return stops
+    far = int(stops.max()) + 1
+    return np.maximum.accumulate(stops + lives * far) - lives * far
+
+
+# --- a span -----------------------------------------------------------------------------------------------------------
 COLUMNS: Final = (
     "_index", "_seq", "_kind", "_count", "_session", "_session_seq", "_crc", "_partition", "_append_time", "_skipped",
     "_damage",
@@ -33,11 +178,11 @@ _COMPARED_ROWS = 65_536
 class KnownLosses:
     """Which holes of a lane are as they should be: what is below its start, and what lies between its ranges."""
 
-    def __init__(self, start_index: int, lost: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, start_index: int, lost: Sequence[Span]) -> None:
         self.start_index, self.lost = start_index, tuple(lost)
 
     def is_lost(self, start: int, stop: int) -> bool:
-        """Whether a crash took all of these positions, as the ranges tell it."""
+        """Whether a crash took all of these positions, as the ranges say."""
         return any(first <= start and stop <= last for first, last in self.lost)
 
 
@@ -76,26 +221,26 @@ class SpanAudit:
             return
         indices = rows.column("_index").to_numpy()
         first = np.concatenate(([indices[0] != self._open_index], indices[1:] != indices[:-1]))
-        places = np.flatnonzero(first)
-        self._count_rows(indices, places, rows)
+        firsts = np.flatnonzero(first)
+        self._count_rows(indices, firsts, rows)
         seqs = self._numbers(rows, "_seq")
         before = np.concatenate(([self._row_seq], seqs[:-1]))
-        for place in np.flatnonzero((seqs != before + 1) & ~first).tolist():
-            self.note("row-order", int(indices[place]), f"seq {seqs[place]} comes after {before[place]}")
+        for row in np.flatnonzero((seqs != before + 1) & ~first).tolist():
+            self.note("row-order", int(indices[row]), f"seq {seqs[row]} comes after {before[row]}")
         self._row_seq = int(seqs[-1])
         self.hash.add(rows)
-        if not len(places):
+        if not len(firsts):
             return
-        column = {name: self._numbers(rows, name)[places] for name in COLUMNS if name not in ("_damage",)}
+        column = {name: self._numbers(rows, name)[firsts] for name in COLUMNS if name not in ("_damage",)}
         self._dense(column)
-        self._damage(rows, places)
+        self._damage(rows, firsts)
         kinds, counts = column["_kind"], column["_count"]
-        self.entries += len(places)
+        self.entries += len(firsts)
         self.batches += int((kinds == EntryKind.BATCH).sum())
         self.records += int(counts.sum())
         self.skipped += int(column["_skipped"][kinds == EntryKind.SKIP].sum())
         names = ("_index", "_kind", "_session", "_session_seq", "_skipped")
-        flags = np.where(np.asarray(rows.column("_skipped").is_valid())[places], column["_skipped"], NO_FLAGS)
+        flags = np.where(np.asarray(rows.column("_skipped").is_valid())[firsts], column["_skipped"], NO_FLAGS)
         self._entries.append((*(column[name] for name in names), flags))
 
     def finish(self) -> list[AuditFinding]:
@@ -130,10 +275,10 @@ class SpanAudit:
     def _dense(self, column: dict[str, Int64s]) -> None:
         indices, seqs, counts = column["_index"], column["_seq"], column["_count"]
         wanted = np.concatenate(([self._next_index], indices[:-1] + 1))
-        for place in np.flatnonzero(indices < wanted).tolist():
-            self.note("index-twice", int(indices[place]), f"index {indices[place]} comes after {wanted[place] - 1}")
-        for place in np.flatnonzero(indices > wanted).tolist():
-            start, stop = int(wanted[place]), int(indices[place])
+        for row in np.flatnonzero(indices < wanted).tolist():
+            self.note("index-twice", int(indices[row]), f"index {indices[row]} comes after {wanted[row] - 1}")
+        for row in np.flatnonzero(indices > wanted).tolist():
+            start, stop = int(wanted[row]), int(indices[row])
             if self._explained.is_lost(start, stop):
                 self.lost += stop - start
             elif start < self._explained.start_index:
@@ -142,25 +287,25 @@ class SpanAudit:
                 self.note("index-hole", start, f"indices {start} to {stop - 1}")
         ends = np.concatenate(([self._next_seq], (seqs + counts)[:-1]))
         known = (ends >= 0) & (indices == wanted)
-        for place in np.flatnonzero(known & (seqs != ends)).tolist():
-            what = f"seq {seqs[place]} where {ends[place]} comes next"
-            self.note("seq-hole", int(indices[place]), what)
+        for row in np.flatnonzero(known & (seqs != ends)).tolist():
+            what = f"seq {seqs[row]} where {ends[row]} comes next"
+            self.note("seq-hole", int(indices[row]), what)
         if self.first_seq < 0:
             self.first_seq = int(seqs[0])
         self._next_index, self._next_seq = int(indices[-1]) + 1, int(seqs[-1] + counts[-1])
 
-    def _count_rows(self, indices: Int64s, places: Int64s, rows: pa.RecordBatch) -> None:
+    def _count_rows(self, indices: Int64s, firsts: Int64s, rows: pa.RecordBatch) -> None:
         """Each batch has as many rows as records; each other entry has one."""
         counts = self._numbers(rows, "_count")
-        ends = np.concatenate((places, [len(indices)]))
+        ends = np.concatenate((firsts, [len(indices)]))
         self._open_rows += int(ends[0])
-        if not len(places):
+        if not len(firsts):
             return
         self._close_rows()
         lengths = np.diff(ends)
-        wanted = np.maximum(counts[places], 1)
-        for place in np.flatnonzero(lengths[:-1] != wanted[:-1]).tolist():
-            self._wrong_rows(int(indices[places[place]]), int(lengths[place]), int(wanted[place]))
+        wanted = np.maximum(counts[firsts], 1)
+        for row in np.flatnonzero(lengths[:-1] != wanted[:-1]).tolist():
+            self._wrong_rows(int(indices[firsts[row]]), int(lengths[row]), int(wanted[row]))
         self._open_index, self._open_rows = int(indices[-1]), int(lengths[-1])
         self._open_count = int(wanted[-1])
 
@@ -172,14 +317,14 @@ class SpanAudit:
     def _wrong_rows(self, index: int, found: int, wanted: int) -> None:
         self.note("rows", index, f"index {index} has {found} rows and {wanted} records")
 
-    def _damage(self, rows: pa.RecordBatch, places: Int64s) -> None:
+    def _damage(self, rows: pa.RecordBatch, firsts: Int64s) -> None:
         damage = rows.column("_damage")
         if damage.null_count == len(damage):
             return
         indices = rows.column("_index").to_numpy()
-        for place in places.tolist():
-            if (why := damage[place].as_py()) is not None:
-                self.note("damage", int(indices[place]), why)
+        for row in firsts.tolist():
+            if (why := damage[row].as_py()) is not None:
+                self.note("damage", int(indices[row]), why)
 
     def note(self, kind: str, index: int, detail: str) -> None:
         """Something is wrong."""
@@ -198,7 +343,7 @@ class SpanAudit:
 
 def look_at(log: Log, about: TopicInfo, span: AuditSpan) -> tuple[SpanReport, pa.RecordBatch]:
     """Look at a span. Whatever is wrong with it is in the report; only a bug raises."""
-    lost = [*span.lane.lost, (span.start, span.stop)] if span.file else span.lane.lost
+    lost = [*span.lane.lost, Span(span.start, span.stop)] if span.file else span.lane.lost
     audit = SpanAudit(span.lane.lane, span.start, span.stop, KnownLosses(span.lane.start_index, lost))
     columns = None if span.table and span.log else list(COLUMNS)
     table = _table_rows(about, span, columns) if span.table else None
@@ -286,10 +431,8 @@ def _table_rows(about: TopicInfo, span: AuditSpan, columns: list[str] | None) ->
         yield from table.rows(span.lane.lane, span.start, span.stop, columns)
 
 
-def _compare(
-    audit: SpanAudit, table: Iterator[pa.RecordBatch], log: Iterator[pa.RecordBatch | Gap]
-) -> None:
-    """Both copies, row by row; the first difference is told, and the log's copy is looked at to the end."""
+def _compare(audit: SpanAudit, table: Iterator[pa.RecordBatch], log: Iterator[pa.RecordBatch | Gap]) -> None:
+    """Both copies, row by row; the first difference is reported, and the log's copy is looked at to the end."""
     differs = False
     copy = CopiedRows(table)
     for part in log:

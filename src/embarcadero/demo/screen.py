@@ -56,7 +56,7 @@ def _tell(console: Console, pipeline: Pipeline, report: Path, json_out: bool) ->
 
 
 def _check_spark() -> None:
-    from embarcadero.spark.machine import find_java
+    from embarcadero.spark.processes import find_java
     from embarcadero.spark.versions import check_pyspark
 
     check_pyspark()

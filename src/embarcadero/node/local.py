@@ -20,7 +20,7 @@ from embarcadero.forks import abandon, blank, tell_of_forks
 from embarcadero.node.background import start
 from embarcadero.node.children import NODE_MODULE
 from embarcadero.node.folder import ClusterFolder
-from embarcadero.node.process import ReservedPorts, candidate_role
+from embarcadero.node.process import ReservedPorts, candidate_role, wait_until_free
 from embarcadero.node.report import ClusterReport, report
 from embarcadero.node.supervisor import STOP_S_MAX, UpOptions
 
@@ -188,6 +188,7 @@ class RestartableCluster(ClusterProcesses):
     """A cluster in a folder, running or not. It can be killed whole; its ports stay, so that clients find it again."""
 
     node_module = NODE_MODULE  # a subclass may name one that injects faults
+    ports_patience_s = 10.0  # so long `start` waits for a port that another program took while nothing ran
 
     def __init__(self, folder: Path, brokers: int, replicas: int, *, by_proxy: bool = False, **more: Any) -> None:
         """`by_proxy`: clients are told ports of their own, on which something has to lead to `ports`.
@@ -215,7 +216,8 @@ class RestartableCluster(ClusterProcesses):
         self.ever: set[int] = set()  # process ids that it was seen to have
 
     def start(self) -> float:
-        """Start it; returns how many seconds it took to be ready."""
+        """Start it; return how many seconds it took to be ready. PortInUse if another program has one of its ports."""
+        wait_until_free("127.0.0.1", [self.port + number for number in range(self.brokers)], self.ports_patience_s)
         began = time.monotonic()
         self._start(UpOptions(config=self.config, stop_with_stdin=True, node_module=self.node_module))
         return time.monotonic() - began

@@ -15,6 +15,7 @@ import random
 import resource
 import signal
 import socket
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -320,8 +321,41 @@ async def answers(host: str, port: int, timeout_s: float) -> bool:
 
 # --- ports ------------------------------------------------------------------------------------------------------------
 # Ports that stay ours while nobody listens on them: a cluster that is killed whole has to get them back.
-_PORTS: Final = (20_000, 30_000)  # below where the kernel takes ports for outgoing connections
+_PORTS: Final = (20_000, 30_000)  # usually below where the kernel takes ports for outgoing connections
 _BLOCK: Final = 20
+_OUTGOING: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_POLL_S: Final = 0.05
+
+
+def wait_until_free(host: str, ports: list[int], patience_s: float) -> None:
+    """Wait until these ports can be had. PortInUse, if another program still has one when the time is over.
+
+    Where ports of outgoing connections are taken from the same range, another program may have one for a while.
+    """
+    give_up = time.monotonic() + patience_s
+    while True:
+        try:
+            return check_ports(host, ports)
+        except PortInUse:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(_POLL_S)
+
+
+def outgoing_ports() -> range:
+    """The ports that the kernel takes for outgoing connections."""
+    try:
+        first, last = map(int, _OUTGOING.read_text().split())
+    except (OSError, ValueError):
+        return range(0)
+    return range(first, last + 1)
+
+
+def _blocks() -> list[int]:
+    """First ports of all blocks in random order, blocks without ports of outgoing connections first."""
+    blocks, outgoing = list(range(*_PORTS, _BLOCK)), outgoing_ports()
+    random.shuffle(blocks)
+    return sorted(blocks, key=lambda first: first in outgoing or first + _BLOCK - 1 in outgoing)
 
 
 class ReservedPorts:
@@ -333,9 +367,7 @@ class ReservedPorts:
     def __init__(self, count: int) -> None:
         if not 0 < count <= _BLOCK:
             raise ValueError(f"{count} ports in a row: 1 to {_BLOCK} can be reserved")
-        blocks = list(range(*_PORTS, _BLOCK))
-        random.shuffle(blocks)
-        for first in blocks:
+        for first in _blocks():
             held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
                 held.bind(f"\0embarcadero-ports-{first}")

@@ -6,6 +6,6 @@
 
 from __future__ import annotations
 
-from embarcadero.spark.session import session
+from embarcadero.spark.processes import session
 
 __all__ = ["session"]

@@ -9,20 +9,28 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pyarrow as pa
 
-from embarcadero.audit.report import AuditFinding, AuditReport, AuditSpan, SpanReport, lane_facts, report_of, spans_of
-from embarcadero.audit.sessions import PROBLEMS, RUNS, problems_of
-from embarcadero.audit.span import look_at
+from embarcadero.audit.report import (
+    AuditFinding,
+    AuditReport,
+    AuditSpan,
+    SessionCounts,
+    SpanReport,
+    lane_facts,
+    report_of,
+    spans_of,
+)
+from embarcadero.audit.span import PROBLEMS, RUNS, look_at, problems_of
 from embarcadero.client.api.sync_log import Log
 from embarcadero.limits import MIB
-from embarcadero.spark.connections import shared_log
+from embarcadero.spark.processes import shared_log
 from embarcadero.types import Order
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SPAN_BYTES: Final = 64 * MIB
-_TOLD: Final = pa.schema([*(field.with_nullable(True) for field in RUNS), pa.field("report", pa.binary())])
-_TOLD_DDL: Final = (
+_ANSWERS: Final = pa.schema([*(field.with_nullable(True) for field in RUNS), pa.field("report", pa.binary())])
+_ANSWERS_DDL: Final = (
     "lane int, session long, opens boolean, first_index long, last_index long, first_seq long, stop_seq long, "
     "strong boolean, report binary"
 )
@@ -46,17 +54,17 @@ def audit(spark: SparkSession, log: Log, topic: str, span_bytes: int = SPAN_BYTE
     spans = [span for lane in facts for span in spans_of(log, about, lane, span_bytes)]
     if not spans:
         return report_of(about, facts, [], [], {}, time.monotonic() - began)
-    told = _look(spark, log.address, spans).cache()
+    answers = _look(spark, log.address, spans).cache()
     try:
         reports = [
             msgspec.json.decode(row.report, type=SpanReport)
-            for row in told.where("report is not null").select("report").collect()
+            for row in answers.where("report is not null").select("report").collect()
         ]
         unread = {report.lane for report in reports for found in report.findings if found.kind in _UNREAD}
         whole = {lane.lane for lane in facts if not lane.start_index} - unread
-        counts, problems = _sessions(told, int(about.order), whole)
+        counts, problems = _sessions(answers, int(about.order), whole)
     finally:
-        told.unpersist()
+        answers.unpersist()
     return report_of(about, facts, reports, problems, counts, time.monotonic() - began)
 
 
@@ -70,26 +78,26 @@ def _look(spark: SparkSession, address: str, spans: list[AuditSpan]) -> DataFram
             for number in part.column(0).to_pylist():
                 span = msgspec.json.decode(encoded[number], type=AuditSpan)
                 report, runs = look_at(log, log.describe(span.topic), span)
-                yield pa.RecordBatch.from_arrays([*runs.columns, pa.nulls(len(runs), pa.binary())], schema=_TOLD)
+                yield pa.RecordBatch.from_arrays([*runs.columns, pa.nulls(len(runs), pa.binary())], schema=_ANSWERS)
                 last = [None] * len(RUNS) + [msgspec.json.encode(report)]
-                cells = [pa.array([value], field.type) for value, field in zip(last, _TOLD, strict=True)]
-                yield pa.RecordBatch.from_arrays(cells, schema=_TOLD)
+                cells = [pa.array([value], field.type) for value, field in zip(last, _ANSWERS, strict=True)]
+                yield pa.RecordBatch.from_arrays(cells, schema=_ANSWERS)
 
-    return spark.range(0, len(spans), 1, len(spans)).mapInArrow(look, _TOLD_DDL)
+    return spark.range(0, len(spans), 1, len(spans)).mapInArrow(look, _ANSWERS_DDL)
 
 
-def _sessions(told: DataFrame, order: int, whole: set[int]) -> tuple[dict[int, tuple[int, int]], list[AuditFinding]]:
+def _sessions(answers: DataFrame, order: int, whole: set[int]) -> tuple[dict[int, SessionCounts], list[AuditFinding]]:
     """Count each lane's sessions, and those of unknown kind among them; find what is wrong with them.
 
     `whole`: lanes that are there from their start.
     """
     from pyspark.sql import functions as f
 
-    runs = told.where("report is null").drop("report")
+    runs = answers.where("report is null").drop("report")
     sessions = runs.groupBy("lane", "session").agg(f.expr(_UNKNOWN).alias("unknown"))
     totals = sessions.groupBy("lane").agg(f.expr("count(*)").alias("all"), f.expr("count_if(unknown)").alias("unknown"))
     mixed = order == Order.TOTAL  # in order 5 all sessions are strong; below 2 none is
-    counts = {row["lane"]: (row["all"], row["unknown"] if mixed else 0) for row in totals.collect()}
+    counts = {row["lane"]: SessionCounts(row["all"], row["unknown"] if mixed else 0) for row in totals.collect()}
     if order < Order.TOTAL:
         return counts, []  # a session may have many positions there: nothing is promised
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,7 +29,8 @@ from embarcadero.spark.jobs import (
     STAGED_DDL,
     STEP_BYTES,
     Job,
-    JobProgress,
+    JobFact,
+    Pace,
     ProgressReport,
     TopicRows,
     TopicSource,
@@ -39,9 +40,8 @@ from embarcadero.spark.jobs import (
     task_writer,
     work_of,
 )
-from embarcadero.spark.read.offsets import BEGINNING, RecordPosition, TaskSpan
-from embarcadero.spark.write.tasks import TaskWriter, WriteWork
-from embarcadero.staging.job_ledger import JobFact
+from embarcadero.spark.read.options import BEGINNING, RecordPosition, TaskSpan
+from embarcadero.spark.sink import TaskWriter, WriteWork
 from embarcadero.types import Order
 from embarcadero.wire.schemas import TopicSchemas
 
@@ -210,7 +210,7 @@ def compact(
     target = _open_target(log, about, target_name)
     job = Job.of(log, target, WRITE, repeatable=True)
     _begin(job, about, rule)
-    steps = _Compaction(spark, job, TopicSource(log, about), rule, full, step_bytes, report)
+    steps = _Compaction(spark, job, TopicSource(log, about), _Request(rule, full, Pace(step_bytes, report=report)))
     count = job.run(steps)
     _trim(job, keep_s)
     tail = log.tail(target.name)
@@ -338,21 +338,20 @@ def _begin(job: Job, about: TopicInfo, rule: Deletes) -> None:
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
+class _Request(NamedTuple):
+    """What one call asks for: the records that delete their key, whether to rewrite everything, how large steps are."""
+
+    deletes: Deletes
+    full: bool
+    pace: Pace
+
+
 class _Compaction:
     """The steps of a run."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        job: Job,
-        source: TopicSource,
-        rule: Deletes,
-        full: bool,
-        step_bytes: int,
-        report: ProgressReport | None,
-    ) -> None:
-        self._spark, self._job, self._source, self._rule = spark, job, source, rule
-        self._full, self._step_bytes, self._report = full, step_bytes, report
+    def __init__(self, spark: SparkSession, job: Job, source: TopicSource, request: _Request) -> None:
+        self._spark, self._job, self._source = spark, job, source
+        self._deletes, self._full, self._pace = request
         self._target = TopicSource(job.log, job.target)
         self._steps = 0
         self.newest = _Done(BEGINNING, 0, 0, 0)
@@ -372,15 +371,14 @@ class _Compaction:
                 f"delete {self._job.target.name!r} to begin again with what is there; keep records longer, or compact "
                 "more often",
             )
-        if self._report is not None:
-            self._report(JobProgress(self._steps, start.seq, lane.end.seq))
+        self._pace.announce(self._steps, start.seq, lane.end.seq)
         held = self._job.log.tail(self._job.target.name)
         grown = held.records(base.base, held.durable_seq) if newest is not None else 0
         if start.seq >= lane.end.seq and not (self._full and grown > base.live):
             return None
         is_full = newest is None or self._full or grown > _GROWTH * base.live + _SMALL
         self._full = False  # once is enough
-        span = self._source.step(lane.lane, start, lane.end, self._step_bytes)
+        span = self._source.step(lane.lane, start, lane.end, self._pace.step_bytes)
         low = RecordPosition(held.start_index, held.start_seq)
         high = RecordPosition(held.durable_index, held.durable_seq)
         step = _CompactionStep(lane.lane, span.start, span.stop, (held.lane, low, high) if is_full else None)
@@ -396,13 +394,13 @@ class _Compaction:
         pieces += [(self._source.rows, piece) for piece in own]
         tasks = task_writer(self._job.log, self._job.target)
         if pieces:
-            rule = None if step.base is None else self._rule
+            rule = None if step.base is None else self._deletes
             positions = _newest(self._spark, pieces, self._job.target)
             copier = _copier(pieces, tasks, work_of(self._job.write, epoch), rule)
             copied = positions.applyInArrow(copier, STAGED_DDL).collect()
             publish_staged(tasks, [(row.number, bytes(row.staged)) for row in copied])
 
-    def done(self, epoch: int, plan: bytes) -> bytes:  # noqa: ARG002 - see Steps
+    def done(self, epoch: int, plan: bytes) -> bytes:  # noqa: ARG002 - see JobSteps
         """The frontier, and what the newest full step left."""
         step = msgspec.json.decode(plan, type=_CompactionStep)
         self._steps += 1
@@ -431,8 +429,8 @@ def _newest(spark: SparkSession, pieces: list[_Piece], target: TopicInfo) -> Any
                 for columns, seq, _ in rows.read(span):
                     keys = columns.column(key)
                     first = (number << _OFFSET_BITS) + seq - span.start.seq
-                    places = pa.array(np.arange(first, first + columns.num_rows))
-                    found = pa.RecordBatch.from_arrays([plain_key(keys), places], names=["key", "place"])
+                    numbers = pa.array(np.arange(first, first + columns.num_rows))
+                    found = pa.RecordBatch.from_arrays([plain_key(keys), numbers], names=["key", "place"])
                     yield found.filter(keys.is_valid()) if keys.null_count else found
 
     kind = "long" if kinds.is_integer(target.versions.newest.field(key).type) else "binary"

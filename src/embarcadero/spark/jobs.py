@@ -1,18 +1,33 @@
 """What all jobs share: steps that are planned durably, written once, and found again by the next start.
 
-A job is a named write into one topic. Each step is an epoch of that write: its plan is recorded
-(staging/job_ledger.py), its rows are staged by tasks and committed as a whole (staging/commit.py), then it is recorded
-as done. A process that is killed anywhere leaves a plan at most; the next start runs that plan, or finds its rows in
-the topic.
+A job is a named write into one topic. Each step is an epoch of that write: its plan is recorded (`JobLedger`), its rows
+are staged by tasks and committed as a whole (staging/commit.py), then it is recorded as done. A process that is killed
+anywhere leaves a plan at most; the next start runs that plan, or finds its rows in the topic.
 
-A topic is the source of a job as `TopicSource` tells: where its lanes are, pieces for tasks, and rows exactly as they
+A topic is the source of a job as `TopicSource` says: where its lanes are, pieces for tasks, and rows exactly as they
 were published. A frame has Spark's types; rows here have the topic's own, so that a copy is equal to what was copied.
+
+Theory of operation. The facts of the jobs that write into one topic are in a hidden topic beside it:
+
+    begun       what the job does: its source, its range. Epoch 0.
+    planned     what the step of an epoch reads, recorded before the step runs.
+    done        the step of an epoch is in the topic, as a whole and durable.
+
+The hidden topic has one total order, and of each fact the first record counts: a process appends its own version, waits
+until it is durable, reads the topic, and goes on with the version that came first. So all processes of a job, now and
+after any crash, run the same steps over the same records, and the commit protocol has each step in the target once. A
+job's frontier is in its newest plan, and that plan counts only once its epoch is done: frontier and output move
+together.
+
+The ledger keeps itself small. A checkpoint has all facts below a seq that are still needed; once it is durable, the
+topic is trimmed below that seq. Of several checkpoints the one with the highest seq counts: no trim went beyond it.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -29,29 +44,202 @@ from embarcadero.errors import (
     BadName,
     BadSchema,
     BadValue,
+    Corrupt,
     EmbarcaderoError,
     OutcomeUnknown,
     Stale,
+    TopicExists,
     TopicReplaced,
     Trimmed,
+    UnknownTopic,
     from_wire,
 )
 from embarcadero.limits import GIB, SPARK_TASK_BYTES
-from embarcadero.spark.connections import shared_log
-from embarcadero.spark.read.offsets import RecordPosition, TaskSpan
-from embarcadero.spark.read.options import read_options
+from embarcadero.spark.processes import shared_log
+from embarcadero.spark.read.options import RecordPosition, TaskSpan, read_options
 from embarcadero.spark.read.view import ReadView, TopicNow
-from embarcadero.spark.write.options import WriteOptions
-from embarcadero.spark.write.shape import FrameShape
-from embarcadero.spark.write.sink import StagedMessage, publish
-from embarcadero.spark.write.tasks import Encoded, Staged, TaskWriter, WriteWork
-from embarcadero.staging.job_ledger import BEGUN, DONE, PLANNED, JobFact, JobLedger, age_s
+from embarcadero.spark.shape import FrameShape, WriteOptions
+from embarcadero.spark.sink import Encoded, Staged, StagedMessage, TaskWriter, WriteWork, publish
+from embarcadero.staging.ledger import ack_of
 from embarcadero.staging.manifest import data_name, first_sequence
-from embarcadero.types import HIDDEN_PREFIX, Gap, GapKind, Order
+from embarcadero.types import HIDDEN_PREFIX, Gap, GapKind, Order, jobs_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+# --- recorded facts ---------------------------------------------------------------------------------------------------
+BEGUN: Final = "begun"
+PLANNED: Final = "planned"
+DONE: Final = "done"
+
+CHECKPOINT_RECORDS: Final = 500
+"""So many records of the ledger are replaced with a checkpoint."""
+
+_TRIES: Final = 5  # a checkpoint may trim what is being read
+_SECOND: Final = 1_000_000
+
+
+class JobFact(msgspec.Struct, frozen=True, tag="fact"):
+    """One fact of a job. `at_us` is the time of the process that recorded it, in microseconds since 1970."""
+
+    job: str
+    kind: str
+    epoch: int
+    body: bytes
+    at_us: int
+
+
+class JobCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
+    """All facts that are recorded below seq `below` and still needed."""
+
+    below: int
+    facts: list[JobFact]
+
+
+_DECODER: Final = msgspec.msgpack.Decoder(JobFact | JobCheckpoint)
+
+
+class _Key(NamedTuple):
+    job: str
+    kind: str
+    epoch: int
+
+
+class JobLedger:
+    """The facts of all jobs that write into one target topic, as one process has read them."""
+
+    def __init__(self, log: Log, target: TopicInfo) -> None:
+        self._log, self._target = log, target
+        self._name = jobs_topic(target.id)
+        self._next = 0
+        self._facts: dict[_Key, JobFact] = {}
+        self._newest: dict[str, JobFact] = {}  # by job: the newest epoch that is done
+
+    # --- what is recorded ---------------------------------------------------------------------------------------------
+    def get(self, job: str, kind: str, epoch: int = 0) -> JobFact | None:
+        """Return a fact, if it was recorded before the last `refresh`."""
+        return self._facts.get(_Key(job, kind, epoch))
+
+    def newest_done(self, job: str) -> JobFact | None:
+        """Return the newest epoch of a job that is done; None: no epoch is."""
+        return self._newest.get(job)
+
+    def refresh(self) -> None:
+        """Read what came since the last time. Without a ledger there are no facts."""
+        for _ in range(_TRIES):
+            try:
+                self._read()
+                return
+            except UnknownTopic:
+                return
+            except Trimmed:  # by a checkpoint that came meanwhile: it is read in the next round
+                continue
+        raise Corrupt(f"topic {self._name!r} is trimmed while it is read", "do not trim topics of the cluster by hand")
+
+    def _read(self) -> None:
+        tail = self._log.tail(self._name)
+        if tail.start_seq > self._next:  # the checkpoint that allowed the trim is above
+            self._next, self._facts, self._newest = tail.start_seq, {}, {}
+        if tail.seq <= self._next:
+            return
+        table = self._log.read(self._name, self._next, tail.seq)
+        seqs, values = table.column("_seq").to_pylist(), table.column("value").to_pylist()
+        found = [(seq, _decode(value, self._name)) for seq, value in zip(seqs, values, strict=True)]
+        checkpoints = [each for _, each in found if isinstance(each, JobCheckpoint)]
+        newest = max(checkpoints, key=lambda each: each.below, default=None)
+        if newest is not None and not self._facts:
+            for fact in newest.facts:
+                self._keep(fact)
+            found = [(seq, each) for seq, each in found if seq >= newest.below]
+        for _, each in found:
+            if isinstance(each, JobFact):
+                self._keep(each)
+        self._next = tail.seq
+
+    def _keep(self, fact: JobFact) -> None:
+        """The first record of a fact counts."""
+        kept = self._facts.setdefault(_Key(fact.job, fact.kind, fact.epoch), fact)
+        newest = self._newest.get(fact.job)
+        if fact.kind == DONE and (newest is None or newest.epoch < fact.epoch):
+            self._newest[fact.job] = kept
+
+    # --- recording ----------------------------------------------------------------------------------------------------
+    def settle(self, job: str, kind: str, body: bytes, epoch: int = 0) -> JobFact:
+        """Record a fact unless it is recorded. Return the one that counts, which another process may have recorded."""
+        self.refresh()
+        if (known := self.get(job, kind, epoch)) is not None:
+            return known
+        self._append(JobFact(job, kind, epoch, body, time.time_ns() // 1000))
+        self.refresh()
+        settled = self.get(job, kind, epoch)
+        if settled is None:
+            raise Corrupt(
+                f"a fact of job {job!r} is not in topic {self._name!r} although it was acked",
+                "look for lost records: embarcadero verify",
+            )
+        return settled
+
+    def _append(self, record: JobFact | JobCheckpoint) -> None:
+        with self._log.publisher(self._open(), ack=ack_of(self._target), linger_ms=0) as publisher:
+            publisher.send(msgspec.msgpack.encode(record)).result()
+
+    def _open(self) -> TopicInfo:
+        """The ledger's topic; created, with the target's replicas, if it does not exist."""
+        try:
+            return self._log.describe(self._name)
+        except UnknownTopic:
+            target = self._target
+            try:
+                return self._log.create_topic(
+                    self._name,
+                    order=int(Order.TOTAL),
+                    partitions=1,
+                    replicas=target.replicas,
+                    durable_on=target.durable_on,
+                    retention_bytes=0,
+                    retention_s=0,
+                )
+            except TopicExists:
+                return self._log.describe(self._name)
+
+    # --- staying small ------------------------------------------------------------------------------------------------
+    def checkpoint(self, records: int = CHECKPOINT_RECORDS) -> None:
+        """Replace the ledger's records with a checkpoint if there are more than so many."""
+        self.refresh()
+        try:
+            start = self._log.tail(self._name).start_seq
+        except UnknownTopic:
+            return
+        if self._next - start <= records:
+            return
+        below = self._next
+        self._append(JobCheckpoint(below, self._needed()))
+        self._log.trim(self._name, before_seq=below)
+
+    def _needed(self) -> list[JobFact]:
+        """Facts that a process may still ask for: not those of epochs before the newest one that is done."""
+        newest = {job: fact.epoch for job, fact in self._newest.items()}
+        return [fact for fact in self._facts.values() if fact.kind == BEGUN or fact.epoch >= newest.get(fact.job, 0)]
+
+
+def age_s(fact: JobFact) -> float:
+    """How long ago a fact was recorded, by the clocks of the two processes."""
+    return (time.time_ns() // 1000 - fact.at_us) / _SECOND
+
+
+def _decode(value: bytes, topic: str) -> JobFact | JobCheckpoint:
+    try:
+        record: JobFact | JobCheckpoint = _DECODER.decode(value)
+        return record
+    except msgspec.DecodeError as error:
+        raise Corrupt(
+            f"topic {topic!r} has a record that is no fact of a job: {error}",
+            "a later version of Embarcadero wrote it, or another program: use that version, or delete the topic",
+        ) from error
+
+
+# --- reading a topic --------------------------------------------------------------------------------------------------
 _LOG: Final = logging.getLogger("embarcadero.spark")
 
 _STEP_BATCHES: Final = 100_000  # the list of what a step has written names each batch
@@ -62,7 +250,7 @@ NAME_BYTES_MAX: Final = 80
 _CHECKPOINT_STEPS: Final = 100  # so often the ledger looks whether it has become long
 _TTL_SHARE: Final = 0.9  # of the time for which a topic remembers writes: clocks of two processes differ
 STAGED_DDL: Final = "number long, staged binary"
-"""What a task of a job tells the driver: its number, and what it has staged."""
+"""What a task of a job reports to the driver: its number, and what it has staged."""
 
 _TYPED: Final = re.compile(r"embarcadero\.errors\.(\w+): (.*)")
 
@@ -158,8 +346,8 @@ class TopicSource:
         sizes = {cut.seq: cut.bytes for cut in cuts}
         within = [cut for cut in cuts if span.start.seq < cut.seq < span.stop.seq]
         inner = {cut.seq: RecordPosition(cut.index, cut.seq) for cut in within}
-        places = [span.start, *(place for _, place in sorted(inner.items())), span.stop]
-        return [(self.span(span.lane, low, high), sizes.get(high.seq, 0)) for low, high in pairwise(places)]
+        edges = [span.start, *(position for _, position in sorted(inner.items())), span.stop]
+        return [(self.span(span.lane, low, high), sizes.get(high.seq, 0)) for low, high in pairwise(edges)]
 
 
 class JobProgress(NamedTuple):
@@ -172,6 +360,20 @@ class JobProgress(NamedTuple):
 
 ProgressReport = Callable[[JobProgress], None]
 """Called when a job begins and after each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How large steps are, how many records a second they copy (None: no limit), and what hears of progress."""
+
+    step_bytes: int = STEP_BYTES
+    rate: int | None = None
+    report: ProgressReport | None = None
+
+    def announce(self, steps: int, done: int, total: int) -> None:
+        """Report progress."""
+        if self.report is not None:
+            self.report(JobProgress(steps, done, total))
 
 
 class JobSteps(Protocol):
@@ -301,7 +503,7 @@ def work_of(write: str, epoch: int) -> WriteWork:
 
 
 def encode_staged(staged: Staged) -> bytes:
-    """What a task tells the driver, as a cell of a frame."""
+    """What a task reports to the driver, as a cell of a frame."""
     return msgspec.msgpack.encode(staged)
 
 
@@ -319,7 +521,7 @@ def stage_spans(
     spans: Sequence[TaskSpan],
     batches: Callable[[TaskSpan], Iterator[Encoded]],
 ) -> list[tuple[int, bytes]]:
-    """Have a task stage the batches of each span; return what each of them tells the driver, with its number."""
+    """Have a task stage the batches of each span; return what each of them reports to the driver, with its number."""
     work = work_of(write, epoch)
 
     def stage(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from embarcadero.errors import BadValue
-from embarcadero.spark.read.offsets import Offset, parse_stream_offset
+from embarcadero.spark.read.options import Offset, parse_stream_offset
 from embarcadero.types import count_outside
 
 METRIC: Final = "embarcadero_spark_lag_records"
@@ -59,7 +59,7 @@ class LagListener(StreamingQueryListener):
                 self._gauge.labels(lag.query, lag.topic).set(lag.records)
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """A query that has ended has no lag; what it was last told by `lags()` stays."""
+        """A query that has ended has no lag; what `lags()` returned before stays as it is."""
         with self._lock:
             ended = [lag for (query, _), lag in self._lags.items() if query == str(event.id)]
         for lag in ended:
@@ -81,7 +81,7 @@ def lags_of(query: str, end: str | None, latest: str | None) -> list[Lag]:
 
 def behind(read: Offset, there: Offset) -> int:
     """Records between how far was read and the end; seqs that restarts passed over are none."""
-    return sum(count_outside(read.of(lane).seq, end.place.seq, end.holes) for lane, end in there.lanes.items())
+    return sum(count_outside(read.of(lane).seq, end.position.seq, end.holes) for lane, end in there.lanes.items())
 
 
 def _gauge(registry: CollectorRegistry) -> Gauge:

@@ -16,11 +16,11 @@ from embarcadero.client.arguments import parse_time, time_us
 from embarcadero.client.results import TopicInfo
 from embarcadero.errors import BadSchema, BadValue, TopicExists, UnknownTopic
 from embarcadero.limits import SPARK_TASK_BYTES
-from embarcadero.spark.connections import shared_log
 from embarcadero.spark.jobs import (
     STEP_BYTES,
     Job,
-    JobProgress,
+    JobFact,
+    Pace,
     ProgressReport,
     RecordRun,
     TopicSource,
@@ -30,11 +30,10 @@ from embarcadero.spark.jobs import (
     task_writer,
     write_name,
 )
-from embarcadero.spark.read.offsets import RecordPosition, TaskSpan
-from embarcadero.spark.read.options import EARLIEST, LATEST, Where
-from embarcadero.spark.write.tasks import Encoded, TaskWriter
-from embarcadero.staging.job_ledger import JobFact
-from embarcadero.types import Order
+from embarcadero.spark.processes import shared_log
+from embarcadero.spark.read.options import EARLIEST, LATEST, RecordPosition, TaskSpan, Where, WhereBy
+from embarcadero.spark.sink import Encoded, TaskWriter
+from embarcadero.types import Order, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +62,7 @@ class Replayed:
     into: str
     steps: int
     records: int
-    ends: dict[int, tuple[int, int]]
+    ends: dict[int, Span]
 
 
 def replay(
@@ -110,9 +109,9 @@ def replay(
             f"{topic!r} from {asked}" + (", another topic of that name" if begun.source == topic else ""),
             "give the same topic and range to go on, or another name to begin another replay",
         )
-    steps = _Replay(spark, job, source, begun, rate, step_bytes, report)
+    steps = _Replay(spark, job, source, begun, Pace(step_bytes, rate, report))
     count = job.run(steps)
-    ends = {lane: (low.seq, high.seq) for lane, (low, high) in begun.ends.items()}
+    ends = {lane: Span(low.seq, high.seq) for lane, (low, high) in begun.ends.items()}
     return Replayed(topic, into, count, steps.total, ends)
 
 
@@ -144,7 +143,7 @@ def _open_target(log: Log, about: TopicInfo, name: str) -> TopicInfo:
         raise BadSchema(
             f"topic {name!r} has other columns than topic {about.name!r}",
             f"it has {', '.join(target.versions.newest.names)}; replay into a topic with the same columns and types, "
-            "or write a query: df.write.format(\"embarcadero\")",
+            'or write a query: df.write.format("embarcadero")',
         )
     return target
 
@@ -155,13 +154,13 @@ def _ends(source: TopicSource, start: Bound, end: Bound) -> dict[int, tuple[Reco
     now = source.now()
     starts = source.view.resolve(_where("start", start), now, "start", rest=EARLIEST)
     stops = source.view.resolve(_where("end", end), now, "end", rest=LATEST)
-    for lane, place in starts.items():
-        if stops[lane].seq < place.seq:
+    for lane, position in starts.items():
+        if stops[lane].seq < position.seq:
             raise BadValue(
-                f"the range ends (at seq {stops[lane].seq}) before it starts (at seq {place.seq})",
+                f"the range ends (at seq {stops[lane].seq}) before it starts (at seq {position.seq})",
                 "the end is exclusive and at least the start",
             )
-    return {lane: (place, stops[lane]) for lane, place in starts.items()}
+    return {lane: (position, stops[lane]) for lane, position in starts.items()}
 
 
 def _where(what: str, bound: Bound) -> Where:
@@ -169,16 +168,16 @@ def _where(what: str, bound: Bound) -> Where:
         raise BadValue(f"{what} is {bound!r}", "use earliest, latest, a seq, or a time")
     if isinstance(bound, str):
         text = bound.strip()
-        if text in ("earliest", "latest"):
-            return Where(text)
+        if text in (WhereBy.EARLIEST, WhereBy.LATEST):
+            return Where(WhereBy(text))
         bound = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else _time(what, text)
     if isinstance(bound, datetime):
         if bound > datetime.now(UTC):
-            raise BadValue(f"{what} is {bound.isoformat()}, a time that has not come", "use a time that has passed")
-        return Where("time", time_us(bound))
+            raise BadValue(f"{what} is {bound.isoformat()}, a time in the future", "use a time that has passed")
+        return Where(WhereBy.TIME, time_us(bound))
     if bound < 0:
         raise BadValue(f"{what} is {bound}", "a seq is at least 0")
-    return Where("seq", bound)
+    return Where(WhereBy.SEQ, bound)
 
 
 def _time(what: str, text: str) -> datetime:
@@ -192,18 +191,8 @@ def _time(what: str, text: str) -> datetime:
 class _Replay:
     """The steps of a run: spans of one lane, lane after lane."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        job: Job,
-        source: TopicSource,
-        begun: _ReplayBegun,
-        rate: int | None,
-        step_bytes: int,
-        report: ProgressReport | None,
-    ) -> None:
-        self._spark, self._job, self._source, self._begun = spark, job, source, begun
-        self._rate, self._step_bytes, self._report = rate, step_bytes, report
+    def __init__(self, spark: SparkSession, job: Job, source: TopicSource, begun: _ReplayBegun, pace: Pace) -> None:
+        self._spark, self._job, self._source, self._begun, self._pace = spark, job, source, begun, pace
         self.total = sum(high.seq - low.seq for low, high in begun.ends.values())
         self._steps, self._next_s = 0, 0.0
 
@@ -218,19 +207,15 @@ class _Replay:
                 low = after.stop if lane == after.lane else high
             done += low.seq - self._begun.ends[lane][0].seq
             if low.seq < high.seq:
-                self._tell(done)
+                self._pace.announce(self._steps, done, self.total)
                 self._wait()
                 return msgspec.json.encode(self._span(lane, low, high))
-        self._tell(done)
+        self._pace.announce(self._steps, done, self.total)
         return None
-
-    def _tell(self, done: int) -> None:
-        if self._report is not None:
-            self._report(JobProgress(self._steps, done, self.total))
 
     def _wait(self) -> None:
         """With a rate, portions begin a second apart."""
-        if self._rate is None:
+        if self._pace.rate is None:
             return
         now_s = time.monotonic()
         if now_s < self._next_s:
@@ -238,9 +223,10 @@ class _Replay:
         self._next_s = max(now_s, self._next_s) + 1.0
 
     def _span(self, lane: int, low: RecordPosition, high: RecordPosition) -> TaskSpan:
-        if self._rate is not None and high.seq - low.seq > self._rate:
-            high = self._source.view.place_of(lane, low.seq + self._rate)
-        return self._source.step(lane, low, high, self._step_bytes)
+        rate = self._pace.rate
+        if rate is not None and high.seq - low.seq > rate:
+            high = self._source.view.position_of(lane, low.seq + rate)
+        return self._source.step(lane, low, high, self._pace.step_bytes)
 
     def write(self, epoch: int, plan: bytes) -> None:
         """Have tasks stage the records of a span, then commit them in their order."""
@@ -253,17 +239,15 @@ class _Replay:
         def batches(piece: TaskSpan) -> Iterator[Encoded]:
             return _encoded(tasks, reader.read(piece))
 
-        size = max(_PIECE_BYTES_MIN, min(SPARK_TASK_BYTES, self._step_bytes))
+        size = max(_PIECE_BYTES_MIN, min(SPARK_TASK_BYTES, self._pace.step_bytes))
         pieces = self._source.pieces(span, size)
         if pieces:
             publish_staged(tasks, stage_spans(self._spark, tasks, self._job.write, epoch, pieces, batches))
 
-    def done(self, epoch: int, plan: bytes) -> bytes:  # noqa: ARG002 - see Steps
+    def done(self, epoch: int, plan: bytes) -> bytes:  # noqa: ARG002 - see JobSteps
         """The span that was copied."""
         self._steps += 1
         return plan
-
-
 
 
 def _encoded(tasks: TaskWriter, found: Iterator[RecordRun]) -> Iterator[Encoded]:

@@ -33,32 +33,32 @@ class EmbarcaderoSource(DataSource):
     def schema(self) -> StructType:
         """The columns of the topic, or those that the option `columns` names."""
         check_pyspark()
-        from embarcadero.spark.read.reading import frame_schema
+        from embarcadero.spark.read.readers import frame_schema
 
         return frame_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
         check_pyspark()
-        from embarcadero.spark.read.reading import batch_reader
+        from embarcadero.spark.read.readers import batch_reader
 
         return batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """A stream."""
         check_pyspark()
-        from embarcadero.spark.read.streaming import stream_reader
+        from embarcadero.spark.read.readers import stream_reader
 
         return stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write."""
-        from embarcadero.spark.write.sink import batch_writer
+        from embarcadero.spark.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """A stream that is written; called again for every micro-batch, and once more to commit it."""
-        from embarcadero.spark.write.sink import stream_writer
+        from embarcadero.spark.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite)

@@ -17,7 +17,7 @@ from embarcadero.client.api.sync_log import Log
 from embarcadero.config.table import TierKeys as TierConfig
 from embarcadero.errors import EmbarcaderoError, NotAvailable, OutcomeUnknown
 from embarcadero.limits import TIER_SPARK_IDLE_S
-from embarcadero.spark.machine import check_installed
+from embarcadero.spark.processes import check_installed
 from embarcadero.tier.job import AutoEngine, Engine, EngineKind, ProcessEngine, SpanWork, do_work
 from embarcadero.tier.parquet import FileFacts
 
@@ -69,7 +69,7 @@ class SparkEngine:
 
     def _session(self) -> SparkSession:
         if self._own is None:
-            from embarcadero.spark.session import session
+            from embarcadero.spark.processes import session
 
             self._own = session("embarcadero tier", self._master)
         return self._own
@@ -87,7 +87,7 @@ class SparkEngine:
     def close(self) -> None:
         """End a session of our own."""
         if self._own is not None:
-            from embarcadero.spark.versions import end_session
+            from embarcadero.spark.processes import end_session
 
             own, self._own = self._own, None
             end_session(own)
@@ -107,9 +107,7 @@ def chosen_kind(config: TierConfig) -> EngineKind:
         if said != EngineKind.SPARK:
             return EngineKind.PROCESS
         key = f"tier.engine is {config.engine}" if config.engine else f"tier.master is {config.master}"
-        raise NotAvailable(
-            f"{key}, and {error.message}", f"{error.hint}; or let tier.engine be process"
-        ) from None
+        raise NotAvailable(f"{key}, and {error.message}", f"{error.hint}; or let tier.engine be process") from None
     return EngineKind(said or EngineKind.SPARK)
 
 
@@ -125,7 +123,7 @@ def _written(spark: SparkSession, brokers: str, works: list[SpanWork]) -> list[F
     texts = [msgspec.json.encode(work) for work in works]
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from embarcadero.spark.connections import shared_log
+        from embarcadero.spark.processes import shared_log
 
         for batch in batches:
             for number in batch.column(0).to_pylist():
@@ -138,11 +136,11 @@ def _written(spark: SparkSession, brokers: str, works: list[SpanWork]) -> list[F
     try:
         rows = frame.mapInArrow(write, _ANSWER).collect()
     except PySparkException as error:
-        raise _told(error) from error
+        raise _task_failure(error) from error
     return [msgspec.json.decode(row.facts, type=FileFacts) for row in sorted(rows, key=lambda row: int(row.number))]
 
 
-def _told(error: Exception) -> EmbarcaderoError:
+def _task_failure(error: Exception) -> EmbarcaderoError:
     """What went wrong in a task, in the last line of its traceback that names an error."""
     lines = [line.strip() for line in str(error).splitlines()]
     reasons = [line for line in lines if line.startswith("embarcadero.errors.")]

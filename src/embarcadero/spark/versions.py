@@ -13,19 +13,15 @@ PySpark 3.5 has no Python data sources. Without PySpark this module can be impor
 
 from __future__ import annotations
 
-from contextlib import suppress
 from importlib import import_module
 from inspect import signature
-from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING, Any, Final
 
 from embarcadero.errors import NotAvailable
-from embarcadero.spark.machine import INSTALL_PYSPARK, check_version
 from embarcadero.spark.read.options import ReadOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSourceStreamArrowWriter, Filter
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
@@ -36,9 +32,21 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import DataType, StructType
 
-_JAVA_ENDS_S: Final = 10.0
+OLDEST: Final = (4, 0)
+TOO_NEW: Final = (5, 0)
+INSTALL_PYSPARK: Final = 'pip install "embarcadero[spark]"'
 _SOURCES: Final = "pyspark.sql.datasource"
 _LIMITS: Final = "pyspark.sql.streaming.datasource"
+
+
+def check_version(found: str) -> None:
+    """Raise NotAvailable if a version of PySpark is too old or too new for the data source."""
+    version = tuple(int(part) for part in found.split(".")[:2])
+    if version < OLDEST:
+        problem = f"PySpark {found} is installed: it has no Python data sources, and 4.0 or newer is needed"
+        raise NotAvailable(problem, INSTALL_PYSPARK)
+    if version >= TOO_NEW:
+        raise NotAvailable(f"PySpark {found} is installed, and this version works with 4.0 to 4.x", INSTALL_PYSPARK)
 
 
 def check_pyspark() -> None:
@@ -75,7 +83,7 @@ if not TYPE_CHECKING:
     )
 
 ADMISSION_CONTROL: Final[bool] = _found(_LIMITS, "ReadLimit") is not None
-"""Whether Spark tells a stream where its last micro-batch ended, and how much the next one may have (4.2)."""
+"""Whether Spark says to a stream where its last micro-batch ended, and how much the next one may have (4.2)."""
 FILTERS: Final[bool] = _found(_SOURCES, "Filter") is not None
 """Whether Spark pushes filters down to Python data sources (4.1)."""
 
@@ -98,28 +106,6 @@ def _too_old(option: str, since: str, instead: str) -> NotAvailable:
     )
 
 
-def end_session(spark: SparkSession) -> None:
-    """End a session and its Java process, which otherwise lives as long as this one. A new one may begin afterwards."""
-    from pyspark import SparkContext
-
-    gateway: Any = SparkContext._gateway
-    with suppress(Exception):  # a Java process that died can't be asked
-        spark.stop()
-    SparkContext._gateway = SparkContext._jvm = None
-    if gateway is None:
-        return
-    with suppress(Exception):
-        gateway.shutdown()
-    process = getattr(gateway, "proc", None)  # none, if spark-submit has started it
-    if process is not None:
-        process.stdin.close()  # it ends when that does
-        try:
-            process.wait(_JAVA_ENDS_S)
-        except TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def to_arrow(schema: StructType) -> pa.Schema:
     """The Arrow schema of a frame; its times are in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -139,6 +125,7 @@ def from_arrow(kind: pa.DataType) -> DataType:
 __all__ = [
     "ADMISSION_CONTROL",
     "FILTERS",
+    "INSTALL_PYSPARK",
     "DataSourceStreamArrowWriter",
     "Filter",
     "ReadAllAvailable",
@@ -148,7 +135,7 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "check_options",
     "check_pyspark",
-    "end_session",
+    "check_version",
     "from_arrow",
     "to_arrow",
 ]

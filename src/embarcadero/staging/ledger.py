@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from random import random
 from typing import Final
 
@@ -70,19 +70,17 @@ def at_version(topic: TopicInfo, version: int) -> TopicInfo:
 
 
 class Publication:
-    """The batches of an epoch in one topic: batch n has the sequence `first` + n of the session `name`."""
+    """The batches of a manifest for one of its targets, `number`, in the session `name` of that topic.
+
+    Batch n has the sequence first_sequence(epoch) + n.
+    """
 
     def __init__(
-        self,
-        log: Log,
-        name: str,
-        first: int,
-        batches: Sequence[Reference | InlineBatch],
-        schema: int,
-        staging: Callable[[], Awaitable[TopicInfo]],
+        self, log: Log, manifest: Manifest, number: int, name: str, staging: Callable[[], Awaitable[TopicInfo]]
     ) -> None:
-        self._log, self._name, self._first, self._batches = log, name, first, batches
-        self._schema, self._staging = schema, staging
+        self._log, self._name, self._staging = log, name, staging
+        self._first, self._schema = first_sequence(manifest.epoch), manifest.targets[number].schema
+        self._batches = list(manifest.batches(number))
 
     async def publish(self, topic: TopicInfo) -> TopicInfo:
         """Publish all batches that are not published yet; return when they are durable, with the topic as it is now.
@@ -298,11 +296,8 @@ class TopicLedger:
         """Publish all batches that are not published yet, target by target; return when they are durable."""
         home = self.target.name != ROUTED_TOPIC
         for number, target in enumerate(manifest.targets):
-            batches = list(manifest.batches(number))
             name = data_name(manifest.write) if home else routed_name(manifest.write)
-            publication = Publication(
-                self._log, name, first_sequence(manifest.epoch), batches, target.schema, self.staging
-            )
+            publication = Publication(self._log, manifest, number, name, self.staging)
             if home:
                 self.target = await publication.publish(self.target)
                 continue

@@ -3,7 +3,7 @@
 It reads the facts of every staging topic (`OpenWrites`). An epoch is completed when its decision and its published
 batches stand still for COMPLETE_AFTER_S; while they move, a committer is at work. Staging topics are trimmed by time:
 what was appended before the oldest open write began is garbage. A write that was decided is never forgotten before it
-is done. A staging topic whose target is deleted is deleted, too, and so are the facts of its jobs (`job_ledger.py`).
+is done. A staging topic whose target is deleted is deleted, too, and so are the facts of its jobs (`spark/jobs.py`).
 The sweep keeps nothing on disk: when it starts, it reads the facts from the beginning.
 
 `OpenWrites` is a fold of facts, in any order. Facts come from several lanes, which are read one after the other, so
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from embarcadero.client.api.aio_calls import HeldName
 from embarcadero.client.api.aio_log import Log
@@ -59,6 +59,21 @@ class Attempt:
         """Whether what it staged may still be needed."""
         return not self.dropped or self.manifest_us is not None
 
+    def take(self, fact: Fact, at_us: int) -> None:
+        """Take a fact of it that was appended at `at_us`."""
+        self.began_us = min(self.began_us, at_us)
+        if isinstance(fact, Dropped):
+            self.dropped = True
+        elif isinstance(fact, Manifest):
+            self.manifest_us = max(at_us, self.manifest_us or 0)
+
+
+class WriteProgress(NamedTuple):
+    """How far a write is: its newest decision, and the next sequence to be published."""
+
+    decision: int
+    published: int
+
 
 @dataclass(slots=True)
 class OpenWrite:
@@ -67,8 +82,8 @@ class OpenWrite:
     last_us: int  # when its newest fact was appended
     attempts: dict[tuple[int, str], Attempt] = field(default_factory=dict)  # by epoch and attempt
     over: int = -1  # this epoch and all before it are done
-    seen: tuple[int, int] | None = None  # decision and published sequence, when they were last looked at
-    since_us: int = 0  # when they were first seen like that
+    progress: WriteProgress | None = None  # as of the last look
+    since_us: int = 0  # when it was first seen like that
     trouble: str = ""  # that was reported
 
     @property
@@ -81,6 +96,29 @@ class OpenWrite:
         """When the newest manifests of its attempts came."""
         return [attempt.manifest_us for attempt in self.attempts.values() if attempt.manifest_us is not None]
 
+    def take(self, fact: Fact, at_us: int) -> None:
+        """Take a fact of it that was appended at `at_us`."""
+        self.last_us = max(self.last_us, at_us)
+        if fact.epoch > self.over:
+            self.attempts.setdefault((fact.epoch, fact.attempt), Attempt(at_us)).take(fact, at_us)
+
+    def stands_still(self, progress: WriteProgress, now_us: int) -> bool:
+        """Note how far its newest decision is. Return whether it was so for COMPLETE_AFTER_S."""
+        if self.progress != progress:
+            self.since_us = min(self.manifests) if self.progress is None else now_us
+            self.progress = progress
+        return now_us - self.since_us >= int(COMPLETE_AFTER_S * _SECOND)
+
+    def done(self, epoch: int) -> None:
+        """An epoch is done, and so are all before it."""
+        self.over = max(self.over, epoch)
+        self.attempts = {key: attempt for key, attempt in self.attempts.items() if key[0] > self.over}
+
+    def is_new_trouble(self, reason: str) -> bool:
+        """Note what is wrong. Return whether it was not noted last."""
+        known, self.trouble = self.trouble, reason
+        return known != reason
+
 
 class OpenWrites:
     """The open writes of one staging topic."""
@@ -90,16 +128,7 @@ class OpenWrites:
 
     def take(self, fact: Fact, at_us: int) -> None:
         """Take a fact that was appended at `at_us`."""
-        known = self.writes.setdefault(fact.write, OpenWrite(at_us))
-        known.last_us = max(known.last_us, at_us)
-        if fact.epoch <= known.over:
-            return
-        attempt = known.attempts.setdefault((fact.epoch, fact.attempt), Attempt(at_us))
-        attempt.began_us = min(attempt.began_us, at_us)
-        if isinstance(fact, Dropped):
-            attempt.dropped = True
-        elif isinstance(fact, Manifest):
-            attempt.manifest_us = max(at_us, attempt.manifest_us or 0)
+        self.writes.setdefault(fact.write, OpenWrite(at_us)).take(fact, at_us)
 
     def with_manifests(self) -> list[str]:
         """Return writes that may be decided, and not done."""
@@ -107,17 +136,11 @@ class OpenWrites:
 
     def stands_still(self, write: str, decided: HeldName, data: HeldName, now_us: int) -> bool:
         """Note how far the newest decision of a write is. Return whether it was so for COMPLETE_AFTER_S."""
-        known, seen = self.writes[write], (decided.expected, data.expected)
-        if known.seen != seen:
-            known.since_us = min(known.manifests) if known.seen is None else now_us
-            known.seen = seen
-        return now_us - known.since_us >= int(COMPLETE_AFTER_S * _SECOND)
+        return self.writes[write].stands_still(WriteProgress(decided.expected, data.expected), now_us)
 
     def done(self, write: str, epoch: int) -> None:
         """An epoch of a write is done, and so are all before it."""
-        known = self.writes[write]
-        known.over = max(known.over, epoch)
-        known.attempts = {key: attempt for key, attempt in known.attempts.items() if key[0] > known.over}
+        self.writes[write].done(epoch)
 
     def forget(self, now_us: int, needed: set[str]) -> None:
         """Forget writes that are over, and those that were silent for too long and are not `needed`."""
@@ -159,9 +182,8 @@ async def look_after(ledger: Ledger, writes: OpenWrites, now_us: int, journal: J
 
 
 def _report(writes: OpenWrites, write: str, gone: bool, reason: str, journal: Journal) -> None:
-    """Say once what is wrong with a write."""
-    if writes.writes[write].trouble != reason:
-        writes.writes[write].trouble = reason
+    """Report once what is wrong with a write."""
+    if writes.writes[write].is_new_trouble(reason):
         if gone:
             journal.warn("a decided write can't be completed", write=write, reason=reason)
         else:

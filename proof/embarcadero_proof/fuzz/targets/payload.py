@@ -141,7 +141,7 @@ def _schema_text(data: bytes) -> str:
     return f"{min(len(schema), 4)} columns"
 
 
-# --- what a subscriber is told ----------------------------------------------------------------------------------------
+# --- what a subscriber gets -------------------------------------------------------------------------------------------
 def _answers() -> Inputs:
     payloads = [raw_payload(2), b"", raw_payload(3, "lz4")]
     return [

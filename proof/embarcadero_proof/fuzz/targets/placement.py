@@ -121,7 +121,7 @@ def _mutate_file(data: bytes, rng: Random, _pool: Inputs) -> bytes:
 
 
 def _file(data: bytes) -> str:
-    """A damaged store is refused, or what it tells is whole."""
+    """A damaged store is refused, or what it returns is whole."""
     files = unpack(data)
     for old in folder().glob("hostile.sqlite*"):
         old.unlink()

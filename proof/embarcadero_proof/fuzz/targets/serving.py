@@ -81,7 +81,7 @@ def _conversations() -> Inputs:
 
 
 def _topic_id(name: str) -> int:
-    """The id that a topic has in each world."""
+    """The id that a topic has in each run."""
     return next(topic.id for topic in World().directory.topics.all() if topic.name == name)
 
 
@@ -173,7 +173,7 @@ def _broker_says() -> Inputs:
 
 
 def _publisher(data: bytes) -> str:
-    """A publisher told anything settles each batch at most once, with a position or a typed error."""
+    """A publisher that gets any frames settles each batch at most once, with a position or a typed error."""
     core = PublisherCore(
         topic="t", window_bytes=1 << 20, resend_after_us=5_000, delivery_timeout_us=10**9,
         order=data[0] % 3 if data else Order.TOTAL, durable=len(data) % 2 == 0, replicated=len(data) % 3 == 0,

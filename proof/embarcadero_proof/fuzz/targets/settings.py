@@ -116,14 +116,14 @@ def _options(text: str) -> object:
 
 
 def _offset(text: str) -> object:
-    from embarcadero.spark.read.offsets import parse_stream_offset, spans
+    from embarcadero.spark.read.options import parse_stream_offset, spans
 
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
         raise BadValue("no JSON") from None
     found = parse_stream_offset(told)
-    agree(parse_stream_offset(found.told()) == found, "an offset changes when it is told again")
+    agree(parse_stream_offset(found.json()) == found, "an offset changes when it is written and parsed again")
     return sum(len(spans(each.without_cuts(), each)) for each in found.topics.values())
 
 
@@ -157,7 +157,7 @@ def _texts() -> Inputs:
 
 
 def _text(data: bytes) -> str:
-    """The first byte chooses who parses the rest."""
+    """The first byte chooses the parser of the rest."""
     number = (data[0] if data else 0) % len(_PARSERS)
     _PARSERS[number][0](data[1:].decode(errors="replace"))
     return f"parser {number}"

@@ -1,4 +1,4 @@
-"""A replica's files after an accident, or somebody's hand: recovery, readers, verification, repair."""
+"""A replica's files after an accident, or changes by hand: recovery, readers, verification, repair."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SETTINGS: Final = RangeSettings(cluster=CLUSTER, segment_bytes=4_096, index_ever
 # --- the one true order -----------------------------------------------------------------------------------------------
 @cache
 def truth() -> tuple[Entries, list[bytes]]:
-    """Records as they were ordered: whatever is served must be one of these, at its place."""
+    """Records as they were ordered: whatever is served must be one of these, at its position."""
     rng = Random(5)
     entries, payloads, seq = np.zeros(COUNT, dtype=ORDER), [], START_SEQ
     for number in range(COUNT):
@@ -205,7 +205,7 @@ def _recover(data: bytes) -> str:
 
 
 def _vouched(files: Files) -> bool:
-    """Whether no segment with a footer was changed: those are trusted until somebody reads or scrubs them.
+    """Whether no segment with a footer was changed: those are trusted until they are read or scrubbed.
 
     A damaged header that can be made anew from the first record is as good as a whole one.
     """
@@ -249,7 +249,7 @@ def _repaired(disk: PlainDisk, log: RangeLog, vouched: bool) -> bool:
 
 
 def _read(data: bytes) -> str:
-    """A reader in another process, over files that nobody has recovered; lookups, too."""
+    """A reader in another process, over files that were not recovered; lookups, too."""
     files = unpack(data)
     disk, true = PlainDisk(files), MENDED not in files
     reader = RangeReader(disk, FOLDER, LANE, NUMBER, START)
@@ -312,7 +312,7 @@ _folder_mutation = archive_mutation(mend_file)
 STORAGE: Final = (
     Target("recovery", "a range's folder, recovered, read, repaired from a peer", _folders, _recover, _folder_mutation,
            archive=True),
-    Target("segments", "a reader over files that nobody recovered; indexes by seq and time", _folders, _read,
+    Target("segments", "a reader over files that were not recovered; indexes by seq and time", _folders, _read,
            _folder_mutation, archive=True),
     Target("verify", "offline verification of a replica's folder", _folders, _verify, _folder_mutation, archive=True),
     Target("session-checkpoints", "session tables on disk, restored", _checkpoint_files, _sessions,

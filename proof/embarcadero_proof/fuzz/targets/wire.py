@@ -45,7 +45,7 @@ Seen = tuple[list[Any], tuple[str, str] | None]
 
 
 class _Peer:
-    """One who receives frames, with memory for batches."""
+    """A receiver of frames, with memory for batches."""
 
     def __init__(self, allowed: frozenset[FrameKind], control_bytes_max: int) -> None:
         self._admitted: list[Any] = []

@@ -38,7 +38,7 @@ class Violation(NamedTuple):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Somebody says that batch `number` of `stream` is at `index`: a reader who found it, or an ack."""
+    """Evidence that batch `number` of `stream` is at `index`: a reader that found it, or an ack."""
 
     at: int
     index: int
@@ -119,7 +119,7 @@ class Ledger:
                 self.claims[ack.lane][ack.index].append(claim)
 
     def _streams_of_sessions(self) -> dict[tuple[int, int], str]:
-        """(lane, session) -> stream, by what its publisher was told and by what readers found under it."""
+        """(lane, session) -> stream, by what its publisher learned and by what readers found under it."""
         streams = {(opened.lane, opened.session): opened.stream for opened in self.history.of(SessionOpened)}
         for found in self.history.of(Delivered):
             batch = self.batch_of.get(found.digest)
@@ -199,7 +199,7 @@ class Ledger:
         return places
 
     def may_be_trimmed(self, lane: int, sent: Sent) -> bool:
-        """Whether a batch that is stored in a lane may be below what was trimmed: nobody need have seen it there.
+        """Whether a batch that is stored in a lane may be below what was trimmed: no reader need have seen it there.
 
         It is above all that was known to be in the lane when it was sent first.
         """
@@ -214,7 +214,7 @@ class Ledger:
         return [topic, *(made.lane for made in self.broker_lanes.values() if made.topic == topic)]
 
     def known_between(self, lane: int, start: int, stop: int) -> list[int]:
-        """Indices in [start, stop) where somebody found a batch, ever."""
+        """Indices in [start, stop) where a process ever found a batch."""
         known = self.known.get(lane, [])
         return known[bisect_left(known, start) : bisect_left(known, stop)]
 
@@ -229,7 +229,7 @@ class Ledger:
     def name(self, digest: int) -> str:
         """A batch in words."""
         batch = self.batch_of.get(digest)
-        return "content that nobody sent" if batch is None else f"batch {batch[1]} of {batch[0]}"
+        return "content never sent" if batch is None else f"batch {batch[1]} of {batch[0]}"
 
 
 def ledger_of(history: History) -> Ledger:
@@ -276,10 +276,10 @@ def _covered(reads: list[Read]) -> list[tuple[int, int]]:
         elif event.session is None:
             was = place.get(event.reader)
             if was is None and event.kind == GapKind.END_OF_LANE.name:
-                continue  # it began at the end: of a lane that has lost some, that may be above the end it is told
+                continue  # it began at the end: of a lane that has lost some, that may be above the end that it learns
             if was is not None:
                 advance(event.reader, max(event.start, was))
-            place[event.reader] = max(event.stop, was or 0)  # the end of a lane that has lost some may be told lower
+            place[event.reader] = max(event.stop, was or 0)  # the end of a lane that has lost some may be lower
     return merge(spans)
 
 

@@ -56,7 +56,7 @@ def _losses_have_a_cause(ledger: Ledger) -> list[Violation]:
 
 
 def _trims_were_asked_for(history: History) -> list[Violation]:
-    """The store gives up no more than somebody asked for."""
+    """The store gives up no more than was asked for."""
     found: list[Violation] = []
     asked: dict[int, int] = defaultdict(int)
     for event in history.some(TrimAsked, TrimmedTo):
@@ -64,12 +64,12 @@ def _trims_were_asked_for(history: History) -> list[Violation]:
             asked[event.lane] = max(asked[event.lane], event.index)
         elif isinstance(event, TrimmedTo) and event.index > asked[event.lane]:
             found.append(Violation("P1", event.at, (
-                f"lane {event.lane} is trimmed below {event.index}; nobody asked for more than {asked[event.lane]}")))
+                f"lane {event.lane} is trimmed below {event.index}; no more was asked for than {asked[event.lane]}")))
     return found
 
 
 def _gaps_are_true(history: History, lanes: set[int]) -> list[Violation]:
-    """Readers are told LOST and (with replicas) TRIMMED only of what is lost or trimmed."""
+    """Readers get LOST and (with replicas) TRIMMED only for what is lost or trimmed."""
     found: list[Violation] = []
     trimmed: dict[int, int] = defaultdict(int)
     lost: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -88,7 +88,7 @@ def _gaps_are_true(history: History, lanes: set[int]) -> list[Violation]:
 
 
 def _readers_of_durable(history: History) -> list[Violation]:
-    """Only a reader of durable records is told NEVER_DURABLE: another one may have got what is lost there."""
+    """Only a reader of durable records gets NEVER_DURABLE: another one may have got what is lost there."""
     others = {(event.reader, event.lane) for event in history.of(Delivered) if not event.durable}
     return [
         Violation("P1", e.at, (
@@ -139,7 +139,7 @@ def _references_find_what_is_there(ledger: Ledger) -> list[Violation]:
 def _losses_are_told(ledger: Ledger) -> list[Violation]:
     """A publisher that goes on after a loss hears which of its acked batches are lost, and of no others.
 
-    It goes on in the same lane, where it is told first; with orders 0 and 1 in others, and then it is told by and by.
+    It goes on in the same lane, where it is reported first; with orders 0 and 1 in others, and reported later.
     """
     history, sent_last = ledger.history, _sent_last(ledger)
     unnumbered_us = max((stop.at for stop in history.of(Stopped) if not stop.numbered), default=-1)
@@ -158,7 +158,7 @@ def _losses_are_told(ledger: Ledger) -> list[Violation]:
         goes_on = stop is not None and newest[event.process, event.lane] >= stop  # an earlier ack may come late
         if stop is not None and event.lane in ledger.broker_lanes:
             went_us = ledger.went_us(event.lane, event.index or 0)
-            notices = event.at > unnumbered_us  # who was there before can't tell one generation from another
+            notices = event.at > unnumbered_us  # a process that was there before can't distinguish generations
             goes_on = notices and went_us is not None and sent_last.get(event.process, 0) > went_us
         if goes_on and (event.process, event.lane, event.index or 0) not in told:
             found.append(Violation("P1", event.at, (
@@ -168,7 +168,7 @@ def _losses_are_told(ledger: Ledger) -> list[Violation]:
 
 
 def _no_end_hides_a_loss(ledger: Ledger) -> list[Violation]:
-    """A publisher that is told to close, or fails, after a loss has reported that loss when it has ended."""
+    """A publisher that is asked to close, or fails, after a loss has reported that loss when it has ended."""
     history = ledger.history
     unnumbered_us = max((stop.at for stop in history.of(Stopped) if not stop.numbered), default=-1)
     told = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
@@ -205,11 +205,11 @@ def _sent_last(ledger: Ledger) -> dict[str, int]:
 def _ends_are_known(ledger: Ledger) -> list[Violation]:
     """With a mirror nothing is lost but what was ordered: a LOST gap ends one position after the lane's entries did.
 
-    The one position is left out for readers who had read everything: they would not hear of the loss otherwise.
+    The one position is left out for readers that had read everything: they would not learn of the loss otherwise.
     """
     history = ledger.history
     if len(history.of(MirrorLeft)) < len(history.of(FabricLost)):
-        return []  # nobody has to know where a lane ended whose mirror is gone as well
+        return []  # where a lane ended need not be known if its mirror is gone as well
     spans: dict[int, list[LostSpan]] = defaultdict(list)
     for span in history.of(LostSpan):
         spans[span.lane].append(span)
@@ -243,13 +243,13 @@ def _readers_are_told(ledger: Ledger) -> list[Violation]:
         elif isinstance(event, Moved) or (isinstance(event, GapSeen) and _tells(event, unaware.get(key))):
             unaware.pop(key, None)
     return [
-        Violation("P1", d.at, f"reader {d.reader} got index {d.index} of lane {d.lane}; nobody told it that it is lost")
+        Violation("P1", d.at, f"reader {d.reader} got index {d.index} of lane {d.lane}; it got no gap there")
         for d in unaware.values()
     ]
 
 
 def _tells(gap: GapSeen, read: Delivered | None) -> bool:
-    """Whether a gap tells that what was read is gone. A closed lane that ends has lost all that is above its end."""
+    """Whether a gap says that what was read is gone. A closed lane that ends has lost all that is above its end."""
     if read is None:
         return True
     if gap.kind == GapKind.END_OF_LANE.name:

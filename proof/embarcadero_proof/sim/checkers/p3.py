@@ -111,7 +111,7 @@ def _place(ledger: Ledger, places: dict[int, dict[int, int]], ack: Settled) -> i
 def _lane_order(ledger: Ledger, lane: int) -> list[Violation]:
     """Order 1: in a lane, the first copies of a stream's batches are in the order of sending.
 
-    A copy is known to be the first one if somebody looked at all that comes before it.
+    A copy is known to be the first one if a reader looked at all that comes before it.
     """
     found: list[Violation] = []
     seen = covered(ledger.history, lane)

@@ -139,9 +139,9 @@ def _trimmed_is_gone(history: History) -> list[Violation]:
 
 
 def _ends_are_ends(ledger: Ledger) -> list[Violation]:
-    """A closed lane has one end, and nobody ever got or was acked anything at or above it that is not lost.
+    """A closed lane has one end; nothing at or above it was read or acked that is not lost.
 
-    After a loss, readers of what is ordered are told a lower end than others: all that is between is lost.
+    After a loss, readers of what is ordered get a lower end than others: all that is between is lost.
     """
     found: list[Violation] = []
     ends: dict[int, GapSeen] = {}
@@ -183,7 +183,7 @@ class _Fact(NamedTuple):
 
     @property
     def why(self) -> str:
-        """Who says so."""
+        """The process that says so."""
         if isinstance(self.event, TailRead):
             told = "it had been told as durable up to" if self.durable else "the tail had been told as"
             return f"{told} {self.tail}"
@@ -191,7 +191,7 @@ class _Fact(NamedTuple):
 
 
 def _tails(ledger: Ledger) -> list[Violation]:
-    """A tail covers all that was acked, read, or told as the tail before it was asked for.
+    """A tail covers all that was acked, read, or reported as the tail before it was asked for.
 
     Lanes of topics go on above what is lost. A broker's lane ends below it: there, what was lost with the fabric counts
     for questions that were answered before that, and what was durable counts for ever. Answers may have been on their
@@ -220,7 +220,7 @@ def _tails(ledger: Ledger) -> list[Violation]:
 
 
 def _facts(event: Event) -> list[_Fact]:
-    """What an event tells about tails."""
+    """What an event says about tails."""
     if isinstance(event, Settled) and event.verdict is Verdict.STORED and event.index is not None:
         return [_Fact(event.at, event.lane, event.index + 1, event.ack == Ack.DURABLE, event)]
     if isinstance(event, Delivered):
@@ -234,7 +234,7 @@ def _facts(event: Event) -> list[_Fact]:
 
 
 def _floors(facts: list[_Fact]) -> tuple[list[int], list[_Fact]]:
-    """Times, and at each the fact that tells the highest tail so far."""
+    """Times, and at each the fact that names the highest tail so far."""
     facts.sort(key=lambda fact: fact.at)
     best: list[_Fact] = []
     for fact in facts:

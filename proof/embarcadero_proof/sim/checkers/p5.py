@@ -1,7 +1,7 @@
-"""P5: who was deposed changes nothing that others read, and nothing is acked on its word.
+"""P5: A deposed process has no effect. Its late writes go to regions that no one reads, and no ack depends on them.
 
-Sequencers: an epoch starts where the order ended, as the store has it. Whatever anybody was told of a lane before that
-is below this end, or it was told on the word of a sequencer that was deposed already. Publishers: a session that is
+Sequencers: an epoch starts where the order ended, as the store has it. Whatever a process learned of a lane before that
+is below this end, or it came from a sequencer that was deposed already. Publishers: a session that is
 continued by another one has all its batches before it. Brokers: a lane that was closed has one end (P4). Replicas: what
 was counted is on disks that count (P6). Clients: a request for a deleted topic does not touch the next one of its name.
 """
@@ -26,7 +26,7 @@ from embarcadero_proof.sim.history import (
 )
 
 _Telling = Settled | Delivered | TailRead
-"""Events by which somebody was told how far a lane goes."""
+"""Events by which a process learned how far a lane goes."""
 
 _Request = DeleteAsked | ChangeAsked
 _Effect = PassingGone | PassingChanged
@@ -58,7 +58,7 @@ def _late_requests_do_nothing(history: History) -> list[Violation]:
 
 def _epochs_start_above_all(history: History) -> list[Violation]:
     found: list[Violation] = []
-    told: dict[int, tuple[int, _Telling]] = {}  # by lane: how far somebody was told that it goes, and by what
+    told: dict[int, tuple[int, _Telling]] = {}  # by lane: how far it goes, as some process learned, and by what
     events: list[EpochStarted | _Telling] = history.some(EpochStarted, Settled, Delivered, TailRead)
     for event in events:
         if isinstance(event, EpochStarted):
@@ -73,7 +73,7 @@ def _epochs_start_above_all(history: History) -> list[Violation]:
 
 
 def _goes_to(event: _Telling) -> int:
-    """How far a lane goes at least, if this was told of it."""
+    """How far a lane goes at least, if this was reported of it."""
     if isinstance(event, TailRead):
         return event.index
     if event.index is None or (isinstance(event, Settled) and event.verdict is not Verdict.STORED):

@@ -14,7 +14,7 @@ def check(history: History) -> list[Violation]:
 
 def _nothing_unsent(ledger: Ledger) -> list[Violation]:
     return [
-        Violation("P7", d.at, f"reader {d.reader} found at index {d.index} of lane {d.lane} content that nobody sent")
+        Violation("P7", d.at, f"reader {d.reader} found at index {d.index} of lane {d.lane} content never sent")
         for d in ledger.history.of(Delivered)
         if d.digest not in ledger.batch_of
     ]
@@ -35,7 +35,7 @@ def _as_sent(ledger: Ledger) -> list[Violation]:
 
 def _disks_hold_what_was_sent(ledger: Ledger) -> list[Violation]:
     return [
-        Violation("P7", d.at, f"a disk has at index {d.index} of lane {d.lane} content that nobody sent")
+        Violation("P7", d.at, f"a disk has at index {d.index} of lane {d.lane} content never sent")
         for d in ledger.history.of(OnDisk)
         if d.digest not in ledger.batch_of
     ]

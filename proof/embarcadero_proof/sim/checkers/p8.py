@@ -110,7 +110,7 @@ def _healed_is_stored(history: History, dead: set[str]) -> list[Violation]:
 
 
 def _readers_arrive(history: History, dead: set[str], end: int) -> list[Violation]:
-    """Each living reader is at or beyond the last tail that anyone was told, as far as it was not lost since."""
+    """Each living reader is at or beyond the last tail that was reported, as far as it was not lost since."""
     tails: dict[int, int] = {}
     for tail in history.of(TailRead):
         lost = [s.start for s in history.of(LostSpan) if s.lane == tail.lane and s.start < tail.index < s.stop]

@@ -3,7 +3,7 @@
 Role code is a function of what it has seen. So an actor is run from its beginning each time it is to make a step, with
 everything that it saw before handed to it again, until it comes to the next primitive; there it is left by an
 exception. What it asked for there, and what it stored on the way, is a node of its tree: what it sees next leads to a
-child. Nodes are kept, so the code runs once for every way in which it can be told apart by what it saw.
+child. Nodes are kept, so the code runs once for every way in which it differs by what it saw.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Node:
 
 
 class Lines:
-    """Numbers of all lines that somebody named, and what they hold at first."""
+    """Numbers of all lines that an actor named, and what they hold at first."""
 
     def __init__(self) -> None:
         self.numbers: dict[tuple[str, int], int] = {}
@@ -144,7 +144,7 @@ class StepRegion:
 
 @dataclass(slots=True)
 class Stage:
-    """One execution of an actor; the fabric that it gets, and the world that it may ask."""
+    """One execution of an actor; the fabric that it gets, and the model that it may ask."""
 
     actor: str
     lines: Lines
@@ -160,7 +160,7 @@ class Stage:
     _before: dict[str, bytes] = field(default_factory=dict)  # small regions as they were after the last step
     _before_lines: dict[int, bytes] = field(default_factory=dict)
     _made: set[str] = field(default_factory=set)
-    _there: set[str] = field(default_factory=set)  # regions that somebody has made, as it knows
+    _there: set[str] = field(default_factory=set)  # regions that were made, as it knows
     _missing: set[str] = field(default_factory=set)
     _facts: list[Any] = field(default_factory=list)
     _key: Any = None
@@ -324,7 +324,7 @@ Play = Callable[[Stage], None]
 
 
 class Tree:
-    """All that one actor can do, as far as anybody has looked."""
+    """All that one actor can do, as far as it was explored."""
 
     def __init__(
         self, name: str, play: Play, lines: Lines, leaks: Sequence[Leak] = (), left_out: frozenset[str] = frozenset()

@@ -1,7 +1,7 @@
 """Exploring: every state that actors, memory and crashes can reach, breadth first, so that a counterexample is short.
 
-A state is told by a 64-bit number once it was looked at. A step that is about lines which nobody else will change (or,
-if it writes, look at) is made at once, before all others: they could not tell when. What an actor may still look at is
+A state is named by a 64-bit number once it was seen. A step that is about lines that no other actor will change (or,
+if it writes, look at) is made at once, before all others: they can't see when. What an actor may still look at is
 learnt, by random walks first; whenever exploring finds more, all begins again with what is known then.
 """
 
@@ -44,13 +44,13 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A small world: actors, what is there at first, and what must hold."""
+    """A small system: actors, what is there at first, and what must hold."""
 
     name: str
     plays: dict[str, Play]
-    begin: Callable[[Lines], Any]  # makes regions, and gives the world that calls change
-    call: Callable[[Any, str, tuple[Any, ...]], tuple[Any, Any]]  # world, actor, call -> world, answer
-    check: Callable[[Any, Facts], str]  # world, facts -> what is wrong
+    begin: Callable[[Lines], Any]  # makes regions, and gives the model that calls change
+    call: Callable[[Any, str, tuple[Any, ...]], tuple[Any, Any]]  # model, actor, call -> model, answer
+    check: Callable[[Any, Facts], str]  # model, facts -> what is wrong
     final: Callable[[Any, Facts], str]
     mortal: tuple[str, ...] = ()  # actors that may crash at any time
     ready: Callable[[str, frozenset[str]], bool] = lambda _name, _ended: False  # `wait_for`, by who has ended
@@ -181,7 +181,7 @@ class Explorer:
         return self._after(State(nodes, memory, state.made, world, state.facts), actor, node)
 
     def _is_local(self, state: State, actor: int, node: Node) -> bool:
-        """Whether nobody else can tell when this step is made: they do not look at, or change, what it is about."""
+        """Whether no other actor can see when this step is made: they do not look at, or change, what it is about."""
         kind, lines = node.op.kind, node.op.lines
         if self.placement.fetch or kind not in ("flush", "invalidate", "fence"):
             return False
@@ -216,7 +216,7 @@ class Explorer:
         return found
 
     def _forward(self, state: State, told: list[str] | None = None) -> State:
-        """Make all steps of which nobody can tell when."""
+        """Make all steps whose time no other actor can see."""
         moved = True
         while moved:
             moved = False
@@ -230,7 +230,7 @@ class Explorer:
         return state
 
     def successors(self, state: State, told: list[str] | None = None) -> Iterator[tuple[Label, State]]:
-        """All that can happen next; what nobody can tell apart happens at once."""
+        """All that can happen next; what actors can't distinguish happens at once."""
         ended = self._ended(state)
         for actor in range(len(self.names)):
             node = self._node(state, actor)

@@ -24,7 +24,7 @@ Cache = tuple[tuple[bytes, ...], tuple[int, ...]]
 """Lines as a host sees them, and which words of each are dirty."""
 
 Watched = Callable[[int], bool]
-"""Whether anybody will ever look at a line."""
+"""Whether an actor will ever look at a line."""
 
 Store = tuple[int, int, bytes]
 """In a store buffer: line, which words, the line that has them."""

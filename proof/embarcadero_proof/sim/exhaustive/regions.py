@@ -28,7 +28,7 @@ class FirstRegion:
         self.keep()
 
     def invalidate(self, offset: int, length: int) -> None:
-        """There is nobody else yet."""
+        """There is no other actor yet."""
 
     def reserve(self, offset: int, length: int) -> None:
         """There is always room."""
@@ -64,7 +64,7 @@ class FirstFabric:
         self._regions.pop(name)
 
     def fence(self) -> None:
-        """There is nobody else yet."""
+        """There is no other actor yet."""
 
 
 def make_region(lines: Lines, name: str, shape: Shape) -> FirstRegion:

@@ -1,4 +1,4 @@
-"""Scope "seal": a range is sealed while replicas append, sync and tell, and a broker counts as durable.
+"""Scope "seal": a range is sealed while replicas append, sync and report, and a broker counts as durable.
 
 What runs here: fabric/leader.py (who counts), sequencer/ranges `RangeKeeper.seal` (who seals), and for replicas the
 order of replica/copies.py: append, sync, and only then the durable line, by the tables of fabric/lines.py. A disk
@@ -64,7 +64,7 @@ class _Seal:
         self._entries, self._range = entries, _range(replicas, durable_on)
 
     def begin(self, lines: Lines) -> Any:
-        """The range is open, nothing is appended. The world: where it is sealed, what disks have."""
+        """The range is open, nothing is appended. The model: where it is sealed, what disks have."""
         fabric = FirstFabric(lines)
         create_epochs(fabric)
         table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
@@ -86,7 +86,7 @@ class _Seal:
         return (sealed, (*disks[:at], disk, *disks[at + 1 :])), None
 
     def replica(self, number: int) -> Play:
-        """Append, sync, tell."""
+        """Append, sync, report."""
 
         def play(stage: Stage) -> None:
             region = stage.attach(durable_region(self._range.replicas[number]), writable=True)

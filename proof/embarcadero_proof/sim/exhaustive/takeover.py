@@ -1,4 +1,4 @@
-"""Scopes "ack", "read", "foreseen" and "rivals": acting on a sequencer's word while another one takes over.
+"""Scopes "ack", "read", "foreseen" and "rivals": acting on a sequencer's writes while another one takes over.
 
 Two batches, X of broker 0 and Y of broker 1, are published. The old sequencer is about to order X, then Y; a new one
 takes them the other way round, so whatever it does not find gets another position. What runs here:
@@ -68,7 +68,7 @@ def _pending(sequence: int) -> Any:
 
 
 def begin_takeover(lines: Lines, ordered: int = 0) -> Any:
-    """Epoch 1 reigns; its log has the start of a session; X and Y are published. The world: handed out, started.
+    """Epoch 1 leads; its log has the start of a session; X and Y are published. The model: handed out, started.
 
     `ordered`: so many of them are ordered and answered.
     """
@@ -148,7 +148,7 @@ def _reign(fabric: Fabric, rounds: int, begins: Callable[[int], None] = lambda _
 
 
 def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) -> Play:
-    """Take over from whoever reigns; order what is left, beginning with broker `turn`.
+    """Take over from the leader; order what is left, beginning with broker `turn`.
 
     `foresees`: it has read and re-issued what it could before its line is open.
     """
@@ -234,7 +234,7 @@ def _round(stage: Stage, lane: Lane, brokers: BrokerIncarnations, turn: int) -> 
 
 # --- those who act ----------------------------------------------------------------------------------------------------
 class _Publisher:
-    """A connection that tells what was acked."""
+    """A connection that reports what was acked."""
 
     gone = False
 
@@ -252,7 +252,7 @@ class _Publisher:
 
 
 def broker(number: int, follows: bool) -> Play:
-    """A broker that relays the answer to its batch: in one pass at any time, or until it comes, whoever reigns.
+    """A broker that relays the answer to its batch: in one pass at any time, or until it comes, from any leader.
 
     One pass is enough to see what may not be acked: a pass that finds nothing does nothing.
     """
@@ -309,7 +309,7 @@ def check_takeover(_world: Any, facts: Facts) -> str:
 
 
 def is_secret(region: str, world: Any) -> bool:
-    """Nobody looks into the regions of an epoch that the store has not started."""
+    """No actor looks into the regions of an epoch that the store has not started."""
     number = region.removeprefix("epoch-").split("/")[0]
     return number.isdigit() and int(number) > world[1]
 
@@ -348,7 +348,7 @@ def foreseen_scope(rounds: int) -> Scope:
 
 
 def answers_scope(rounds: int) -> Scope:
-    """The old sequencer ends anywhere in a round; the next one sees to it that X is acked, whoever answers."""
+    """The old sequencer ends anywhere in a round; the next one sees to it that X is acked, by any sequencer."""
     return takeover_scope(
         "answers after a crash",
         {"old": old_sequencer(rounds), "new": new_sequencer(1, after_old=True), "broker": broker(0, True)}, True,

@@ -166,7 +166,7 @@ class _ModelLedger:
 
 
 class _Writes:
-    """The world, and who acts in it."""
+    """The run, and who acts in it."""
 
     def __init__(self, choices: _Choices) -> None:
         self._choices = choices

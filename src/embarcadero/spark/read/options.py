@@ -1,21 +1,43 @@
-"""Options of the source: one table of names, each value checked, every problem named with what is allowed."""
+"""Options of the source, and offsets of its streams: what Spark keeps as text, checked when it comes back.
+
+Options are one table of names (`READ_OPTIONS`). Each value is checked, and an error names the option and what is
+allowed. Offsets say how far each lane is read. Of one topic:
+
+    {"topic": "orders", "id": "5c07e6a91b2f43d8", "reader": "spark-5f0c",
+     "0": {"index": 120, "seq": 48000}}
+
+Of several topics, by their ids:
+
+    {"reader": "spark-5f0c", "topics": {
+      "5c07e6a91b2f43d8": {"topic": "clicks", "3": {"index": 7, "seq": 70, "first": [2, 20]}},
+      "01d27aa0f1e1b3c4": {"topic": "orders", "0": {"index": 120, "seq": 48000}}}}
+
+A position may be inside a batch (`within` says how many of its records are below), so limits on records are exact.
+Lanes of topics of orders 0 and 1 come and go: one that was read to its end is kept, with `ended`, until the topic does
+not know it any more. `id` is that of the topic: a topic that was deleted and created again has another one. `first` is
+where a topic was begun that came after the query had started. Earlier versions also wrote where a micro-batch was cut
+into tasks (`cuts`), and the first ones wrote no `id`.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from enum import StrEnum
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from embarcadero.client.arguments import broker_addresses, parse_addresses, time_us
 from embarcadero.config import load
 from embarcadero.errors import BadValue
 from embarcadero.limits import PARTITIONS_MAX, READER_NAME_BYTES_MAX, SPARK_TASKS_MAX, TOPICS_MAX
+from embarcadero.types import LanePosition, Span, id_text
 
+# --- options ----------------------------------------------------------------------------------------------------------
 OptionValue = TypeVar("OptionValue")
 
 READ_OPTIONS: Final = {
@@ -46,26 +68,38 @@ GO_ON: Final = 'to go on with what is there: .option("failOnDataLoss", "false")'
 _STREAM_ONLY: Final = ("maxRecordsPerTrigger", "maxBytesPerTrigger", "reader")
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "pushFilters")
 _CHOICES: Final = ("topic", "topics", "topicPattern")
-_READER: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{READER_NAME_BYTES_MAX}}}")
+_READER_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{READER_NAME_BYTES_MAX}}}")
 _NUMBER_MAX: Final = (1 << 63) - 1
 _DIGITS_MAX: Final = 40
 
 
+class WhereBy(StrEnum):
+    """How an option names a position."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    SEQ = "seq"
+    INDEX = "index"
+    TIME = "time"
+    LANES = "lanes"  # one for each lane that was named
+    TOPICS = "topics"  # one for each topic
+
+
+_ENDS: Final = (WhereBy.EARLIEST, WhereBy.LATEST)
+
+
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A place as an option names it: `by` is earliest, latest, seq, index, time, lanes or topics.
+    """A position as an option names it."""
 
-    With "lanes", `lanes` has a place for each lane that was named; with "topics", `topics` one for each topic.
-    """
-
-    by: str
+    by: WhereBy
     value: int = 0
     lanes: tuple[tuple[int, Where], ...] = ()
     topics: tuple[tuple[str, Where], ...] = ()
 
 
-EARLIEST: Final = Where("earliest")
-LATEST: Final = Where("latest")
+EARLIEST: Final = Where(WhereBy.EARLIEST)
+LATEST: Final = Where(WhereBy.LATEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +151,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
     where = partial(_where, topics=None if pattern is not None else topics)
     starting = _checked(options, "startingTimestamp", _time) or _checked(options, "startingOffsets", where)
     ending = _checked(options, "endingTimestamp", _time) or _checked(options, "endingOffsets", where)
-    if starting and ending and starting.by == ending.by == "time" and ending.value < starting.value:
+    if starting and ending and starting.by == ending.by == WhereBy.TIME and ending.value < starting.value:
         raise BadValue(
             f"endingTimestamp {options['endingTimestamp']!r} is before startingTimestamp "
             f"{options['startingTimestamp']!r}",
@@ -199,14 +233,14 @@ def _checked(options: Mapping[str, str], name: str, parse: Callable[[str], Optio
 
 # --- values -----------------------------------------------------------------------------------------------------------
 def _where(text: str, topics: tuple[str, ...] | None) -> Where:
-    """A place in one topic, or places in several: `topics` are those that are named, None: a pattern says which."""
+    """A position in one topic, or positions in several: `topics` are those that are named; None: a pattern does."""
     several = topics is None or len(topics) > 1
-    if text in ("earliest", "latest"):
-        return Where(text)
+    if text in _ENDS:
+        return Where(WhereBy(text))
     if _is_number(text):
         if several:
             raise BadValue("a seq names a record of one topic, and several are read")
-        return Where("seq", _bounded(int(text), "a seq"))
+        return Where(WhereBy.SEQ, _bounded(int(text), "a seq"))
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -222,9 +256,9 @@ def _where(text: str, topics: tuple[str, ...] | None) -> Where:
 
 def _of_report(found: dict[str, Any]) -> dict[str, Any]:
     """What a progress report shows of several topics can be given back as it is: there, ids name topics."""
-    told = found.get("topics")
-    if isinstance(told, dict) and "reader" in found and all(isinstance(each, dict) for each in told.values()):
-        return {str(each.get("topic")): each for each in told.values()}
+    topics = found.get("topics")
+    if isinstance(topics, dict) and "reader" in found and all(isinstance(each, dict) for each in topics.values()):
+        return {str(each.get("topic")): each for each in topics.values()}
     return found
 
 
@@ -234,14 +268,16 @@ def _by_topic(found: dict[str, Any], topics: tuple[str, ...] | None) -> Where:
             raise BadValue(f"JSON names topic {name!r}, and this read has {', '.join(topics)}")
         if not isinstance(value, dict) and value not in ("earliest", "latest"):
             raise BadValue(f"topic {name!r} has {value!r}, which is neither places by lane, nor earliest or latest")
-    places = ((name, _by_lane(value) if isinstance(value, dict) else Where(value)) for name, value in found.items())
-    return Where("topics", topics=tuple(places))
+    wheres = (
+        (name, _by_lane(value) if isinstance(value, dict) else Where(WhereBy(value))) for name, value in found.items()
+    )
+    return Where(WhereBy.TOPICS, topics=tuple(wheres))
 
 
 def _by_lane(found: dict[str, Any]) -> Where:
     # What a progress report shows can be given back as it is: beside lanes, it has words.
     lanes = {key: value for key, value in found.items() if key not in ("topic", "reader", "id")}
-    return Where("lanes", lanes=tuple((_lane(key), _place(key, value)) for key, value in lanes.items()))
+    return Where(WhereBy.LANES, lanes=tuple((_lane(key), _lane_position(key, value)) for key, value in lanes.items()))
 
 
 def _lane(key: str) -> int:
@@ -250,13 +286,13 @@ def _lane(key: str) -> int:
     return _bounded(int(key), "a lane")
 
 
-def _place(lane: str, value: Any) -> Where:
-    if value in ("earliest", "latest"):
-        return Where(value)
+def _lane_position(lane: str, value: Any) -> Where:
+    if value in _ENDS:
+        return Where(WhereBy(value))
     if isinstance(value, int) and not isinstance(value, bool):
-        return Where("seq", _bounded(value, f"the seq of lane {lane}"))
+        return Where(WhereBy.SEQ, _bounded(value, f"the seq of lane {lane}"))
     if isinstance(value, dict):
-        for by in ("seq", "index"):
+        for by in (WhereBy.SEQ, WhereBy.INDEX):
             number = value.get(by)
             if isinstance(number, int) and not isinstance(number, bool):
                 return Where(by, _bounded(number, f"the {by} of lane {lane}"))
@@ -284,8 +320,8 @@ def _time(text: str) -> Where:
             message = error.message if isinstance(error, BadValue) else str(error)
             raise BadValue(f"no time: {message}") from None
     if us > datetime.now(UTC).timestamp() * 1e6:
-        raise BadValue("a time that has not come; microseconds are counted, not milliseconds")
-    return Where("time", us)
+        raise BadValue("this time is in the future; numbers are microseconds, not milliseconds")
+    return Where(WhereBy.TIME, us)
 
 
 def _positive(text: str) -> int:
@@ -332,14 +368,14 @@ def _pattern(text: str) -> str:
 
 
 def _reader(text: str) -> str:
-    if not _READER.fullmatch(text):
+    if not _READER_NAME.fullmatch(text):
         raise BadValue("not the name of a reader")
     return text
 
 
 def _read(text: str) -> str:
     if text not in ("durable", "ordered"):
-        raise BadValue("no way to read")
+        raise BadValue("unknown read mode")
     return text
 
 
@@ -347,3 +383,178 @@ def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise BadValue("neither true nor false")
     return text.lower() == "true"
+
+
+# --- offsets ----------------------------------------------------------------------------------------------------------
+_TOPIC: Final = "topic"
+_READER: Final = "reader"
+_ID: Final = "id"
+_TOPICS: Final = "topics"
+_HINT: Final = "this checkpoint was not made by this source; start with a new checkpointLocation"
+
+
+class RecordPosition(NamedTuple):
+    """Between two records of a lane: `seq` is the next one, `index` its batch, `within` how many of it are below."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    seq: int
+    within: int = 0
+
+    @property
+    def stop(self) -> int:
+        """The index at which a scan of everything below this position stops."""
+        return self.index + (self.within > 0)
+
+
+BEGINNING: Final = RecordPosition(0, 0)
+
+
+class TaskSpan(NamedTuple):
+    """What one task reads: the records from `start` up to `stop` of a lane."""
+
+    lane: int
+    start: RecordPosition
+    stop: RecordPosition
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOffset:
+    """How far a lane is read. `cuts` are the positions at which the last micro-batch was cut into tasks.
+
+    `first`, only in the end of the micro-batch that begins with it: where the lane of a new topic was begun.
+    `holes`, only in the offset that reports where a topic ends: seqs that restarts passed over, for counting records.
+    """
+
+    position: RecordPosition
+    cuts: tuple[RecordPosition, ...] = ()
+    ended: bool = False
+    holes: tuple[Span, ...] = ()
+    first: RecordPosition | None = None
+
+    def json(self) -> dict[str, Any]:
+        """As Spark keeps it."""
+        found: dict[str, Any] = {"index": self.position.index, "seq": self.position.seq}
+        if self.position.within:
+            found["within"] = self.position.within
+        if self.cuts:
+            found["cuts"] = [list(cut if cut.within else cut[:2]) for cut in self.cuts]
+        if self.first is not None:
+            found["first"] = list(self.first if self.first.within else self.first[:2])
+        if self.holes:
+            found["holes"] = [list(hole) for hole in self.holes]
+        return found | ({"ended": True} if self.ended else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far a stream has read one topic. `reader` is a name made when the query first started; it stays with it."""
+
+    topic: str
+    reader: str
+    lanes: Mapping[int, LaneOffset] = field(default_factory=dict)
+    topic_id: int = 0  # 0: not known, as in offsets of earlier versions
+
+    def json(self) -> dict[str, Any]:
+        """As Spark keeps it: a JSON object."""
+        identity = {_ID: id_text(self.topic_id)} if self.topic_id else {}
+        return {_TOPIC: self.topic, _READER: self.reader, **identity} | self.json_lanes()
+
+    def json_lanes(self) -> dict[str, Any]:
+        """The lanes as Spark keeps them."""
+        return {str(lane): offset.json() for lane, offset in sorted(self.lanes.items())}
+
+    def of(self, lane: int) -> RecordPosition:
+        """How far a lane is read; one that came since then is not."""
+        known = self.lanes.get(lane)
+        return BEGINNING if known is None else known.position
+
+    def positions(self) -> dict[int, LanePosition]:
+        """Index and seq by lane, as the progress of a reader is reported."""
+        return {lane: LanePosition(offset.position.index, offset.position.seq) for lane, offset in self.lanes.items()}
+
+    def without_cuts(self) -> Offset:
+        """The same position, whatever the last micro-batch was."""
+        lanes = {lane: replace(offset, cuts=(), first=None) for lane, offset in self.lanes.items()}
+        return replace(self, lanes=lanes)
+
+    def firsts(self) -> dict[int, LaneOffset]:
+        """Where the lanes of a new topic were begun."""
+        return {lane: LaneOffset(offset.first) for lane, offset in self.lanes.items() if offset.first is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """How far a stream has read its topics, by name. `several` is the format; that of one topic is older."""
+
+    reader: str
+    topics: Mapping[str, Offset] = field(default_factory=dict)
+    several: bool = False
+
+    def json(self) -> dict[str, Any]:
+        """As Spark keeps it: a JSON object."""
+        if not self.several:
+            return next(iter(self.topics.values())).json()
+        topics = sorted(self.topics.items())
+        found = {id_text(each.topic_id): {_TOPIC: name} | each.json_lanes() for name, each in topics}
+        return {_READER: self.reader, _TOPICS: found}
+
+    def lanes(self) -> dict[str, Collection[int]]:
+        """The lanes of each topic."""
+        return {name: each.lanes.keys() for name, each in self.topics.items()}
+
+
+def parse_stream_offset(given: Any) -> StreamOffset:
+    """An offset of one topic or of several that Spark kept for us. BadValue, if it is of another source."""
+    if not isinstance(given, dict) or not isinstance(given.get(_TOPICS), dict):
+        one = parse_offset(given)
+        return StreamOffset(one.reader, {one.topic: one})
+    reader = given.get(_READER)
+    topics: dict[str, Offset] = {}
+    for identity, each in given[_TOPICS].items():
+        if not isinstance(each, dict) or _ID in each or _READER in each:
+            raise BadValue(f"{str(given)[:200]} is no offset of this source", _HINT)
+        one = parse_offset({**each, _READER: reader, _ID: identity})
+        if one.topic in topics or one.topic_id in {known.topic_id for known in topics.values()}:
+            raise BadValue(f"{str(given)[:200]} has topic {one.topic!r} twice", _HINT)
+        topics[one.topic] = one
+    if not isinstance(reader, str):
+        raise BadValue(f"{str(given)[:200]} is no offset of this source", _HINT)
+    return StreamOffset(reader, topics, several=True)
+
+
+def parse_offset(given: Any, topic: str | None = None) -> Offset:
+    """An offset of one topic. BadValue, if it is of another source or topic."""
+    if not isinstance(given, dict) or not isinstance(given.get(_TOPIC), str) or not isinstance(given.get(_READER), str):
+        raise BadValue(f"{str(given)[:200]} is no offset of this source", _HINT)
+    if topic is not None and given[_TOPIC] != topic:
+        raise BadValue(
+            f"the checkpoint is of a query that reads topic {given[_TOPIC]!r}, and this one reads {topic!r}",
+            "use one checkpointLocation per query",
+        )
+    lanes = {key: value for key, value in given.items() if key not in (_TOPIC, _READER, _ID)}
+    try:
+        parsed, topic_id = {int(key): _parse_lane(value) for key, value in lanes.items()}, int(given.get(_ID, "0"), 16)
+    except (TypeError, ValueError, KeyError) as error:
+        raise BadValue(f"{str(given)[:200]} is no offset of this source ({error!r})", _HINT) from None
+    return Offset(given[_TOPIC], given[_READER], parsed, topic_id)
+
+
+def _parse_lane(given: Mapping[str, Any]) -> LaneOffset:
+    position = RecordPosition(int(given["index"]), int(given["seq"]), int(given.get("within", 0)))
+    cuts = tuple(RecordPosition(*(int(number) for number in cut)) for cut in given.get("cuts", ()))
+    holes = tuple(Span(int(start), int(stop)) for start, stop in given.get("holes", ()))
+    first = None if "first" not in given else RecordPosition(*(int(number) for number in given["first"]))
+    return LaneOffset(position, cuts, given.get("ended") is True, holes, first)
+
+
+def spans(start: Offset, end: Offset) -> list[TaskSpan]:
+    """The tasks between two offsets, in order of lane and position. Nothing but the offsets decides."""
+    found: list[TaskSpan] = []
+    for lane, until in sorted(end.lanes.items()):
+        at = start.of(lane)
+        for position in (*until.cuts, until.position):
+            if at.seq < position.seq:  # entries without records are no reason for a task
+                found.append(TaskSpan(lane, at, position, end.topic))
+                at = position
+    return found

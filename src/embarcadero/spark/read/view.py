@@ -1,4 +1,4 @@
-"""What a driver asks the log: where its lanes start and end, where a place is, how large a span is, where to cut it.
+"""What a driver asks the log: where its lanes start and end, where a position is, how large a span is, where to cut it.
 
 The arithmetic of plans (how a limit is shared among lanes, how a lane is cut into tasks) asks nothing.
 """
@@ -23,10 +23,8 @@ from embarcadero.limits import (
     SPARK_TASKS_MAX,
     SPARK_TASKS_USUAL,
 )
-from embarcadero.spark.connections import shared_log
-from embarcadero.spark.machine import known_cores
-from embarcadero.spark.read.offsets import RecordPosition
-from embarcadero.spark.read.options import GO_ON, ReadOptions, Where
+from embarcadero.spark.processes import known_cores, shared_log
+from embarcadero.spark.read.options import GO_ON, ReadOptions, RecordPosition, Where, WhereBy
 from embarcadero.spark.read.tasks import TablePart, table_part
 from embarcadero.types import Cut, Order, Position, Span, Tail
 from embarcadero.wire.schemas import RAW, TopicSchemas
@@ -115,7 +113,7 @@ def within_bytes(pieces: Sequence[Cut], limit: int) -> Cut:
     return Cut(end.index, end.seq, total)
 
 
-def cut_places(start: RecordPosition, stop: RecordPosition, pieces: Sequence[Cut]) -> tuple[RecordPosition, ...]:
+def cut_positions(start: RecordPosition, stop: RecordPosition, pieces: Sequence[Cut]) -> tuple[RecordPosition, ...]:
     """Places strictly between start and stop at which to cut, from measured pieces; thinned out if too many."""
     by_seq = {cut.seq: cut for cut in reversed(pieces) if start.seq < cut.seq < stop.seq}  # not where no record is
     inner = [RecordPosition(cut.index, cut.seq) for _, cut in sorted(by_seq.items())]
@@ -124,7 +122,7 @@ def cut_places(start: RecordPosition, stop: RecordPosition, pieces: Sequence[Cut
 
 
 def tightened(stop: RecordPosition, pieces: Sequence[Cut]) -> RecordPosition:
-    """The same place without entries before it that have no records."""
+    """The same position without entries before it that have no records."""
     return next((RecordPosition(cut.index, cut.seq) for cut in pieces if cut.seq == stop.seq), stop)
 
 
@@ -132,14 +130,14 @@ def finer(
     start: RecordPosition, stop: RecordPosition, cuts: Sequence[RecordPosition], tasks_min: int
 ) -> tuple[RecordPosition, ...]:
     """More cuts, inside of batches, if there are fewer tasks than asked for: pieces of one batch are cut by seq."""
-    places = [start, *cuts, stop]
-    single = [number for number in range(len(places) - 1) if places[number].index == places[number + 1].stop - 1]
-    missing = tasks_min - (len(places) - 1)
+    edges = [start, *cuts, stop]
+    single = [number for number in range(len(edges) - 1) if edges[number].index == edges[number + 1].stop - 1]
+    missing = tasks_min - (len(edges) - 1)
     if missing <= 0 or not single:
         return tuple(cuts)
-    extra = shares(missing, {number: places[number + 1].seq - places[number].seq - 1 for number in single})
+    extra = shares(missing, {number: edges[number + 1].seq - edges[number].seq - 1 for number in single})
     found: list[RecordPosition] = []
-    for number, (low, high) in enumerate(pairwise(places)):
+    for number, (low, high) in enumerate(pairwise(edges)):
         parts = extra.get(number, 0) + 1
         base = low.seq - low.within
         steps = {low.seq + (high.seq - low.seq) * part // parts for part in range(1, parts)}
@@ -169,7 +167,7 @@ def table_pieces(table: TopicTable, lane: int, start: int, stop: int, piece_byte
 
 
 def _row_groups(table: TopicTable, file: TableFile) -> list[Cut]:
-    """The row groups of a file. Each has whole batches; the next one's first row tells where one ends."""
+    """The row groups of a file. Each has whole batches; the next one's first row says where one ends."""
     import pyarrow.parquet as pq
 
     from embarcadero.tier.storage import reading  # wants PyIceberg, which only tiered topics need
@@ -177,9 +175,9 @@ def _row_groups(table: TopicTable, file: TableFile) -> list[Cut]:
     with table.storage.open(file.path) as stream, reading(file.path):
         facts = pq.ParquetFile(stream).metadata
         names = [facts.schema.column(number).path for number in range(facts.num_columns)]
-        place = [names.index("_index"), names.index("_seq")]
+        columns = [names.index("_index"), names.index("_seq")]
         groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
-        firsts = [[group.column(column).statistics.min for column in place] for group in groups]
+        firsts = [[group.column(column).statistics.min for column in columns] for group in groups]
         sizes = [sum(group.column(column).total_compressed_size for column in range(len(names))) for group in groups]
     ends = [*firsts[1:], [file.stop_index, file.stop_seq]]
     return [Cut(index, seq, size) for (index, seq), size in zip(ends, sizes, strict=True)]
@@ -282,7 +280,7 @@ class ReadView:
         return {name: self.topic(name).seen(about, tails) for name, (about, tails) in found.items()}
 
     def resolve(self, where: Where, now: TopicsNow, option: str, *, rest: Where) -> dict[LaneKey, RecordPosition]:
-        """The places that an option names, by topic and lane; those that it does not name are at `rest`."""
+        """The positions that an option names, by topic and lane; those that it does not name are at `rest`."""
         named = dict(where.topics)
         if unknown := sorted(named.keys() - now.keys()):
             raise BadValue(
@@ -291,9 +289,9 @@ class ReadView:
             )
         found: dict[LaneKey, RecordPosition] = {}
         for name, topic in now.items():
-            one = named.get(name, rest) if where.by == "topics" else where
-            places = self.topic(name).resolve(one, topic, option, rest=rest)
-            found |= {(name, lane): place for lane, place in places.items()}
+            one = named.get(name, rest) if where.by == WhereBy.TOPICS else where
+            positions = self.topic(name).resolve(one, topic, option, rest=rest)
+            found |= {(name, lane): position for lane, position in positions.items()}
         return found
 
     # --- tasks --------------------------------------------------------------------------------------------------------
@@ -328,7 +326,7 @@ class ReadView:
         finest: _Cuts = {}
         for key, cuts in found.items():
             low, high = ends[key]
-            tight = low if low.within else self.topic(key[0]).place_of(key[1], low.seq)
+            tight = low if low.within else self.topic(key[0]).position_of(key[1], low.seq)
             finest[key] = finer(tight, tightened(high, measured[key]), cuts, len(cuts) + 1 + extra[key])
         return finest
 
@@ -350,7 +348,7 @@ class TopicView:
         return self.log.table_properties
 
     def seen(self, about: TopicInfo, tails: Collection[Tail]) -> TopicNow:
-        """The topic as brokers told it."""
+        """The topic as brokers reported it."""
         last = {lane.lane: lane.end for lane in about.lanes}
         return TopicNow(about, {tail.lane: self._lane(tail, last.get(tail.lane)) for tail in tails})
 
@@ -362,26 +360,26 @@ class TopicView:
         closed = last is not None and end.index >= last
         return LaneNow(tail.lane, min(start, end), end, ordered, closed, tail.holes)
 
-    # --- places -------------------------------------------------------------------------------------------------------
-    def place_of(self, lane: int, seq: int) -> RecordPosition:
-        """The place of a record: in its batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
-        return _found_place(self.log.position_of(self._topic, seq=seq, lane=lane), seq)
+    # --- positions ----------------------------------------------------------------------------------------------------
+    def position_of(self, lane: int, seq: int) -> RecordPosition:
+        """The position of a record: in its batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
+        return _record_position(self.log.position_of(self._topic, seq=seq, lane=lane), seq)
 
-    def place_at_index(self, lane: int, index: int) -> RecordPosition:
-        """The place of a batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
-        return _found_place(self.log.position_of(self._topic, index=index, lane=lane))
+    def position_at_index(self, lane: int, index: int) -> RecordPosition:
+        """The position of a batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
+        return _record_position(self.log.position_of(self._topic, index=index, lane=lane))
 
-    def place_at(self, now: LaneNow, us: int) -> RecordPosition:
+    def position_at(self, now: LaneNow, us: int) -> RecordPosition:
         """The first batch appended at or after a time; where the lane starts if that was trimmed."""
         try:
             found = self.log.position_at(self._topic, _EPOCH + timedelta(microseconds=us), lane=now.lane)
         except Trimmed:
             return now.start
-        return min(max(_found_place(found), now.start), now.end)
+        return min(max(_record_position(found), now.start), now.end)
 
     def resolve(self, where: Where, now: TopicNow, option: str, *, rest: Where) -> dict[int, RecordPosition]:
-        """The places that an option names, by lane; lanes that it does not name are at `rest`."""
-        if where.by == "lanes":
+        """The positions that an option names, by lane; lanes that it does not name are at `rest`."""
+        if where.by == WhereBy.LANES:
             named = dict(where.lanes)
             if unknown := named.keys() - now.lanes.keys():
                 raise BadValue(
@@ -390,7 +388,7 @@ class TopicView:
                     "lanes of orders 0 and 1 come with brokers and go when nothing of them is left",
                 )
             return {lane: self._resolved(named.get(lane, rest), each, option) for lane, each in now.lanes.items()}
-        if where.by == "seq" and now.about.order <= Order.BROKER:
+        if where.by == WhereBy.SEQ and now.about.order <= Order.BROKER:
             raise BadValue(
                 f"topic {self._topic!r} has order {now.about.order}: a seq names a place in one of its lanes",
                 f'use JSON by lane: .option("{option}", \'{{"{min(now.lanes, default=4096)}": {{"seq": 1000}}}}\')',
@@ -398,29 +396,29 @@ class TopicView:
         return {lane: self._resolved(where, each, option) for lane, each in now.lanes.items()}
 
     def _resolved(self, where: Where, now: LaneNow, option: str) -> RecordPosition:
-        if where.by in ("earliest", "latest"):
-            return now.start if where.by == "earliest" else now.end
-        if where.by == "time":
-            return self.place_at(now, where.value)
-        place, number = ("seq", 1) if where.by == "seq" else ("index", 0)
+        if where.by in (WhereBy.EARLIEST, WhereBy.LATEST):
+            return now.start if where.by == WhereBy.EARLIEST else now.end
+        if where.by == WhereBy.TIME:
+            return self.position_at(now, where.value)
+        unit, number = ("seq", 1) if where.by == WhereBy.SEQ else ("index", 0)
         first, last = now.start[number], now.end[number]
         if where.value > last:
             raise FuturePosition(
-                f"option {option!r}: {place} {where.value} is beyond the end of lane {now.lane} ({last})",
+                f"option {option!r}: {unit} {where.value} is beyond the end of lane {now.lane} ({last})",
                 f'use at most {last}, or "latest"',
             )
         if where.value < first:
             if self.options.fail_on_data_loss:
                 raise Trimmed(
-                    f"option {option!r}: records before {place} {first} of lane {now.lane} are trimmed",
+                    f"option {option!r}: records before {unit} {first} of lane {now.lane} are trimmed",
                     f'use at least {first}, or "earliest"; {GO_ON}',
                 )
             return now.start
         if where.value == last:
             return now.end
-        if where.by == "seq":
-            return self.place_of(now.lane, where.value)
-        return self.place_at_index(now.lane, where.value)
+        if where.by == WhereBy.SEQ:
+            return self.position_of(now.lane, where.value)
+        return self.position_at_index(now.lane, where.value)
 
     # --- sizes --------------------------------------------------------------------------------------------------------
     def pieces(self, now: TopicNow, lane: int, start: RecordPosition, stop: RecordPosition, piece: int) -> list[Cut]:
@@ -459,15 +457,15 @@ class TopicView:
 
 
 def _cut(ends: LaneEnds, measured: _Measured) -> _Cuts:
-    return {key: cut_places(*span, measured[key]) for key, span in ends.items()}
+    return {key: cut_positions(*span, measured[key]) for key, span in ends.items()}
 
 
 def _tasks(cuts: _Cuts) -> int:
     return sum(len(each) + 1 for each in cuts.values())
 
 
-def _found_place(found: Position, seq: int | None = None) -> RecordPosition:
-    """A batch's place, or that of a record in it; what is lost is passed over."""
+def _record_position(found: Position, seq: int | None = None) -> RecordPosition:
+    """A batch's position, or that of a record in it; what is lost is passed over."""
     if seq is None or seq <= found.seq:
         return RecordPosition(found.index, found.seq)
     return RecordPosition(found.index, seq, seq - found.seq)

@@ -1,40 +1,56 @@
-"""Streams: micro-batches of one topic or several, exactly where the last one ended.
+"""The readers that Spark calls: a topic, or a part of it, as a DataFrame; topics as a stream of micro-batches.
 
-Theory of operation. Spark keeps the reader in one Python process of the driver for as long as the query runs, and asks
-it for the end of the next micro-batch, then for its tasks. From 4.2 on Spark tells where the last one ended and how
-much the next one may have (`LimitedReader`); earlier versions only ask where the topic ends (`UnlimitedReader`). Tasks
-are planned from the two offsets, which Spark writes to the checkpoint before a task runs: the same offsets give the
-same rows, and while the log between them stays where it is, the same tasks.
+Theory of operation. Spark keeps the reader of a stream in one Python process of the driver for as long as the query
+runs, and asks it for the end of the next micro-batch, then for its tasks. From 4.2 on Spark says where the last one
+ended and how much the next one may have (`LimitedReader`); earlier versions only ask where the topic ends
+(`UnlimitedReader`). Tasks are planned from the two offsets, which Spark writes to the checkpoint before a task runs:
+the same offsets give the same rows, and while the log between them stays where it is, the same tasks.
 
 Of several topics each is looked at with every micro-batch. One that came since is read from its earliest record: with
-`LimitedReader` its place is in the end of its first micro-batch, so that the same records are read again after a crash.
+`LimitedReader` its position is in the end of its first micro-batch, so that the same records are read again after a
+crash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from embarcadero.errors import BadValue, EmbarcaderoError, RecordsLost, Trimmed, UnknownTopic
-from embarcadero.spark.read.offsets import (
+from embarcadero.spark.processes import shared_log
+from embarcadero.spark.read.options import (
+    EARLIEST,
+    GO_ON,
+    LATEST,
     LaneOffset,
     Offset,
+    ReadOptions,
     RecordPosition,
     StreamOffset,
     TaskSpan,
+    WhereBy,
     parse_stream_offset,
+    read_options,
     spans,
 )
-from embarcadero.spark.read.options import EARLIEST, GO_ON
-from embarcadero.spark.read.reading import checked_options, span_reader
-from embarcadero.spark.read.tasks import SpanReader
+from embarcadero.spark.read.tasks import (
+    Bounds,
+    SpanReader,
+    bounds,
+    check_schema,
+    column_names,
+    spark_schema,
+    understood,
+)
 from embarcadero.spark.read.view import (
     LaneEnds,
     LaneKey,
@@ -42,27 +58,178 @@ from embarcadero.spark.read.view import (
     ReadView,
     TopicNow,
     TopicsNow,
+    TopicView,
     by_topic,
     lane_shares,
     within_bytes,
 )
 from embarcadero.spark.versions import (
     ADMISSION_CONTROL,
+    Filter,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
+    check_options,
 )
-from embarcadero.types import id_text
+from embarcadero.types import LanePosition, id_text
 
+# --- tables -----------------------------------------------------------------------------------------------------------
+_PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+def checked_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
+    """The options of a read. BadValue says what is wrong with one, NotAvailable which PySpark it needs."""
+    options = read_options(given, streaming=streaming)
+    check_options(options)
+    return options
+
+
+def frame_schema(given: Mapping[str, str]) -> StructType:
+    """The columns of a topic as `load()` has them. All options are checked here, before anything is planned."""
+    options = checked_options(given, streaming=None)
+    shared_log(options.brokers, at_once=True)
+    return spark_schema(ReadView(options).schemas(), options.columns)
+
+
+def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
+    """A reader with or without push-down, as the user wants it and the session allows.
+
+    With `spark.sql.python.filterPushdown.enabled` off, Spark refuses every reader that defines `pushFilters`, and it
+    does not tell us the flag. But filters are pushed in a process of their own, and only that process asks for them.
+
+    With the flag on, Spark 4.3 keeps the plan that it made with filters for the whole frame: the next query over the
+    same frame, or its other side in a join, gets the rows that passed them. So the user has to say that a frame is used
+    once (`pushFilters`); all others are planned without filters, which Spark then applies itself.
+    """
+    options = checked_options(given, streaming=False)
+    reader = span_reader(options, schema, fail_on_lost=False)
+    return PushingReader(reader) if options.push_filters and filters_are_pushed() else BatchReader(reader)
+
+
+def span_reader(options: ReadOptions, schema: StructType, *, fail_on_lost: bool) -> SpanReader:
+    """What is sent to workers. BadSchema, if the topic is not (any more) what the frame was made of."""
+    view = ReadView(options)
+    schemas = view.schemas()
+    check_schema(schema, schemas, options.pattern or ",".join(options.topics))
+    return SpanReader(
+        options, schemas, schema, fail_on_lost, partitions=options.partitions, table_properties=view.table_properties
+    )
+
+
+def filters_are_pushed() -> bool:
+    """Whether this is the process in which Spark pushes filters down."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
+
+
+class BatchReader(DataSourceReader):
+    """Plans tasks of about the same size, and reads them."""
+
+    def __init__(self, reader: SpanReader) -> None:
+        self._reader = reader
+
+    def partitions(self) -> list[InputPartition]:  # Spark insists on a list
+        """Spans of the topics as they are now, one a task."""
+        options, view = self._reader.options, ReadView(self._reader.options)
+        now = view.now()
+        if options.pattern is not None and not now:
+            raise UnknownTopic(f"no topic has a name that matches {options.pattern!r}", "see `embarcadero topic list`")
+        if missing := [name for name in options.topics if name not in now]:
+            raise UnknownTopic(f"there is no topic {missing[0]!r}", "see `embarcadero topic list`")
+        starts = view.resolve(options.starting, now, "startingOffsets", rest=EARLIEST)
+        stops = view.resolve(options.ending, now, "endingOffsets", rest=LATEST)
+        _check_ends(starts, stops, "endingTimestamp" if options.ending.by == WhereBy.TIME else "endingOffsets")
+        ends: LaneEnds = {}
+        for (name, lane), start in starts.items():
+            first, last = self._narrowed(view.topic(name), now[name].lanes[lane], start, stops[name, lane])
+            if first.seq < last.seq:
+                ends[name, lane] = first, last
+        cuts = view.cuts(now, ends)
+        return [InputPartition(span) for name in now for span in _planned(name, ends, cuts)]
+
+    def _narrowed(
+        self, view: TopicView, now: LaneNow, start: RecordPosition, stop: RecordPosition
+    ) -> tuple[RecordPosition, RecordPosition]:
+        """The part of a lane that filters leave."""
+        conditions = self._reader.conditions
+        if not _allows(bounds(conditions, "_lane"), now.lane):
+            return start, start
+        start, stop = _clipped(start, stop, bounds(conditions, "_seq"), 1, partial(view.position_of, now.lane))
+        start, stop = _clipped(start, stop, bounds(conditions, "_index"), 0, partial(view.position_at_index, now.lane))
+        times = bounds(conditions, "_append_time")
+        if times.low:
+            start = max(start, view.position_at(now, times.low))
+        if times.stop < Bounds().stop:
+            stop = min(stop, view.position_at(now, times.stop))
+        return start, max(start, stop)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one span; of nothing, nothing: Spark plans a task even then."""
+        if partition.value is not None:
+            yield from self._reader.read(partition.value)
+
+
+class PushingReader(BatchReader):
+    """A reader that Spark may push filters to."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take the filters that we answer exactly; the others are Spark's."""
+        names = column_names(self._reader.schemas)
+        conditions, left = understood(filters, names, self._reader.schemas.typed)
+        only = bounds(conditions, "_partition").only
+        partitions = self._reader.partitions
+        if only is not None:
+            partitions = tuple(sorted(only if partitions is None else only & set(partitions)))
+        self._reader = replace(self._reader, conditions=tuple(conditions), partitions=partitions)
+        return left
+
+
+def _allows(found: Bounds, number: int) -> bool:
+    return found.low <= number < found.stop and (found.only is None or number in found.only)
+
+
+def _clipped(
+    start: RecordPosition,
+    stop: RecordPosition,
+    found: Bounds,
+    number: int,
+    position_of: Callable[[int], RecordPosition],
+) -> tuple[RecordPosition, RecordPosition]:
+    """A span clipped to bounds of its seq (number 1) or index (number 0)."""
+    low, high = start[number], stop[number]
+    if found.low > low:
+        start = stop if found.low >= high else position_of(found.low)
+    if found.stop < high:
+        stop = start if found.stop <= start[number] else position_of(found.stop)
+    return start, stop
+
+
+def _planned(topic: str, ends: LaneEnds, cuts: Mapping[LaneKey, tuple[RecordPosition, ...]]) -> list[TaskSpan]:
+    """The tasks of one topic."""
+    mine = {lane: span for (name, lane), span in ends.items() if name == topic}
+    first = Offset(topic, "", {lane: LaneOffset(start) for lane, (start, _) in mine.items()})
+    last = Offset(topic, "", {lane: LaneOffset(stop, cuts[topic, lane]) for lane, (_, stop) in mine.items()})
+    return spans(first, last)
+
+
+def _check_ends(starts: Mapping[LaneKey, RecordPosition], stops: Mapping[LaneKey, RecordPosition], option: str) -> None:
+    for (topic, lane), start in starts.items():
+        if stops[topic, lane].seq < start.seq:
+            raise BadValue(
+                f"{option} (seq {stops[topic, lane].seq}) is before startingOffsets (seq {start.seq}) in lane {lane} "
+                f"of topic {topic!r}",
+                "the end is exclusive and at least the start",
+            )
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
 _FINE = 16
 """A limit on bytes is kept to about one part in so many."""
 
-_NOTE_S = 1.0  # so long a query waits for its progress to be taken note of
-_NOTE_AGAIN_S = 30.0
-NotedPositions = dict[int, tuple[int, int]]
-"""Index and seq by lane."""
+_REPORT_S = 1.0  # so long a query waits until its progress is reported
+_REPORT_AGAIN_S = 30.0
 _ANY_READER: Final = "spark"  # of queries that can't keep a name of their own: PySpark 4.0 and 4.1
 
 
@@ -83,18 +250,20 @@ class StreamReader(DataSourceStreamReader):
         self._reader = reader
         self._view = ReadView(reader.options)
         self._planned: TopicsNow | None = None  # the topics when the end of the next micro-batch was chosen
-        self._noted: dict[str, tuple[NotedPositions, float]] = {}  # by topic: what was told, and when to tell it again
-        self._silent_until_s = 0.0  # the cluster could not be told, and is not asked again for a while
+        self._reported: dict[
+            str, tuple[dict[int, LanePosition], float]
+        ] = {}  # by topic: as reported; when to report again
+        self._silent_until_s = 0.0  # a report of progress failed: none is sent before
         self._warned: set[str] = set()  # losses that the log of the process has
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
         """Where a new query starts."""
-        return self._initial(f"spark-{uuid4().hex[:12]}").told()
+        return self._initial(f"spark-{uuid4().hex[:12]}").json()
 
     def _initial(self, reader: str) -> StreamOffset:
         now = self._view.now()
-        places = self._view.resolve(self._reader.options.starting, now, "startingOffsets", rest=EARLIEST)
-        return self._offset(reader, now, {key: LaneOffset(place) for key, place in places.items()})
+        positions = self._view.resolve(self._reader.options.starting, now, "startingOffsets", rest=EARLIEST)
+        return self._offset(reader, now, {key: LaneOffset(position) for key, position in positions.items()})
 
     def _offset(self, reader: str, now: TopicsNow, lanes: Mapping[LaneKey, LaneOffset]) -> StreamOffset:
         """An offset of all topics. A name that the user gave the reader is its name, whatever it was before."""
@@ -102,9 +271,9 @@ class StreamReader(DataSourceStreamReader):
         topics = {topic: Offset(topic, name, known.get(topic, {}), each.about.id) for topic, each in now.items()}
         return StreamOffset(name, topics, self._reader.options.several)
 
-    def _parsed(self, told: dict[str, Any]) -> StreamOffset:
+    def _parsed(self, given: dict[str, Any]) -> StreamOffset:
         """An offset that Spark kept. BadValue, if it is of another query."""
-        options, found = self._reader.options, parse_stream_offset(told)
+        options, found = self._reader.options, parse_stream_offset(given)
         chosen = options.chosen(found.topics)
         dropped = sorted(found.topics.keys() - set(chosen))
         if dropped and not (options.several and chosen):
@@ -136,7 +305,7 @@ class StreamReader(DataSourceStreamReader):
         cuts: dict[LaneKey, tuple[RecordPosition, ...]] = {}
         if not any(lane.cuts for _, last in read.values() for lane in last.lanes.values()):
             ends = {
-                (name, lane): (first.of(lane), offset.place)
+                (name, lane): (first.of(lane), offset.position)
                 for name, (first, last) in read.items()
                 for lane, offset in last.lanes.items()
             }
@@ -255,31 +424,31 @@ class StreamReader(DataSourceStreamReader):
 
     # --- progress -----------------------------------------------------------------------------------------------------
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the cluster how far this query is."""
-        self._note(parse_stream_offset(end))
+        """Report to the cluster how far this query is."""
+        self._report(parse_stream_offset(end))
 
-    def _note(self, read: StreamOffset) -> None:
-        """For operators. The query does not fail because of that, nor wait for long."""
+    def _report(self, read: StreamOffset) -> None:
+        """Report progress, for operators. A failure does not fail the query, and it does not wait for long."""
         reader, now_s = self._reader.options.reader or read.reader, monotonic()
         if now_s < self._silent_until_s:
             return
         for each in read.topics.values():
-            places = each.places()
-            known, new_until_s = self._noted.get(each.topic, ({}, 0.0))
-            if known == places and now_s < new_until_s:
+            positions = each.positions()
+            known, new_until_s = self._reported.get(each.topic, ({}, 0.0))
+            if known == positions and now_s < new_until_s:
                 continue
             try:
-                self._view.log.note_progress(each.topic, reader, places, topic_id=each.topic_id, timeout=_NOTE_S)
+                self._view.log.note_progress(each.topic, reader, positions, topic_id=each.topic_id, timeout=_REPORT_S)
             except UnknownTopic:
                 continue
             except EmbarcaderoError:
-                self._silent_until_s = monotonic() + _NOTE_AGAIN_S
+                self._silent_until_s = monotonic() + _REPORT_AGAIN_S
                 return
-            self._noted[each.topic] = places, now_s + _NOTE_AGAIN_S
+            self._reported[each.topic] = positions, now_s + _REPORT_AGAIN_S
 
 
 class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
-    """A stream for PySpark 4.2 and newer: Spark tells where the last micro-batch ended, and limits the next one."""
+    """A stream for PySpark 4.2 and newer: Spark says where the last micro-batch ended, and limits the next one."""
 
     def __init__(self, reader: SpanReader) -> None:
         super().__init__(reader)
@@ -320,7 +489,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
         }
         gone = begun.topics.keys() - now.keys() or any(kept[name] != read[name].lanes.keys() for name in now)
         if not more and not moved and not gone:
-            self._note(begun)  # Spark commits a micro-batch with the next one, and none has come
+            self._report(begun)  # Spark commits a micro-batch with the next one, and none has come
             return start
         lanes = {(name, lane): read[name].lanes[lane] for name in now for lane in kept[name]}
         lanes |= {key: LaneOffset(low) for key, low in moved.items()}
@@ -329,7 +498,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
             lanes[name, lane] = replace(
                 lane_end(now[name].lanes[lane], high), first=None if known is None else known.first
             )
-        return self._offset(begun.reader, now, lanes).told()
+        return self._offset(begun.reader, now, lanes).json()
 
     def _continued(self, begun: StreamOffset, now: TopicNow) -> Offset:
         """How far a topic is read. One that came since the query started is read from its earliest record."""
@@ -344,7 +513,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
         now, self._seen = self._seen or self._view.now(), None
         lanes = {key: LaneOffset(each.end, holes=each.holes) for key, each in lanes_of(now)}
         topics = {name: replace(each, reader="") for name, each in self._offset("", now, lanes).topics.items()}
-        return StreamOffset("", topics, self._reader.options.several).told()
+        return StreamOffset("", topics, self._reader.options.several).json()
 
     def _bounded(self, ends: LaneEnds) -> LaneEnds:
         """AvailableNow: nothing that came after the query started."""
@@ -360,7 +529,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
             for (name, lane), share in lane_shares(options.max_records, waiting).items():
                 low, high = limited[name, lane]
                 if share < waiting[name, lane]:
-                    high = self._view.topic(name).place_of(lane, low.seq + share) if share else low
+                    high = self._view.topic(name).position_of(lane, low.seq + share) if share else low
                 limited[name, lane] = low, high
         if options.max_bytes is not None:
             topics, left = by_topic(waiting), options.max_bytes
@@ -397,7 +566,7 @@ class UnlimitedReader(StreamReader):
     def __init__(self, reader: SpanReader) -> None:
         super().__init__(reader)
         self._last: StreamOffset | None = None  # the end of the micro-batch that was planned last
-        self._tight: dict[LaneKey, RecordPosition] = {}  # places as they were told, by lane
+        self._tight: dict[LaneKey, RecordPosition] = {}  # positions as they were reported to Spark, by lane
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts."""
@@ -406,15 +575,15 @@ class UnlimitedReader(StreamReader):
             name: replace(each, lanes={lane: self._tight_end(name, lane, end) for lane, end in each.lanes.items()})
             for name, each in initial.topics.items()
         }
-        return replace(initial, topics=topics).told()
+        return replace(initial, topics=topics).json()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         """Where the topics end now."""
         now = self._planned = self._view.now({name: lanes.keys() for name, lanes in by_topic(self._tight).items()})
         if self._last is not None:
-            self._note(self._last)  # Spark asks again when the last micro-batch is done
+            self._report(self._last)  # Spark asks again when the last micro-batch is done
         lanes = {key: self._tight_end(*key, lane_end(each, each.end)) for key, each in lanes_of(now)}
-        return self._offset(_ANY_READER, now, lanes).told()
+        return self._offset(_ANY_READER, now, lanes).json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks between two offsets."""
@@ -423,21 +592,21 @@ class UnlimitedReader(StreamReader):
         return tasks
 
     def _tight_end(self, topic: str, lane: int, end: LaneOffset) -> LaneOffset:
-        return replace(end, place=self._tightened(topic, lane, end.place))
+        return replace(end, position=self._tightened(topic, lane, end.position))
 
-    def _tightened(self, topic: str, lane: int, place: RecordPosition) -> RecordPosition:
-        """The place right behind the record before it; the very place if that record is gone."""
+    def _tightened(self, topic: str, lane: int, position: RecordPosition) -> RecordPosition:
+        """The position right behind the record before it; the very position if that record is gone."""
         known = self._tight.get((topic, lane))
-        if known is not None and known.seq == place.seq:
+        if known is not None and known.seq == position.seq:
             return known
-        tight = place
-        if place.seq and not place.within:
+        tight = position
+        if position.seq and not position.within:
             try:
-                last = self._view.topic(topic).place_of(lane, place.seq - 1)
+                last = self._view.topic(topic).position_of(lane, position.seq - 1)
             except EmbarcaderoError:
-                last = place
-            if last.seq == place.seq - 1:
-                tight = RecordPosition(last.index + 1, place.seq)
+                last = position
+            if last.seq == position.seq - 1:
+                tight = RecordPosition(last.index + 1, position.seq)
         self._tight[topic, lane] = tight
         return tight
 
@@ -452,6 +621,6 @@ def lanes_of(now: TopicsNow) -> Iterator[tuple[LaneKey, LaneNow]]:
     return (((name, lane), each) for name, topic in now.items() for lane, each in topic.lanes.items())
 
 
-def lane_end(now: LaneNow, place: RecordPosition) -> LaneOffset:
-    """The offset of a lane that is read up to a place: of a closed lane that may be the last one."""
-    return LaneOffset(place, ended=now.closed and place == now.end)
+def lane_end(now: LaneNow, position: RecordPosition) -> LaneOffset:
+    """The offset of a lane that is read up to a position: of a closed lane that may be the last one."""
+    return LaneOffset(position, ended=now.closed and position == now.end)

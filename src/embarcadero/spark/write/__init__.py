@@ -1,1 +1,0 @@
-"""Writes: tasks stage batches, the driver commits them."""
