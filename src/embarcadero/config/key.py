@@ -119,7 +119,7 @@ class Rule:
     choices: tuple[str, ...] = ()
     numbers: tuple[tuple[str, int], ...] = ()  # choices of a number that are words, and what they stand for
     power_of_two: bool = False
-    fixed: str = ""  # why nobody may change it; empty for keys that can be set
+    fixed: str = ""  # why it can't be changed; empty for keys that can be set
     variable: str = ""  # a second, shorter environment variable
     secret: bool = False  # values are masked wherever they are shown, and kept in a file of their own
     default_text: str = ""  # where the default is more than a value

@@ -140,7 +140,7 @@ def main(descriptor: int) -> int:
     name_process(f"supervisor {options.data_dir}")
     start_logging("supervisor", options.config.log, secret_values(options.config))
 
-    def say(line: Started) -> None:
+    def report(line: Started) -> None:
         if options.ready_fd is not None:
             with contextlib.suppress(BrokenPipeError), os.fdopen(options.ready_fd, "wb") as pipe:
                 pipe.write(msgspec.json.encode(line) + b"\n")
@@ -150,14 +150,14 @@ def main(descriptor: int) -> int:
     def on_ready(fabric: FabricChoice) -> None:
         nonlocal ready
         ready = True
-        say(Started(note=fabric.note))
+        report(Started(note=fabric.note))
 
     try:
         asyncio.run(Supervisor(options).run(on_ready))
     except EmbarcaderoError as error:
         logging.error("%s", error)  # noqa: TRY400 - a typed error says it all
         if not ready:
-            say(Started(code=type(error).__name__, message=error.message, hint=error.hint))
+            report(Started(code=type(error).__name__, message=error.message, hint=error.hint))
         return 1
     return 0
 

@@ -6,7 +6,7 @@
 <data_dir>/store.db       the placement store
 <data_dir>/logs/          one log a process
 <data_dir>/replica-<r>/   a replica's segments; while it is there, `up` starts that replica
-<data_dir>/fabric/        the fabric, only where no memory file system has room
+<data_dir>/fabric/        the fabric, only where no memory file system has enough space
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ClusterFolder:
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """Say what is missing when another user's folder can't be read, instead of what seems to be in it."""
+        """Name the missing right when another user's folder can't be read."""
         try:
             yield
         except PermissionError as error:

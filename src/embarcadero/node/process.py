@@ -148,10 +148,10 @@ def name_process(name: str) -> None:
     with contextlib.suppress(OSError, ValueError, IndexError):  # a system without /proc keeps the command line
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         start, end = int(fields[_ARGUMENTS_START]), int(fields[_ARGUMENTS_END])
-        room = end - start
-        if start and room > 1:
-            title = f"embarcadero {readable}".encode()[: room - 1]
-            ctypes.memmove(start, title.ljust(room, b"\0"), room)
+        capacity = end - start
+        if start and capacity > 1:
+            title = f"embarcadero {readable}".encode()[: capacity - 1]
+            ctypes.memmove(start, title.ljust(capacity, b"\0"), capacity)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def own_address(settings: BrokerKeys, member: Member) -> tuple[str, int]:
 
 
 async def hello(host: str, port: int, timeout_s: float) -> Welcome:
-    """Ask a broker who it is. Unreachable if nobody answers in time."""
+    """Say hello to a broker. Unreachable if it does not answer in time."""
     try:
         async with asyncio.timeout(timeout_s):
             return await _hello(host, port)
@@ -320,7 +320,7 @@ async def answers(host: str, port: int, timeout_s: float) -> bool:
 
 
 # --- ports ------------------------------------------------------------------------------------------------------------
-# Ports that stay ours while nobody listens on them: a cluster that is killed whole has to get them back.
+# Ports that stay reserved while no process listens on them: a cluster that is killed whole has to get them back.
 _PORTS: Final = (20_000, 30_000)  # usually below where the kernel takes ports for outgoing connections
 _BLOCK: Final = 20
 _OUTGOING: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")

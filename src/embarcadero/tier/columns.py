@@ -2,7 +2,7 @@
 
 System columns come first and are made by repeating a batch's numbers for each of its records; then those of the topic.
 With `control` every entry of the log is there: an entry without records is one row, whose `_seq` is that of the next
-record. Then a table of such rows tells all that the log told, and a hole in `_index` is a loss and nothing else.
+record. Then a table of such rows holds all that the log held, and a hole in `_index` is a loss and nothing else.
 
 `table_type` and its neighbours are the types that Iceberg, Spark and Parquet readers all have, and the way to them and
 back from the types of topics.
@@ -66,7 +66,7 @@ KEPT: Final = pa.schema(
         # SKIP: so many sequences of the session, from _session_seq on. SESSION_OPEN: its flags; null in older files.
         pa.field("_skipped", pa.int64()),
         pa.field("_damage", pa.string()),  # why this batch's columns are null though it has records
-        pa.field("_payload", pa.binary()),  # in its first row: the payload of a batch that columns do not tell exactly
+        pa.field("_payload", pa.binary()),  # in its first row: the payload of a batch that columns do not hold exactly
     ]
 )
 """What rows with `control` say as well, so that nothing of the log is lost in a table. Nearly always null."""
@@ -81,8 +81,8 @@ Int64s = npt.NDArray[np.int64]
 def table_type(kind: pa.DataType, column: str = "") -> pa.DataType:
     """The type of a table's column for a type of a topic. Every value fits, with two exceptions.
 
-    Nanoseconds of times lose what is below a microsecond (`to_table` tells), and times beyond the years that 64 bits
-    of microseconds can count do not fit. BadSchema names the column if there is no such type.
+    Nanoseconds of times lose what is below a microsecond (`to_table` reports it), and times beyond the years that 64
+    bits of microseconds can count do not fit. BadSchema names the column if there is no such type.
 
         table_type(pa.uint32())                  # int64
         table_type(pa.list_(pa.float16(), 3))    # list<element: float>
@@ -226,8 +226,8 @@ def rows(
     """The records of batches of one lane, in their order, as rows with the wanted columns (None: all of them).
 
     Rows outside [start_seq, stop_seq) are cut. Gaps have no rows; with `control` a SKIP has one, and so has every other
-    entry without records. A payload that is no batch of its topic is Corrupt; with `control` its rows tell why in
-    `_damage`, and it is kept as it is in `_payload`. What is below a microsecond is kept there, too.
+    entry without records. A payload that is no batch of its topic is Corrupt; with `control` its rows have the reason
+    in `_damage`, and it is kept as it is in `_payload`. What is below a microsecond is kept there, too.
 
         rows(0, batches, schemas, ["_seq", "price"])
     """

@@ -1,6 +1,6 @@
 """Parquet files of a table: one span of one lane each, under a name that no other attempt uses.
 
-A file tells in its name and in its footer which span it has. It is written whole and synced, and no table
+The name of a file and its footer say which span it has. It is written whole and synced, and no table
 has it until a commit names it; what a crash leaves behind is garbage with a name that says so (table.py).
 """
 
@@ -82,7 +82,7 @@ class SpanFooter(msgspec.Struct, frozen=True, kw_only=True):
     hash: str  # of the entries: columns.EntriesHash
     groups: list[tuple[int, int, int]]  # row groups: first and last index, rows
     schema: str  # a digest of the file's columns and types
-    decoded: list[int] = []  # bytes of the columns of each row group, decoded; older files do not tell
+    decoded: list[int] = []  # bytes of the columns of each row group, decoded; older files lack it
 
     def seal(self) -> str:
         """As text, behind its checksum."""

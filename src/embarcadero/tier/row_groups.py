@@ -2,7 +2,7 @@
 
 Parquet's own sizes are those of encoded pages. A value that comes often is in them once, and a group of two megabytes
 may decode to hundreds. The tiering job notes the decoded size of each group in the footer (`Footer.decoded`). Where it
-is not known, text and bytes are read as dictionaries: then a group takes what this module tells, and values are copied
+is not known, text and bytes are read as dictionaries: then this module knows what a group takes, and values are copied
 into their rows piece by piece.
 
 `merged` has records and control entries of a lane as one stream of rows, in the order of the log. Both come sorted by

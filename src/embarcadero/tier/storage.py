@@ -1,7 +1,7 @@
 """Where tables are, and the files of a warehouse, wherever it is: a folder, or an object store that speaks S3.
 
 Everything goes through pyarrow's file systems, as PyIceberg sets them up from its properties (`s3.endpoint`, ...). What
-may go wrong with files and catalogs is told in our own errors.
+may go wrong with files and catalogs is reported as errors of ours.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _is_trouble(error: OSError) -> bool:
 def why_away(error: BaseException) -> str | None:
     """Why a store could not be reached: what its client said, without names of files. None for any other failure.
 
-    A file that can't be opened, and a request that was refused, tell nothing of the rest of the store.
+    A file that can't be opened, and a request that was refused, say nothing about the rest of the store.
     """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):

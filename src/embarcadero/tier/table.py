@@ -266,7 +266,7 @@ class TierTable:
         """Add files, on condition that the table's frontiers are `before`; they are `after` then.
 
         Deposed, if they are not, or another commit came between: nothing was added that a reader sees. Other errors
-        tell nothing about the outcome: load the table to learn it. `step` is told "records" between the two commits.
+        say nothing about the outcome: load the table to learn it. `step` is called with "records" between the two.
         """
         now = self.load()
         if now is None:
@@ -374,7 +374,7 @@ def _stops(table: Table | None, starts: LaneFrontiers) -> dict[int, int]:
 
 
 def _below(stops: Mapping[int, int]) -> Any:
-    terms: Any = expressions  # their constructors take names, which their types do not tell
+    terms: Any = expressions  # their constructors take names, which their types do not show
     parts = [terms.And(terms.EqualTo("_lane", lane), terms.LessThan("_index", stop)) for lane, stop in stops.items()]
     return reduce(terms.Or, parts)
 

@@ -1,11 +1,11 @@
 """Table reads: a topic's table without a catalog and without Spark: pyarrow over the files that a metadata file names.
 
-The store tells readers which metadata file is the newest (`Tier.metadata`); that file and all it names never change, so
+The store names the newest metadata file for readers (`Tier.metadata`); that file and all it names never change, so
 what was learned from it is kept. Files are sorted by index and do not overlap; a hole between two rows is a loss.
 Page checksums of Parquet are verified: wrong bytes are a BadTable that names the file, never rows.
 
 `table_batches` gives what a broker would have given. Records come in the types of the topic again. A batch whose
-payload was kept (columns did not tell it exactly, or it is damaged) has that very payload. Holes are gaps: TRIMMED
+payload was kept (columns do not hold it exactly, or it is damaged) has that very payload. Holes are gaps: TRIMMED
 below the start, LOST or NEVER_DURABLE between two rows.
 """
 
@@ -101,7 +101,7 @@ class TopicTable:
         group_bytes_max: int = _ANY,
         storage: Storage | None = None,
     ) -> None:
-        """`properties` of the caller (keys, for example) go before those that the cluster tells (`tier.properties`).
+        """`properties` of the caller (keys, for example) go before those of the topic's record (`tier.properties`).
 
         `storage`: one to be used in place of one with these properties. A row group that takes more than
         `group_bytes_max` of memory is refused with NotAvailable, before it is read.
@@ -138,7 +138,7 @@ class TopicTable:
         return LanePosition(found[at].first_index, found[at].first_seq) if at < len(found) else self.tier.frontier(lane)
 
     def parts(self, lane: int, start: int, stop: int) -> list[TableFile]:
-        """The files whose footers tell of all entries of [start, stop): those with records, and those with control
+        """The files whose footers name all entries of [start, stop): those with records, and those with control
         entries of spans that have no records."""
         found = self.files(lane, start, stop)
         ends = [file.first_index for file in found]

@@ -1,6 +1,6 @@
 """How a cluster is watched from outside: where nodes serve metrics, the server of a node, and a client of all nodes.
 
-Each process says in a small file, <data_dir>/watch/<node>.json, where it can be watched, and how it left. Its port has
+A small file of each process, <data_dir>/watch/<node>.json, says where it can be watched, and how it left. Its port has
 /metrics, /health, /ready and /targets over HTTP, in its own event loop. Nothing is kept up to date for it: counters are
 read when a request comes. Requests are small, bounded and few.
 """
@@ -77,7 +77,7 @@ class EndpointFiles:
             path.unlink(missing_ok=True)
 
     def read(self) -> list[NodeEndpoint]:
-        """All nodes that ever told, by role; files that make no sense are left out."""
+        """All nodes that ever wrote one, by role; files that make no sense are left out."""
         found = []
         for path in sorted(self._folder.glob("*.json")):
             with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -142,7 +142,7 @@ Labels = dict[str, str]
 
 
 class Scrape(NamedTuple):
-    """What one node told: samples by name."""
+    """The answer of one node: samples by name."""
 
     node: NodeEndpoint
     at: float

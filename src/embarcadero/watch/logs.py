@@ -3,7 +3,7 @@
     2026-11-16T03:17:10.123Z WARNING broker-0.3 backpressure on occupied=0.81 unresolved=120
     {"time":"2026-11-16T03:17:10.123Z","level":"warning","role":"broker-0.3","event":"backpressure on","occupied":0.81}
 
-An event that repeats is written a few times; then it is counted, and the count is told with the next one written.
+An event that repeats is written a few times; then it is counted, and the next one written has the count.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class LogJournal:
         self._repeats[key] = (since, count + 1)
         if count >= LOG_REPEATS_MAX:
             return
-        told = {name: value[:_TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in facts.items()}
+        written = {name: value[:_TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in facts.items()}
         if untold:
-            told["not_written_before"] = untold
-        self._log.log(level, event, extra={"role": self._role, "facts": told})
+            written["not_written_before"] = untold
+        self._log.log(level, event, extra={"role": self._role, "facts": written})

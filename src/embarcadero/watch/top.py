@@ -156,9 +156,9 @@ def _ordered(
         index, seq = (int(sequencer.value(metric, topic=name)) if sequencer else 0 for metric in metrics)
         return index, seq
     closed = [lane for lane in lanes if lane.topic == topic.lane and not lane.open]
-    told = [(number, change) for number, change in brokers.items() if change is not None]
+    known = [(number, change) for number, change in brokers.items() if change is not None]
     index, seq = (
-        sum(int(change.value(metric, broker=number, topic=name)) for number, change in told)
+        sum(int(change.value(metric, broker=number, topic=name)) for number, change in known)
         for metric in ("embarcadero_lane_index", "embarcadero_lane_seq")
     )
     return index + sum(lane.end or 0 for lane in closed), seq + sum(lane.end_seq or 0 for lane in closed)
