@@ -75,9 +75,9 @@ def _name(path: Path) -> str:
     return str(path.relative_to(PROOF.parent if PROOF in path.parents else SRC))
 
 
-def test_the_median_module_is_under_250_lines() -> None:
+def test_the_median_module_is_under_350_lines() -> None:
     """Half of the modules are short."""
-    assert statistics.median(len(path.read_text().splitlines()) for path in MODULES) < 250
+    assert statistics.median(len(path.read_text().splitlines()) for path in MODULES) < 350
 
 
 @pytest.mark.parametrize("path", ALL, ids=_name)
