@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from embarcadero.limits import FENCED_KEPT_S
 from embarcadero.limits import SESSION_WINDOW as W
-from embarcadero.sequencer.order.control import fence
+from embarcadero.sequencer.order.lane import fence
 from embarcadero.sequencer.order.sessions import FREE, SessionTable
 from embarcadero.types import NO_SESSION, EntryKind, Outcome
 from tests.sequencer.harness import OneLane
@@ -150,7 +150,7 @@ def test_closing_forgets_a_session_and_its_name() -> None:
     assert lane.send(session, 1) == [Outcome.UNKNOWN_SESSION]
     assert outcome(lane.request(CLOSE, session)) == Outcome.CLOSED
     assert int(lane.request(OPEN, name=5)["extra"]) == 0
-    assert lane.order.held.used == 0
+    assert lane.order.buffer.used == 0
 
 
 def test_a_full_table_refuses_new_sessions() -> None:

@@ -13,13 +13,13 @@ _CHECKPOINT: Final = "embarcadero.sequencer.order.checkpoint:"
 _RANGES: Final = "embarcadero.sequencer.ranges.keeper:RangeKeeper"
 _RECOVERY: Final = "embarcadero.sequencer.ranges.recovery:LaneRecovery"
 _TAKEOVER: Final = "embarcadero.sequencer.leader.takeover:"
-_CONTROL: Final = "embarcadero.sequencer.order.control:"
+_CONTROL: Final = "embarcadero.sequencer.order.lane:"
 _BROKERS: Final = "embarcadero.sequencer.leader.brokers:"
 _UPKEEP: Final = "embarcadero.sequencer.leader.upkeep:"
 _ROOM: Final = "embarcadero.sequencer.order.lane:Room"
 _ORDER_AGAIN: Final = """\
         if chosen is not None:
-            again = is_open & (table.tag.take(step.slots[: step.came]) == step.seqs[: step.came] + 1)
+            again = is_open & (table.windows.tag.take(step.slots[: step.came]) == step.seqs[: step.came] + 1)
             again &= step.seqs[: step.came] < table.expected.take(step.rows[: step.came])
             chosen = np.concatenate([chosen, np.setdiff1d(again.nonzero()[0], chosen)])
         self._append(step, chosen)
@@ -44,8 +44,8 @@ _SILENCE_COUNTS: Final = """\
             elif member.disk not in disks:
 """
 _SAYS_MORE: Final = """\
-    stored |= np.roll(stored, 1, axis=1) & ~sessions.strong[rows][:, None]
-    sessions.tag.reshape("""
+    stored |= np.roll(stored, 1, axis=1) & ~order.table.strong[rows][:, None]
+    order.table.windows.restore("""
 _STOP_ALL: Final = "        if self._held.used:\n            return []\n        for source in"
 _OPEN_LATE: Final = "        leader.epochs.open(leader.epoch)\n        if not self._directory.elections.start_epoch("
 _ANSWER_FIRST: Final = """\
@@ -171,7 +171,7 @@ BUGS: Final = (
         "P1",
         bias=LOSS,
         witnesses=(17, 6),
-        edits=(Edit(f"{_CHECKPOINT}_restore_windows", "    sessions.tag.reshape(", _SAYS_MORE),),
+        edits=(Edit(f"{_CHECKPOINT}_restore_windows", "    order.table.windows.restore(", _SAYS_MORE),),
     ),
     Bug(
         "order-slot-reused-early",
@@ -201,8 +201,8 @@ BUGS: Final = (
         edits=(
             Edit(
                 f"{_TAKEOVER}Legacy.__init__",
-                "read_held(fabric, held_region(epoch))",
-                "read_held(fabric, held_region(epoch))[:0]",
+                "read_waiting(fabric, held_region(epoch))",
+                "read_waiting(fabric, held_region(epoch))[:0]",
             ),
         ),
     ),
@@ -223,7 +223,7 @@ BUGS: Final = (
         "P3",
         bias=REIGNS,
         witnesses=(2, 1),
-        edits=(Edit(f"{_LANE}._begin", "max(self.order.append_us, wall_us)", "wall_us"),),
+        edits=(Edit(f"{_LANE}._begin", "self.order.not_before(wall_us)", "self.order.append_us = wall_us"),),
     ),
     Bug(
         "holder-not-fenced",

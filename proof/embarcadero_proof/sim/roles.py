@@ -420,9 +420,9 @@ class SequencerProcess(Poller):
         if self.sequencer is None or not self.alive:
             return
         for number, lane in self.sequencer.lanes.items():
-            held, table = lane.order.held, lane.order.table
-            self.sample("batches that wait", held.used, held.slots)
-            if weak := int(table.held[~table.strong].sum()):
+            buffer, table = lane.order.buffer, lane.order.table
+            self.sample("batches that wait", buffer.used, buffer.slots)
+            if weak := int(table.waiting.count[~table.strong].sum()):
                 self.sample(f"batches of weak sessions of lane {number} that wait", weak, 0)
             self.sample(f"sessions of lane {number}", table.used, table.sessions_max)
 

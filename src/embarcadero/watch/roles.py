@@ -165,8 +165,8 @@ class WatchedSequencer:
         page.histogram("embarcadero_sequencer_latency_seconds", counters.round_us, _US)
         strong = sum(int(np.count_nonzero((o.table.state == OPEN) & o.table.strong)) for o in orders)
         page.put("embarcadero_level5_clients_active", strong)
-        page.put("embarcadero_hold_buffer_entries", sequencer.held.used)
-        page.put("embarcadero_hold_buffer_slots", sequencer.held.slots)
+        page.put("embarcadero_hold_buffer_entries", sequencer.buffer.used)
+        page.put("embarcadero_hold_buffer_slots", sequencer.buffer.slots)
         page.put("embarcadero_hold_buffer_timeouts_total", sum(order.counters.gap_timeouts for order in orders))
         page.put("embarcadero_gaps_skipped_total", sum(order.counters.skips for order in orders))
         page.put("embarcadero_ranges_sealed_total", counters.seals)
@@ -189,8 +189,8 @@ class WatchedSequencer:
         page.put("embarcadero_sessions_closed_total", counters.closed, topic=topic)
         for why in ("gap", "overflow", "idle", "replaced", "restart"):
             page.put("embarcadero_sessions_fenced_total", counters.fenced[why], topic=topic, why=why)
-        page.put("embarcadero_sequencer_hold_buffer_entries", table.waiting, topic=topic)
-        oldest = int(table.gap_us.min()) if table.waiting else NEVER
+        page.put("embarcadero_sequencer_hold_buffer_entries", table.waiting.total, topic=topic)
+        oldest = table.waiting.oldest_us
         age_ms = 0 if oldest == NEVER else (now_us - oldest) // 1000
         page.put("embarcadero_sequencer_hold_buffer_age_ms", age_ms, topic=topic)
         page.histogram("embarcadero_sequencer_cascade_release_depth", counters.cascades, topic=topic)

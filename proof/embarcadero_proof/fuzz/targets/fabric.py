@@ -23,7 +23,7 @@ from embarcadero.limits import LINE_BYTES, MIB
 from embarcadero.sequencer.leader.takeover import Legacy, readmit
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import parse_checkpoint, read_checkpoint
-from embarcadero.sequencer.order.reorder import HeldSlots
+from embarcadero.sequencer.order.sessions import ReorderBuffer
 from embarcadero.types import Member, Order, Topic
 from embarcadero.watch.regions import RINGS, check_shape, read_region
 from embarcadero.wire.codec import payload_crc
@@ -200,7 +200,7 @@ def _takeover(data: bytes) -> str:
     world, _ = worked()
     with edited(data) as (fabric, _):
         legacy = Legacy(fabric, world.directory.elections.started_epoch(), _members())
-        held, orders = HeldSlots(SIZES.held_slots), {}
+        held, orders = ReorderBuffer(SIZES.held_slots), {}
         story: list[str] = []
         for topic in _topics():
             found = legacy.lane(topic, SIZES, held, world.clock.us)

@@ -43,8 +43,7 @@ from embarcadero.sequencer.leader.brokers import BrokerIncarnations, PendingSour
 from embarcadero.sequencer.leader.takeover import Foreseen, Legacy, read_lane
 from embarcadero.sequencer.order.batches import LaneOrder, OpenedFacts, open_entry, order_line, result_line
 from embarcadero.sequencer.order.lane import Lane
-from embarcadero.sequencer.order.reorder import HeldSlots, create_held
-from embarcadero.sequencer.order.sessions import SessionTable
+from embarcadero.sequencer.order.sessions import ReorderBuffer, SessionTable, create_reorder_region
 from embarcadero.types import EntryKind, Member, Topic
 from embarcadero_proof.bugs.table import is_injected
 from embarcadero_proof.sim.exhaustive.actor import Lines, Play, Stage
@@ -80,7 +79,7 @@ def begin_takeover(lines: Lines, ordered: int = 0) -> Any:
     table.open(1)
     table.start(1)
     frontiers = fabric.create("epoch-1/frontiers", _FRONTIERS)
-    create_held(fabric, "epoch-1/held", SIZES.held_slots)
+    create_reorder_region(fabric, "epoch-1/held", SIZES.held_slots)
     order = create_ring(fabric, order_region(1, LANE), RegionKind.ORDER, ORDER, SIZES.order_slots)
     order.write(open_entry(0, 0, OpenedFacts(0, None, taken=False, strong=False)), 0)
     order.publish()
@@ -160,13 +159,13 @@ def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) ->
             stage.wait_for("old")
         table = EpochTable(stage, stage.attach(EPOCHS_REGION, writable=True))
         epoch = stage.call("next epoch")
-        frontiers, held = stage.create(f"epoch-{epoch}/frontiers", _FRONTIERS), HeldSlots(1)
+        frontiers, held = stage.create(f"epoch-{epoch}/frontiers", _FRONTIERS), ReorderBuffer(1)
         early = _Early(stage, epoch, held, frontiers) if foresees else None
         if not is_injected("epoch-opened-late"):
             table.open(epoch)
         earlier = stage.call("started epoch")
         legacy = Legacy(stage, earlier, MEMBERS, foreseen=early.foreseen if early else None)
-        create_held(stage, f"epoch-{epoch}/held", 1)
+        create_reorder_region(stage, f"epoch-{epoch}/held", 1)
         if early is not None:
             lane = early.go_on(stage, legacy)
         else:
@@ -195,7 +194,7 @@ def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) ->
 class _Early:
     """state.py `_foresee` and `_go_on_with`, for one lane that is never lapped."""
 
-    def __init__(self, stage: Stage, epoch: int, held: HeldSlots, frontiers: Any) -> None:
+    def __init__(self, stage: Stage, epoch: int, held: ReorderBuffer, frontiers: Any) -> None:
         self.epoch, earlier = epoch, stage.call("started epoch")
         self.foreseen = Foreseen(stage, earlier, MEMBERS)
         order, self.entries = read_lane(stage, earlier, TOPIC, SIZES, held, 0)

@@ -12,10 +12,8 @@ from embarcadero.fabric.layout import ORDER, Entries, pick
 from embarcadero.fabric.names import checkpoint_region, held_region, order_region
 from embarcadero.sequencer.leader.leadership import Leadership
 from embarcadero.sequencer.order.batches import Decisions, LaneOrder
-from embarcadero.sequencer.order.control import fence
-from embarcadero.sequencer.order.lane import Lane, Room
-from embarcadero.sequencer.order.reorder import HeldSlots, Slots, create_held
-from embarcadero.sequencer.order.sessions import SessionTable
+from embarcadero.sequencer.order.lane import Lane, Room, fence
+from embarcadero.sequencer.order.sessions import ReorderBuffer, SessionTable, Slots, create_reorder_region
 from embarcadero.sequencer.ranges.keeper import RangeKeeper
 from embarcadero.sequencer.ranges.recovery import Recovered, Recovery
 from embarcadero.sequencer.ranges.recovery_sources import Mirrors
@@ -36,8 +34,8 @@ class LeaderLanes:
         self._told_full = False
         self.refused = Decisions()  # answers to entries of lanes that are not there
         self.backlog: Slots = np.empty(0, dtype=np.int64)  # taken-over batches that the first round decides on
-        self.held = HeldSlots(min(sizes.held_slots, sizes.order_slots - 2 * sizes.round_entries))
-        self._held_region = create_held(leader.fabric, held_region(leader.epoch), self.held.slots)
+        self.buffer = ReorderBuffer(min(sizes.held_slots, sizes.order_slots - 2 * sizes.round_entries))
+        self._reorder_region = create_reorder_region(leader.fabric, held_region(leader.epoch), self.buffer.slots)
         self.ranges = RangeKeeper(
             leader.env, leader.fabric, leader.directory, leader.epoch, leader.now_us, leader.counters
         )
@@ -78,7 +76,7 @@ class LeaderLanes:
 
     def new_order(self, topic: Topic) -> LaneOrder:
         """An empty lane's order."""
-        return LaneOrder(topic, SessionTable(self.sessions), self.held)
+        return LaneOrder(topic, SessionTable(self.sessions), self.buffer)
 
     def new_lane(self, order: LaneOrder, entries: Entries | None) -> Lane:
         """Make a lane's regions, and issue again what readers may still ask for."""
@@ -136,10 +134,10 @@ class LeaderLanes:
         """The lane's topic is gone."""
         lane = self.by_number.pop(number)
         self.ranges.drop(number)
-        slots = self.held.of_lane(number)
+        slots = self.buffer.of_lane(number)
         self.refused.answers += lane.order.out.take_answers()
-        self.refused.answer_all(pick(self.held.entries, slots), Outcome.UNKNOWN_TOPIC)
-        self.held.release(slots)
+        self.refused.answer_all(pick(self.buffer.entries, slots), Outcome.UNKNOWN_TOPIC)
+        self.buffer.release(slots)
         self.backlog = self.backlog[~np.isin(self.backlog, slots)]  # a slot is given free once
         for name in lane.regions:
             self._leader.fabric.remove(name)
@@ -149,37 +147,38 @@ class LeaderLanes:
     def enlarge_buffer(self, slots: int) -> None:
         """Have so many slots for batches that wait; none does yet."""
         self._leader.fabric.remove(held_region(self._leader.epoch))
-        self.held.resize(slots)
-        self._held_region = create_held(self._leader.fabric, held_region(self._leader.epoch), slots)
+        self.buffer.resize(slots)
+        self._reorder_region = create_reorder_region(self._leader.fabric, held_region(self._leader.epoch), slots)
 
     def take_over_waiting(self, undecided: Slots) -> None:
         """A predecessor's waiting batches are in the buffer; these are decided on in the first round."""
         self.backlog = undecided
-        self.write_held()
+        self.write_buffer()
 
     def release_backlog(self) -> None:
         """The batches of the backlog have their outcome."""
         if len(self.backlog):
-            self.held.release(self.backlog)
+            self.buffer.release(self.backlog)
             self.backlog = self.backlog[:0]
 
-    def write_held(self) -> Slots:
+    def write_buffer(self) -> Slots:
         """Copy new waiting batches to the fabric. Returns the slots that are to be cleared."""
-        taken, freed = self.held.take_dirty()
+        taken, freed = self.buffer.take_dirty()
         if len(taken):
-            self._held_region.write(taken, pick(self.held.entries, taken))
+            self._reorder_region.write(taken, pick(self.buffer.entries, taken))
             self._leader.env.steps.at(Step.ROUND_HELD)
         return freed
 
-    def clear_held(self, freed: Slots) -> None:
+    def clear_slots(self, freed: Slots) -> None:
         """Clear slots of batches that wait no longer: all that speaks of them is flushed."""
-        self._held_region.zero(freed)
+        self._reorder_region.zero(freed)
 
     def _make_room(self, count: int) -> None:
-        """Fence the sessions with the oldest gaps, of any lane, until so many held slots are free."""
-        while self.held.free < count:
-            waiting = [lane.order for lane in self.by_number.values() if lane.order.table.waiting and lane.can_fence]
+        """Fence the sessions with the oldest gaps, of any lane, until so many slots of the reorder buffer are free."""
+        while self.buffer.free < count:
+            may_fence = [lane.order for lane in self.by_number.values() if lane.can_fence]
+            waiting = [order for order in may_fence if order.table.waiting.total]
             if not waiting:
                 return
-            oldest = min(waiting, key=lambda order: int(order.table.gap_us.min()))
-            fence(oldest, int(oldest.table.gap_us.argmin()), self._leader.now_us, "overflow")
+            oldest = min(waiting, key=lambda order: order.table.waiting.oldest_us)
+            fence(oldest, oldest.table.waiting.oldest(), self._leader.now_us, "overflow")

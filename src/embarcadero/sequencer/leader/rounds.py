@@ -35,7 +35,7 @@ class Rounds:
     def __init__(self, leader: Leadership, lanes: LeaderLanes, brokers: BrokerIncarnations, upkeep: Upkeep) -> None:
         self._leader, self._lanes, self._brokers, self._upkeep = leader, lanes, brokers, upkeep
         self._steps, self._bell = leader.env.steps, leader.env.bell
-        self._held, self._refused = lanes.held, lanes.refused
+        self._buffer, self._refused = lanes.buffer, lanes.refused
         self.more = False  # the last round left published entries behind, for the next one
         self.depth = 0  # how many batches every publisher heard in the last round had in flight, at least
         self._look_us = 0  # when to look into the store next
@@ -95,7 +95,7 @@ class Rounds:
         """How many entries to take of which brokers, each round beginning with another one."""
         room, offers = self._leader.sizes.round_entries, []
         for source in self._brokers.in_turn(self._leader.counters.rounds):
-            if count := source.offer(room, int(self._held.by_origin[source.member.handle])):
+            if count := source.offer(room, int(self._buffer.by_origin[source.member.handle])):
                 offers.append((source, count))
                 room -= count
         self.more = room <= 0
@@ -104,7 +104,7 @@ class Rounds:
     def _take(self, offers: list[tuple[PendingSource, int]]) -> Entries | None:
         """The entries that were offered."""
         backlog = self._lanes.backlog
-        parts = [pick(self._held.entries, backlog)] if len(backlog) else []
+        parts = [pick(self._buffer.entries, backlog)] if len(backlog) else []
         requests = self._leader.settings.controls_per_round
         if offers and (plain := take_plain(offers)) is not None:
             return join([*parts, plain]) if parts else plain
@@ -196,12 +196,12 @@ class Rounds:
             source.publish()
         if answered or written:
             self._steps.at(Step.ROUND_FRONTIERS)
-        freed = self._lanes.write_held()
+        freed = self._lanes.write_buffer()
         for source in self._brokers.sources.values():
             source.give_free()
         if answered or len(freed):
             self._steps.at(Step.ROUND_READ_THROUGH)
-        self._lanes.clear_held(freed)
+        self._lanes.clear_slots(freed)
         self._ring_replicas(written)
         self._brokers.wake(answered, bool(written))
 

@@ -19,7 +19,7 @@ from embarcadero.sequencer.leader.rounds import Rounds
 from embarcadero.sequencer.leader.takeover import Takeover
 from embarcadero.sequencer.leader.upkeep import Upkeep
 from embarcadero.sequencer.order.lane import Lane
-from embarcadero.sequencer.order.reorder import HeldSlots
+from embarcadero.sequencer.order.sessions import ReorderBuffer
 from embarcadero.sequencer.ranges.keeper import RangeKeeper, SequencerCounters
 from embarcadero.sequencer.ranges.recovery import Recovery
 from embarcadero.sequencer.ranges.recovery_sources import Mirrors
@@ -139,9 +139,9 @@ class Sequencer:
         return self._lanes.roomless
 
     @property
-    def held(self) -> HeldSlots:
+    def buffer(self) -> ReorderBuffer:
         """Batches that wait for a gap to close, of all lanes."""
-        return self._lanes.held
+        return self._lanes.buffer
 
     @property
     def ranges(self) -> RangeKeeper:

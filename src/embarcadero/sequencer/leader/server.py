@@ -104,7 +104,7 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
     if sequencer.deposed:
         sequencer.journal.warn("deposed", reason="a later epoch is open")
     else:
-        sequencer.journal.note("left", epoch=sequencer.epoch, waiting=sequencer.held.used)
+        sequencer.journal.note("left", epoch=sequencer.epoch, waiting=sequencer.buffer.used)
 
 
 class Throne(Protocol):

@@ -49,12 +49,10 @@ from embarcadero.sequencer.leader.leadership import Leadership
 from embarcadero.sequencer.leader.upkeep import Upkeep
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import learn_positions, read_checkpoint, replay, restore
-from embarcadero.sequencer.order.control import attach
 from embarcadero.sequencer.order.lane import Lane, valid_from, valid_suffix
-from embarcadero.sequencer.order.reorder import HeldSlots, Slots, read_held
-from embarcadero.sequencer.order.sessions import OPEN, SessionTable, W
+from embarcadero.sequencer.order.sessions import ReorderBuffer, SessionTable, Slots, W, read_waiting
 from embarcadero.steps import Step
-from embarcadero.types import NO_HANDLE, Member, MemberState, Range, Topic
+from embarcadero.types import Member, MemberState, Range, Topic
 
 _TRIES_MAX = 4
 _REHEARSED_LANES = 4
@@ -119,7 +117,7 @@ class Legacy:
             for member in members
         }
         steps.at(Step.TAKEOVER_MARKS_READ)
-        self.waiting = read_held(fabric, held_region(epoch))
+        self.waiting = read_waiting(fabric, held_region(epoch))
         steps.at(Step.TAKEOVER_HELD_READ)
         for member in members:
             self._read_broker(member)
@@ -136,16 +134,18 @@ class Legacy:
         if len(self.waiting):
             ours = self.waiting["origin"] == member.handle
             self.waiting = pick(self.waiting, ~(ours & np.isin(self.waiting["index"], answered)))
-        held = self.waiting["index"][self.waiting["origin"] == member.handle]
-        legacy.settled = np.union1d(answered[answered >= legacy.start], held[held >= legacy.start])
+        waits = self.waiting["index"][self.waiting["origin"] == member.handle]
+        legacy.settled = np.union1d(answered[answered >= legacy.start], waits[waits >= legacy.start])
 
-    def lane(self, topic: Topic, sizes: FabricSizes, held: HeldSlots, now_us: int) -> tuple[LaneOrder, Entries] | None:
+    def lane(
+        self, topic: Topic, sizes: FabricSizes, buffer: ReorderBuffer, now_us: int
+    ) -> tuple[LaneOrder, Entries] | None:
         """A lane as it was, and the entries to be issued again; None when the predecessor did not have it."""
         name = order_region(self._epoch, topic.lane)
         if not self._fabric.exists(name):
             return None
         for _ in range(_TRIES_MAX):
-            found = read_lane(self._fabric, self._epoch, topic, sizes, held, now_us)
+            found = read_lane(self._fabric, self._epoch, topic, sizes, buffer, now_us)
             if not _goes_on(attach_ring(self._fabric, name, ORDER), found[0].next_index):
                 self._steps.at(Step.TAKEOVER_READ)
                 return found
@@ -161,23 +161,22 @@ class Legacy:
         else:
             return None
         replay(order, after, now_us)
-        _settle_in(order, now_us)
+        order.settle_in(now_us)
         self._steps.at(Step.TAKEOVER_READ)
         return after
 
 
 def read_lane(
-    fabric: Fabric, epoch: int, topic: Topic, sizes: FabricSizes, held: HeldSlots, now_us: int
+    fabric: Fabric, epoch: int, topic: Topic, sizes: FabricSizes, buffer: ReorderBuffer, now_us: int
 ) -> tuple[LaneOrder, Entries]:
     """A lane as a predecessor has it, and the entries to be issued again, as far as they were found."""
     ring = attach_ring(fabric, order_region(epoch, topic.lane), ORDER)
     region, checkpoint = checkpoint_region(epoch, topic.lane), None
-    rows = sizes.sessions
+    rows = None
     if fabric.exists(region):
         checkpoint = read_checkpoint(fabric, region)
-        rows = max(rows, fabric.attach(region).shape.slots - 1)
-    order = LaneOrder(topic, SessionTable(rows), held)
-    order.table.sessions_max = sizes.sessions
+        rows = max(sizes.sessions, fabric.attach(region).shape.slots - 1)
+    order = LaneOrder(topic, SessionTable(sizes.sessions, rows), buffer)
     start = 0
     if checkpoint is not None:
         restore(order, checkpoint, now_us)
@@ -187,7 +186,7 @@ def read_lane(
     before = valid_suffix(ring, max(0, min(start, end - ring.slots + sizes.round_entries)), start)
     learn_positions(order, before)
     replay(order, after, now_us)
-    _settle_in(order, now_us)
+    order.settle_in(now_us)
     readable = join([before, after])
     return order, readable[max(0, len(readable) - (ring.slots - sizes.round_entries)) :]
 
@@ -205,13 +204,6 @@ def _goes_on(ring: RingReader, end: int) -> bool:
     return ring.frontier.load() > end
 
 
-def _settle_in(order: LaneOrder, now_us: int) -> None:
-    """Who is connected is not known: do not hurry."""
-    for row in np.flatnonzero(order.table.state == OPEN).tolist():
-        attach(order, int(order.table.handle[row]), NO_HANDLE)
-    order.idle_due_us = now_us
-
-
 def rehearse(
     fabric: Fabric, epoch: int, members: list[Member], topics: list[Topic], sizes: FabricSizes, now_us: int
 ) -> None:
@@ -219,14 +211,14 @@ def rehearse(
 
     Raises whatever a takeover might: the one that reigns goes on meanwhile.
     """
-    legacy, held = Legacy(fabric, epoch, members), HeldSlots(sizes.held_slots)
+    legacy, buffer = Legacy(fabric, epoch, members), ReorderBuffer(sizes.held_slots)
     for topic in topics[:_REHEARSED_LANES]:
-        legacy.lane(topic, sizes, held, now_us)
+        legacy.lane(topic, sizes, buffer, now_us)
 
 
-def readmit(orders: dict[int, LaneOrder], held: HeldSlots, waiting: Entries, now_us: int) -> Slots:
-    """Put waiting batches into held slots. Returns the slots of those that wait no longer and must be decided."""
-    slots = held.hold(waiting)
+def readmit(orders: dict[int, LaneOrder], buffer: ReorderBuffer, waiting: Entries, now_us: int) -> Slots:
+    """Put waiting batches into the reorder buffer. Returns slots of those that wait no longer and must be decided."""
+    slots = buffer.hold(waiting)
     undecided = np.ones(len(slots), dtype=bool)
     for lane in np.unique(waiting["lane"]).tolist():
         order = orders.get(lane)
@@ -239,9 +231,8 @@ def readmit(orders: dict[int, LaneOrder], held: HeldSlots, waiting: Entries, now
         _, firsts = np.unique(rows * (2 * W) + np.clip(ahead, 0, W), return_index=True)
         waits = (table.live[rows] == sessions) & (ahead > 0) & (ahead < W) & np.isin(np.arange(len(mine)), firsts)
         waits &= table.strong[rows]
-        table.hold(rows[waits], seqs[waits], slots[mine[waits]], waiting["crc"][mine[waits]])
-        table.gap_us[rows[waits]] = now_us
-        order.due_us = min(order.due_us, now_us + order.departed_timeout_us)
+        table.hold(rows[waits], seqs[waits], slots[mine[waits]], waiting["crc"][mine[waits]], now_us)
+        order.look_for_gaps(now_us)
         undecided[mine[waits]] = False
     return slots[undecided]
 
@@ -265,7 +256,7 @@ class Takeover:
         self._brokers.prefetch(members)
         for topic in self._directory.topics.all():
             if lanes.is_ordered_here(topic) and self._fabric.exists(order_region(earlier, topic.lane)):
-                found = read_lane(self._fabric, earlier, topic, leader.sizes, lanes.held, leader.now_us)
+                found = read_lane(self._fabric, earlier, topic, leader.sizes, lanes.buffer, leader.now_us)
                 try:
                     self._early[topic.lane] = lanes.new_lane(*found)
                 except FabricFull:
@@ -281,7 +272,7 @@ class Takeover:
         self._upkeep.look_at_store()  # then the values
         members = self._directory.members.all()
         legacy = Legacy(self._fabric, earlier, members, self._steps, self._foreseen) if earlier else None
-        if legacy and len(legacy.waiting) > lanes.held.slots:
+        if legacy and len(legacy.waiting) > lanes.buffer.slots:
             lanes.enlarge_buffer(len(legacy.waiting))
         lanes.recovery.learn_generations()
         topics = {topic.lane: topic for topic in self._directory.topics.all()}
@@ -296,7 +287,7 @@ class Takeover:
         self._upkeep.learn_topics(topics, members)
         if legacy:
             orders = {number: lane.order for number, lane in lanes.by_number.items()}
-            lanes.take_over_waiting(readmit(orders, lanes.held, legacy.waiting, leader.now_us))
+            lanes.take_over_waiting(readmit(orders, lanes.buffer, legacy.waiting, leader.now_us))
             self._steps.at(Step.TAKEOVER_HELD)
         self._brokers.update(members, legacy.brokers if legacy else {})
         self._steps.at(Step.TAKEOVER_ANSWERED)
@@ -319,7 +310,7 @@ class Takeover:
             after=earlier,
             lanes=len(lanes.by_number),
             brokers=len(self._brokers.sources),
-            waiting=lanes.held.used,
+            waiting=lanes.buffer.used,
             recovering=len(lanes.recovery.lanes),
         )
         self._upkeep.begin(earlier)
@@ -333,7 +324,7 @@ class Takeover:
         ranges = lanes.ranges_of(topic)
         if legacy and self._go_on_with(topic, legacy, ranges):
             return
-        inherited = legacy.lane(topic, leader.sizes, lanes.held, leader.now_us) if legacy else None
+        inherited = legacy.lane(topic, leader.sizes, lanes.buffer, leader.now_us) if legacy else None
         lanes.make(topic, ranges, inherited)
 
     def _go_on_with(self, topic: Topic, legacy: Legacy, ranges: list[Range]) -> bool:

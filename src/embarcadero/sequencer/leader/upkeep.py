@@ -25,8 +25,7 @@ from embarcadero.placement.store import NOT_SEEN
 from embarcadero.sequencer.leader.brokers import BrokerIncarnations
 from embarcadero.sequencer.leader.lanes import LeaderLanes
 from embarcadero.sequencer.leader.leadership import Leadership
-from embarcadero.sequencer.order.control import detach_broker
-from embarcadero.sequencer.order.lane import Lane
+from embarcadero.sequencer.order.lane import Lane, detach_broker
 from embarcadero.sequencer.ranges.keeper import RangeKeeper
 from embarcadero.sequencer.ranges.recovery import BrokerRanges
 from embarcadero.steps import Step
@@ -295,7 +294,7 @@ class Upkeep:
 
     def _clean_up(self) -> None:
         self._brokers.remove_stale_rings()
-        self._brokers.clean_up(self._lanes.held.by_origin, self._is_on_disk, keeps=not self._all_on_disk)
+        self._brokers.clean_up(self._lanes.buffer.by_origin, self._is_on_disk, keeps=not self._all_on_disk)
 
     def _is_on_disk(self, member: Member) -> bool:
         """Whether a dead broker's payloads are on disks, as far as they have to be. Nothing of it waits any more."""

@@ -1,15 +1,17 @@
-"""One lane of one epoch: its order, and the regions it is written to.
+"""One lane of one epoch: its order, the requests that open and end its sessions, its bounds, and its regions.
 
 Entries are written and flushed before anything that speaks of them. Readers trust slots up to one round behind the
 frontier's lap, so no more than a round is ever written ahead of the frontier. A slot is reused only when a checkpoint
 covers it and, in a lane with replicas, it is durable; a checkpoint is taken when the table and the written entries
-agree. While such a lane has no room, what comes is answered BACKPRESSURE, and nobody else waits.
+agree. While such a lane has no capacity left, what comes is answered BACKPRESSURE, and no other lane waits.
 
-How far a lane with replicas may be ordered.
+How far a lane with replicas may be ordered (`LaneCapacity`): not beyond its ceiling, since positions are reserved in
+the store ahead of ordering, so none is handed out twice, whatever is lost. And not a lap ahead of what is durable: a
+replica, and a successor, must find [durable, ordered end) in the ring, where readers trust all but one round. Batches
+leave the last few positions to control entries.
 
-Not beyond its ceiling: positions are reserved in the store ahead of ordering, so none is handed out twice, whatever is
-lost. And not a lap ahead of what is durable: a replica, and a successor, must find [durable, ordered end) in the
-ring, where readers trust all but one round. Batches leave the last few places to control entries.
+Sessions are opened, continued, fenced, closed and attached one at a time, at control rate; so is what time does to
+them. Every change of the table is an entry in the log, so that a replay of the log gives the same table.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import Env
 from embarcadero.fabric.layout import (
+    OPEN_STRONG,
     ORDER,
     Entries,
     Line,
@@ -37,17 +39,344 @@ from embarcadero.fabric.layout import (
 from embarcadero.fabric.names import checkpoint_region, order_region
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import RingReader, create_ring
-from embarcadero.limits import CHECKPOINT_S, EXPIRED_PER_ROUND_MAX, RECORDS_PER_BATCH_MAX
-from embarcadero.sequencer.order.batches import LaneOrder, control_entry, order_line, order_one
+from embarcadero.limits import ABANDONED_S, CHECKPOINT_S, EXPIRED_PER_ROUND_MAX, FENCED_KEPT_S, RECORDS_PER_BATCH_MAX
+from embarcadero.sequencer.order.batches import (
+    LaneOrder,
+    OpenedFacts,
+    control_entry,
+    open_entry,
+    order_line,
+    order_one,
+)
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter
-from embarcadero.sequencer.order.control import control, expire, touched_session
-from embarcadero.sequencer.order.sessions import NEVER
+from embarcadero.sequencer.order.sessions import FENCED, I64, NEVER, OPEN, TAKEN, Flags, W
 from embarcadero.steps import Step
-from embarcadero.types import BATCH_KIND, EntryKind, Outcome
+from embarcadero.types import BATCH_KIND, NO_SESSION, EntryKind, Order, Outcome
 
 _CHECKPOINT_US: Final = int(CHECKPOINT_S * 1_000_000)
+_KEPT_US: Final = FENCED_KEPT_S * 1_000_000
+_ABANDONED_US: Final = int(ABANDONED_S * 1_000_000)
+
+CONTROL_ENTRIES: Final = 4
+"""Order entries that one session request may need."""
+
+_SPARE_MAX: Final = 512
 
 
+# --- requests of sessions ---------------------------------------------------------------------------------------------
+def control(lane: LaneOrder, entry: Entries, now_us: int) -> None:
+    """Decide on one entry that is not a batch."""
+    lane.reserve(4)
+    kind, session, origin = int(entry["kind"][0]), int(entry["session"][0]), int(entry["origin"][0])
+    if kind == EntryKind.SESSION_OPEN:
+        _open(lane, entry, now_us)
+    elif kind == EntryKind.SESSION_CLOSE:
+        _close(lane, entry, session)
+    elif kind == EntryKind.SESSION_ATTACH:
+        if (row := lane.table.row_of(session)) is not None:
+            lane.table.connections.attach(row, origin)
+        lane.out.answer_one(entry, Outcome.NOTED)
+    elif kind == EntryKind.SESSION_DETACH:
+        if (row := lane.table.row_of(session)) is not None:
+            _detach(lane, row, origin, now_us)
+        lane.out.answer_one(entry, Outcome.NOTED)
+    else:
+        lane.out.answer_one(entry, Outcome.UNKNOWN_SESSION)
+
+
+def touched_session(lane: LaneOrder, entry: Entries) -> int | None:
+    """The session whose batches a request must not overtake."""
+    table, session = lane.table, int(entry["session"][0])
+    if int(entry["kind"][0]) != EntryKind.SESSION_OPEN:
+        return session
+    if session == NO_SESSION:
+        return table.by_name.get(int(entry["session_seq"][0]))
+    row = table.row_of(session)
+    newest = table.newest(row) if row is not None else None
+    return int(table.handle[newest]) if newest is not None else None
+
+
+# --- opening and closing ----------------------------------------------------------------------------------------------
+def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
+    table = lane.table
+    name, resumed = int(entry["session_seq"][0]), int(entry["session"][0])
+    row, earlier, taken = None, None, False
+    outlived: list[int] = []
+    if resumed != NO_SESSION:
+        row = table.row_of(resumed)
+        earlier = table.newest(row) if row is not None else None
+        if row is None or earlier is None:
+            lane.out.answer_one(entry, Outcome.UNKNOWN_SESSION)
+            return
+        if int(table.successor[earlier]) == TAKEN:
+            lane.out.answer_one(entry, Outcome.FENCED, extra=int(table.expected[earlier]))
+            return
+        outlived = table.before(row)
+    elif (holder := table.by_name.get(name, NO_SESSION)) != _expected_holder(entry, holder):
+        holders = table.row_of(holder)
+        expected = 0 if holders is None else int(table.expected[holders])
+        lane.out.answer_one(entry, Outcome.NAME_HELD, session=holder, extra=expected)
+        return
+    elif holder != NO_SESSION:
+        earlier, taken = table.row_of(holder), True
+    handle, peer = table.free_handle(), int(entry["size"][0])
+    shared = earlier is None and table.has_its_share(peer, lane.peer_share)
+    crowded = shared or table.used >= table.sessions_max
+    stay = [one for one in (row, earlier) if one is not None]
+    victim = _victim(lane, stay, peer * shared, now_us) if crowded else None
+    if handle is None or (crowded and victim is None):
+        lane.out.answer_one(entry, Outcome.TOO_MANY_SESSIONS, extra=int(shared))
+        return
+    if handle >= table.handles_reserved:
+        lane.out.answer_one(entry, Outcome.BACKPRESSURE)  # until the store has reserved more
+        return
+    at = int(entry["low"][0]) - 1  # -1: wherever it is
+    if earlier is not None and table.state[earlier] == OPEN:
+        fence(lane, earlier, now_us, "replaced" if at < 0 else "moved")
+    continued = int(table.handle[earlier]) if earlier is not None else None
+    strong = lane.all_strong or bool(int(entry["flags"][0]) & OPEN_STRONG)
+    if earlier is not None:
+        strong = bool(table.strong[earlier])  # windows of the two kinds differ, so a session keeps its kind
+    row = table.open(handle, name, now_us, earlier, taken, strong=strong, peer=peer)
+    reached = int(table.expected[row])
+    table.advance(row, at)
+    expected = int(table.expected[row])
+    facts = OpenedFacts(int(table.name[row]), continued, taken, strong and not lane.all_strong)
+    index = lane.append_control(open_entry(handle, expected, facts))
+    if taken and at >= 0 and earlier is not None:
+        outlived = [earlier]
+    _make_way(lane, outlived, victim, now_us)
+    lane.counters.opened += 1
+    table.connections.attach(row, int(entry["origin"][0]))
+    lane.idle_due_us = min(lane.idle_due_us, now_us + min(lane.topic.session_ttl_s * 1_000_000, _KEPT_US))
+    low = max(0, expected - W) if strong else int(table.low[row])
+    lane.out.answer_one(
+        entry,
+        Outcome.OPENED,
+        session=handle,
+        extra=expected,
+        seq=low,
+        index=index,
+        session_seq=reached,
+        order=Order.STRONG if strong else Order.TOTAL,
+    )
+
+
+def _expected_holder(entry: Entries, holder: int) -> int:
+    """The session that has to hold the name for this request to be carried out; `holder` does if it names none."""
+    asked = int(entry["crc"][0])
+    return holder if asked == 0 else asked if asked == NO_SESSION else asked - 1
+
+
+def _victim(lane: LaneOrder, but: list[int], peer: int, now_us: int) -> int | None:
+    """The session that leaves a full table for another one; with `peer`, one of that address."""
+    table = lane.table
+    if (fenced := table.oldest_fenced(but, peer)) is not None:
+        return fenced
+    return but[-1] if but else table.oldest_abandoned(now_us - _ABANDONED_US, peer)
+
+
+def _make_way(lane: LaneOrder, outlived: list[int], victim: int | None, now_us: int) -> None:
+    """Forget what has to leave: those who were outlived, or one if the table is full. So nobody fills it by going on.
+
+    Who moves on in its name does not come back to where it was; and who continues a session knows of that one, so it
+    never asks for those before it. Two of them leave, since a request whose answer is lost makes one more.
+    """
+    for row in outlived[:2] or ([] if victim is None else [victim]):
+        if lane.table.state[row] == OPEN:
+            fence(lane, row, now_us, "abandoned")
+        _forget(lane, row)
+
+
+def _close(lane: LaneOrder, entry: Entries, session: int) -> None:
+    """Closing a session that is not there is done already."""
+    row = lane.table.row_of(session)
+    if row is None:
+        lane.out.answer_one(entry, Outcome.CLOSED)
+        return
+    lane.counters.closed += 1
+    _refuse_waiting(lane, row)
+    lane.out.answer_one(entry, Outcome.CLOSED, index=_forget(lane, row))
+
+
+def _forget(lane: LaneOrder, row: int) -> int:
+    table = lane.table
+    index = lane.append_control(
+        control_entry(EntryKind.SESSION_CLOSE, int(table.handle[row]), int(table.expected[row]))
+    )
+    table.forget(row)
+    return index
+
+
+def fence(lane: LaneOrder, row: int, now_us: int, why: str) -> None:
+    """Nothing more of this session; what waits is refused, and its publisher told where to go on."""
+    table = lane.table
+    lane.counters.fenced[why] += 1
+    if why != "moved":  # that is how some sessions live
+        lane.journal.note(
+            "session fenced",
+            topic=lane.topic.name,
+            session=int(table.handle[row]),
+            why=why,
+            expected=int(table.expected[row]),
+            waiting=int(table.waiting.count[row]),
+        )
+    lane.reserve(4)
+    _refuse_waiting(lane, row)
+    lane.append_control(control_entry(EntryKind.SESSION_FENCE, int(table.handle[row]), int(table.expected[row])))
+    table.fence(row, now_us)
+    lane.idle_due_us = min(lane.idle_due_us, now_us + _KEPT_US)
+
+
+def _refuse_waiting(lane: LaneOrder, row: int) -> None:
+    if lane.table.waiting.count[row]:
+        slots = lane.table.drop_waiting(row)
+        refused = pick(lane.buffer.entries, slots)
+        lane.buffer.release(slots)
+        lane.out.answer_all(refused, Outcome.FENCED, extra=int(lane.table.expected[row]))
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+def _detach(lane: LaneOrder, row: int, origin: int, now_us: int) -> None:
+    """A broker has no connection of this session any more. When no broker has one, its gaps time out sooner."""
+    if lane.table.connections.detach(row, origin, now_us):
+        lane.look_for_gaps(now_us)
+
+
+def detach_broker(lane: LaneOrder, origin: int, now_us: int) -> None:
+    """A broker incarnation is gone, and all connections with it."""
+    for row in lane.table.connections.rows_of(origin):
+        _detach(lane, row, origin, now_us)
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+def expire(lane: LaneOrder, now_us: int, most: int = EXPIRED_PER_ROUND_MAX) -> int:
+    """End gaps and sessions whose time is over, at most so many of each. Returns how many."""
+    done = 0
+    if now_us >= lane.due_us:
+        done += _end_gaps(lane, now_us, most)
+    if now_us >= lane.idle_due_us:
+        done += _end_sessions(lane, now_us, most)
+    return done
+
+
+def _end_gaps(lane: LaneOrder, now_us: int, most: int) -> int:
+    table = lane.table
+    rows = np.flatnonzero(table.waiting.gap_us < NEVER)
+    since, departed = table.waiting.gap_us[rows], table.connections.departed_us[rows]
+    deadline = since + lane.gap_timeout_us
+    gone = departed < NEVER
+    deadline[gone] = np.minimum(deadline, np.maximum(since, departed) + lane.departed_timeout_us)[gone]
+    due = rows[deadline <= now_us][:most]
+    later = deadline[~np.isin(rows, due)]
+    lane.due_us = int(later.min()) if len(later) else NEVER
+    lane.counters.gap_timeouts += len(due)
+    if lane.skips and len(due):
+        _skip(lane, due, now_us)
+    else:
+        for row in due.tolist():
+            fence(lane, row, now_us, "gap")
+    return len(due)
+
+
+def _skip(lane: LaneOrder, rows: I64, now_us: int) -> None:
+    """Declare the missing sequences in front of what waits lost, and go on behind them."""
+    table = lane.table
+    lane.reserve(len(rows) + table.waiting.total)
+    for row in rows.tolist():
+        expected = int(table.expected[row])
+        front = int(table.waiting_of(np.array([row]))[1].min())
+        lane.append_control(control_entry(EntryKind.SKIP, int(table.handle[row]), expected, location=front - expected))
+        table.mark_lost(row, expected, front)
+        lane.counters.skips += 1
+    table.touch(rows, now_us)
+    lane.release(rows, now_us)
+
+
+def _end_sessions(lane: LaneOrder, now_us: int, most: int) -> int:
+    table, ttl_us = lane.table, lane.topic.session_ttl_s * 1_000_000
+    rows = np.flatnonzero(table.state)
+    long = (table.state[rows] == OPEN) | table.awaited(rows)
+    deadline = table.active_us[rows] + np.where(long, ttl_us, _KEPT_US)
+    due = rows[deadline <= now_us][:most]
+    later = deadline[~np.isin(rows, due)]
+    lane.idle_due_us = int(later.min()) if len(later) else NEVER
+    lane.reserve(2 * len(due))
+    for row in due.tolist():
+        if table.state[row] == FENCED:
+            _forget(lane, row)
+        else:
+            fence(lane, row, now_us, "idle")
+    return len(due)
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+class Room:
+    """The bounds of one lane. `stop_index` and `stop_seq` are where its batches have to stop, as far as is known."""
+
+    def __init__(self, slots: int, round_entries: int, find_durable: Callable[[], int]) -> None:
+        self._lap, self._find = slots - round_entries, find_durable
+        self._spare = min(_SPARE_MAX, round_entries // 2)  # less than a round: what waits always leaves room for some
+        self.durable = 0
+        self.ceiling = (0, 0)
+        self.stop_index = self.stop_seq = 0
+        self.refresh()
+
+    def raise_to(self, index: int, seq: int) -> None:
+        """The store has reserved positions up to here."""
+        self.ceiling = (index, seq)
+        self._bound()
+
+    def refresh(self) -> None:
+        """Look how far the lane is durable now."""
+        self.durable = max(self.durable, self._find())
+        self._bound()
+
+    def _bound(self) -> None:
+        index, seq = self.ceiling
+        self._stop = min(self.durable + self._lap, index)
+        self.stop_index, self.stop_seq = self._stop - self._spare, seq
+
+    def controls(self, next_index: int) -> int:
+        """For how many more entries of any kind there is room."""
+        if next_index + CONTROL_ENTRIES > self._stop:
+            self.refresh()
+        return max(0, self._stop - next_index)
+
+    def admits(self, next_index: int, next_seq: int, entries: Entries, waiting: int, records: int) -> bool:
+        """Whether all of these can be decided on, whatever they turn out to need.
+
+        `waiting` batches with `records` records may be ordered together with them.
+        """
+        most = waiting + CONTROL_ENTRIES * len(entries)
+        if next_index + most > self.stop_index and not self._look_again(next_index, entries, waiting):
+            return False
+        return next_seq + records + int(entries["count"].sum(dtype=np.uint64)) <= self.stop_seq
+
+    def _look_again(self, next_index: int, entries: Entries, waiting: int) -> bool:
+        most = waiting + _needs(entries)
+        if next_index + most > self.stop_index:
+            self.refresh()
+        return next_index + most <= self.stop_index
+
+    def admitted(self, next_index: int, next_seq: int, entries: Entries, waiting: int, records: int) -> Flags:
+        """Which of these can be decided on (flags): requests first, then batches as they came."""
+        is_batch = entries["kind"] == EntryKind.BATCH
+        requests = min(int(np.count_nonzero(~is_batch)), self.controls(next_index) // CONTROL_ENTRIES)
+        batches = max(0, self.stop_index - next_index - CONTROL_ENTRIES * requests - waiting)
+        counts = np.where(is_batch, entries["count"], 0).astype(np.int64)
+        fits = np.cumsum(counts) + (next_seq + records) <= self.stop_seq
+        rank = np.where(is_batch, np.cumsum(is_batch) - 1, np.cumsum(~is_batch) - 1)
+        admitted: Flags = np.where(is_batch, (rank < batches) & fits, rank < requests)
+        return admitted
+
+
+def _needs(entries: Entries) -> int:
+    batches = int(np.count_nonzero(entries["kind"] == EntryKind.BATCH))
+    return batches + CONTROL_ENTRIES * (len(entries) - batches)
+
+
+# --- the lane ---------------------------------------------------------------------------------------------------------
 def valid_from(ring: RingReader, start: int) -> Entries:
     """The valid contiguous entries from `start` on."""
     return join([np.empty(0, dtype=ORDER), *ring.valid_runs(start)])
@@ -149,13 +478,13 @@ class Lane:
 
         A batch that our predecessor ordered and did not answer is not refused: its broker would free the payload.
         """
-        order, waiting = self.order, self.order.table.waiting
+        order, waiting = self.order, self.order.table.waiting.total
         if self.unfenced:
             order.out.answer_all(entries, Outcome.BACKPRESSURE)
             return entries[:0]
         records = waiting * RECORDS_PER_BATCH_MAX
         if order.next_seq + records > room.stop_seq:
-            records = int(order.held.entries["count"][order.held.of_lane(order.topic.lane)].sum(dtype=np.uint64))
+            records = int(order.buffer.entries["count"][order.buffer.of_lane(order.topic.lane)].sum(dtype=np.uint64))
         if room.admits(order.next_index, order.next_seq, entries, waiting, records):
             return entries
         admitted = room.admitted(order.next_index, order.next_seq, entries, waiting, records)
@@ -172,7 +501,7 @@ class Lane:
             return 0
         most = EXPIRED_PER_ROUND_MAX
         if self.room is not None:
-            most = min(most, (self.room.controls(self.order.next_index) - self.order.table.waiting) // 2)
+            most = min(most, (self.room.controls(self.order.next_index) - self.order.table.waiting.total) // 2)
         if most <= 0:
             return 0
         self._begin(now_us, wall_us)
@@ -206,7 +535,7 @@ class Lane:
 
     def _begin(self, now_us: int, wall_us: int) -> None:
         self._now_us = now_us
-        self.order.append_us = max(self.order.append_us, wall_us)
+        self.order.not_before(wall_us)
 
     # --- writing ------------------------------------------------------------------------------------------------------
     @property
@@ -269,76 +598,3 @@ class Lane:
         self._words[1], self._words[0] = self.order.next_seq, self._ring.next
         self._frontiers.flush(self._line, 16)
         self._unpublished = False
-
-
-Flags = npt.NDArray[np.bool_]
-
-CONTROL_ENTRIES: Final = 4
-"""Order entries that one session request may need."""
-
-_SPARE_MAX: Final = 512
-
-
-class Room:
-    """The bounds of one lane. `stop_index` and `stop_seq` are where its batches have to stop, as far as is known."""
-
-    def __init__(self, slots: int, round_entries: int, find_durable: Callable[[], int]) -> None:
-        self._lap, self._find = slots - round_entries, find_durable
-        self._spare = min(_SPARE_MAX, round_entries // 2)  # less than a round: what waits always leaves room for some
-        self.durable = 0
-        self.ceiling = (0, 0)
-        self.stop_index = self.stop_seq = 0
-        self.refresh()
-
-    def raise_to(self, index: int, seq: int) -> None:
-        """The store has reserved positions up to here."""
-        self.ceiling = (index, seq)
-        self._bound()
-
-    def refresh(self) -> None:
-        """Look how far the lane is durable now."""
-        self.durable = max(self.durable, self._find())
-        self._bound()
-
-    def _bound(self) -> None:
-        index, seq = self.ceiling
-        self._stop = min(self.durable + self._lap, index)
-        self.stop_index, self.stop_seq = self._stop - self._spare, seq
-
-    def controls(self, next_index: int) -> int:
-        """For how many more entries of any kind there is room."""
-        if next_index + CONTROL_ENTRIES > self._stop:
-            self.refresh()
-        return max(0, self._stop - next_index)
-
-    def admits(self, next_index: int, next_seq: int, entries: Entries, waiting: int, records: int) -> bool:
-        """Whether all of these can be decided on, whatever they turn out to need.
-
-        `waiting` batches with `records` records may be ordered together with them.
-        """
-        most = waiting + CONTROL_ENTRIES * len(entries)
-        if next_index + most > self.stop_index and not self._look_again(next_index, entries, waiting):
-            return False
-        return next_seq + records + int(entries["count"].sum(dtype=np.uint64)) <= self.stop_seq
-
-    def _look_again(self, next_index: int, entries: Entries, waiting: int) -> bool:
-        most = waiting + _needs(entries)
-        if next_index + most > self.stop_index:
-            self.refresh()
-        return next_index + most <= self.stop_index
-
-    def admitted(self, next_index: int, next_seq: int, entries: Entries, waiting: int, records: int) -> Flags:
-        """Which of these can be decided on (flags): requests first, then batches as they came."""
-        is_batch = entries["kind"] == EntryKind.BATCH
-        requests = min(int(np.count_nonzero(~is_batch)), self.controls(next_index) // CONTROL_ENTRIES)
-        batches = max(0, self.stop_index - next_index - CONTROL_ENTRIES * requests - waiting)
-        counts = np.where(is_batch, entries["count"], 0).astype(np.int64)
-        fits = np.cumsum(counts) + (next_seq + records) <= self.stop_seq
-        rank = np.where(is_batch, np.cumsum(is_batch) - 1, np.cumsum(~is_batch) - 1)
-        admitted: Flags = np.where(is_batch, (rank < batches) & fits, rank < requests)
-        return admitted
-
-
-def _needs(entries: Entries) -> int:
-    batches = int(np.count_nonzero(entries["kind"] == EntryKind.BATCH))
-    return batches + CONTROL_ENTRIES * (len(entries) - batches)

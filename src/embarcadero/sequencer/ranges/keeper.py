@@ -44,7 +44,6 @@ from embarcadero.limits import (
 from embarcadero.meters import COUNTS, LATENCY_US, Histogram
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.order.lane import Lane
-from embarcadero.sequencer.order.sessions import TAKEN
 from embarcadero.steps import Step
 from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState, Topic, TopicLane
 
@@ -502,7 +501,7 @@ class RangeKeeper:
         number = lane.order.topic.lane
         if lane.room is not None:
             lane.room.raise_to(*self._directory.ranges.ceiling(number))
-            lane.order.table.handles_reserved = min(TAKEN, self._directory.ranges.handle_ceiling(number))
+            lane.order.table.reserve_handles(self._directory.ranges.handle_ceiling(number))
 
 
 _SILENT_US: Final = int(REPLICA_SILENT_S * 1_000_000)

@@ -36,7 +36,7 @@ from embarcadero.limits import RECOVERY_REPLIES_S, RECOVERY_RETRY_S, RECOVERY_ST
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import EarlierGeneration, MirroredEnd
 from embarcadero.sequencer.order.batches import LaneOrder
-from embarcadero.sequencer.order.reorder import HeldSlots
+from embarcadero.sequencer.order.sessions import ReorderBuffer
 from embarcadero.sequencer.ranges.keeper import RangeKeeper
 from embarcadero.sequencer.ranges.recovery_sources import (
     DiskSource,
@@ -50,7 +50,7 @@ from embarcadero.sequencer.ranges.recovery_sources import (
     told_by,
 )
 from embarcadero.steps import Step
-from embarcadero.types import Member, Range, ReplicaRef, Topic, TopicLane
+from embarcadero.types import LanePosition, Member, Range, ReplicaRef, Topic, TopicLane
 
 _REPLIES_US: Final = int(RECOVERY_REPLIES_S * 1_000_000)
 _SOON_US: Final = 20_000
@@ -231,7 +231,7 @@ class LaneRecovery:
             remains = told_by(desk.remains, ranges, self._broker_lane) if asks_mirror else None
             if self._broker_lane is not None:
                 return seq_at_end(source, range_, end), None, remains
-            restored = restore_lane(source, self.topic, ranges, end, desk.maker.sessions, desk.maker.held, now_us)
+            restored = restore_lane(source, self.topic, ranges, end, desk.maker.sessions, desk.maker.buffer, now_us)
             return seq_at_end(source, range_, end), restored, remains
 
         def done(result: tuple[int, LaneOrder | None, LaneRemains | None] | Exception) -> None:
@@ -265,8 +265,8 @@ class LaneRecovery:
         )
         self._lost = remains.end > self._end
         if (order := self._restored) is not None:
-            order.append_us = max(order.append_us, remains.append_us)
-            order.table.next_handle = max(order.table.next_handle, remains.next_handle)
+            order.not_before(remains.append_us)
+            order.table.count_on(remains.next_handle)
 
     def _tell_store(self, now_us: int) -> None:
         """Let the store have the end of the last range and the start of the next."""
@@ -309,7 +309,7 @@ class LaneRecovery:
             self._fenced = fence_all(order, now_us) if self._lost else []
             if self._lost:
                 order.table.pass_over(handles)
-        order.next_index, order.next_seq = opened.start, opened.start_seq
+        order.resume(LanePosition(opened.start, opened.start_seq), order.append_us)
         if self._desk.maker.begin_recovered(Recovered(opened, order, self._fenced)):
             self.stage = Stage.DONE
             self._desk.steps.at(Step.RECOVERY_BEGUN)
@@ -369,7 +369,7 @@ class LaneMaker(Protocol):
     """Makes lanes: the one that recovery hands them to."""
 
     @property
-    def held(self) -> HeldSlots:
+    def buffer(self) -> ReorderBuffer:
         """The reorder buffer of all lanes."""
         ...
 

@@ -56,14 +56,12 @@ from embarcadero.sequencer.order.checkpoint import (
     replay,
     restore,
 )
-from embarcadero.sequencer.order.control import attach
 from embarcadero.sequencer.order.lane import valid_from, valid_suffix
-from embarcadero.sequencer.order.reorder import HeldSlots
-from embarcadero.sequencer.order.sessions import OPEN, SessionTable
+from embarcadero.sequencer.order.sessions import OPEN, ReorderBuffer, SessionTable
 from embarcadero.storage.folder import newest_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.reading import RangeReader
-from embarcadero.types import NO_HANDLE, NO_SESSION, EntryKind, Range, ReplicaMember, ReplicaState, Topic, TopicLane
+from embarcadero.types import NO_SESSION, EntryKind, Range, ReplicaMember, ReplicaState, Topic, TopicLane
 
 _CHUNK: Final = 4_096
 _POSITIONS: Final = 65_536
@@ -94,7 +92,13 @@ def seq_at_end(source: RecoverySource, range_: Range, end: int) -> int:
 
 
 def restore_lane(
-    source: RecoverySource, topic: Topic, ranges: Sequence[Range], end: int, sessions: int, held: HeldSlots, now_us: int
+    source: RecoverySource,
+    topic: Topic,
+    ranges: Sequence[Range],
+    end: int,
+    sessions: int,
+    buffer: ReorderBuffer,
+    now_us: int,
 ) -> LaneOrder:
     """The lane's sessions as of `end`; all ranges of it that there are, the last one of them ending at or above."""
     saved = _checkpoint(source, topic, ranges, end)
@@ -108,16 +112,13 @@ def restore_lane(
         )
     parts = _entries(source, ranges, start, end)
     rows = rows_for(sessions, saved, parts)
-    order = LaneOrder(topic, SessionTable(rows), held)
-    order.table.sessions_max = sessions
+    order = LaneOrder(topic, SessionTable(sessions, rows), buffer)
     if saved is not None:
         restore(order, saved, now_us)
         _learn(source, order, ranges, saved.index)
     for part in parts:
         replay(order, part, now_us)
-    for row in np.flatnonzero(order.table.state == OPEN).tolist():
-        attach(order, int(order.table.handle[row]), NO_HANDLE)  # who will come back is not known: do not hurry
-    order.idle_due_us = now_us
+    order.settle_in(now_us)
     return order
 
 
