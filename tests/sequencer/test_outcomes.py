@@ -7,6 +7,7 @@ import pytest
 
 from embarcadero.limits import SESSION_SEQUENCE_MAX
 from embarcadero.limits import SESSION_WINDOW as W
+from embarcadero.sequencer.order.batches import LaneTerms
 from embarcadero.types import NO_INDEX, EntryKind, Outcome
 from tests.sequencer.harness import GAP_MS, OneLane, pending, topic
 from tests.sequencer.model import Batch
@@ -235,7 +236,7 @@ def test_an_altered_topic_judges_what_waits_by_its_new_time() -> None:
 def test_an_altered_topic_keeps_the_time_of_departed_sessions() -> None:
     """sequencer.departed_gap_timeout_ms holds for the topic as it is altered, too, up to its gap_timeout_ms."""
     lane = OneLane(5)
-    lane.order.set_departed_timeout(7)
+    lane.order.begin(LaneTerms(departed_timeout_ms=7), lambda _count: None)
     assert lane.order.departed_timeout_us == 7_000
     lane.order.alter(topic(gap_timeout_ms=GAP_MS))
     assert lane.order.departed_timeout_us == 7_000

@@ -53,7 +53,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.stores import open_store
 from embarcadero.replica.replica import Replica
 from embarcadero.replica.server import serve_replica
-from embarcadero.sequencer.leader.server import serve_candidate
+from embarcadero.sequencer.leader.server import serve_standby
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder
 from embarcadero.types import ReplicaMember
@@ -245,7 +245,7 @@ class Node:
         )
         standby = Standby(number, self._config.sequencer, shared, process)
         self._open.callback(standby.close)
-        work = serve_candidate(standby.candidate, standby, bell, self._stop_sequencer)
+        work = serve_standby(standby.candidate, standby, bell, self._stop_sequencer)
         return _Made(candidate_role(number), work, standby.watched)
 
     def _make_replica(self, number: int) -> _Made:

@@ -199,9 +199,9 @@ class WatchedSequencer:
         age_s = (now_us - counters.checkpoint_at_us) // 1_000_000 if counters.checkpoints else 0
         page.put("embarcadero_sequencer_checkpoint_age_sec", age_s, topic=topic)
         page.put("embarcadero_sequencer_checkpoint_client_count", counters.checkpoint_sessions, topic=topic)
-        if lane.room is not None:
-            page.put("embarcadero_sequencer_durable_index", lane.room.durable, topic=topic)
-            page.put("embarcadero_sequencer_roomless_total", counters.roomless, topic=topic)
+        if lane.capacity is not None:
+            page.put("embarcadero_sequencer_durable_index", lane.capacity.durable, topic=topic)
+            page.put("embarcadero_sequencer_roomless_total", counters.refused, topic=topic)
 
 
 # --- candidate --------------------------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 Two batches, X of broker 0 and Y of broker 1, are published. The old sequencer is about to order X, then Y; a new one
 takes them the other way round, so whatever it does not find gets another position. What runs here:
-- old: the order of stores of one round, sequencer/leader/rounds.py `_one_batch`, by the rings and frontiers of fabric/;
-- new, next: `Sequencer.begin`, `Takeover.begin`, `Rounds._write` (sequencer/leader/), by EpochTable, Legacy, Lane and
-  brokers' rings themselves; the store is two numbers, as in placement/epochs.py;
+- old: the order of stores of one round, sequencer/leader/sequencer.py `_one_batch`, by the rings and frontiers of
+  fabric/;
+- new, next: `Sequencer.begin`, `Takeover.begin`, `Rounds._write` (sequencer/leader/), by EpochTable, PredecessorState,
+  Lane and brokers' rings themselves; the store is two numbers, as in placement/epochs.py;
 - broker: fabric/leader.py and the relay of broker/write themselves; reader: the loads of broker/read, by LeaderView.
 """
 
@@ -40,9 +41,9 @@ from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.fabric.ring import RingReader, RingWriter, create_ring
 from embarcadero.invariants import invariant
 from embarcadero.sequencer.leader.brokers import BrokerIncarnations, PendingSource
-from embarcadero.sequencer.leader.takeover import Foreseen, Legacy, read_lane
+from embarcadero.sequencer.leader.takeover import PredecessorState, Prefetched, read_lane
 from embarcadero.sequencer.order.batches import LaneOrder, OpenedFacts, open_entry, order_line, result_line
-from embarcadero.sequencer.order.lane import Lane
+from embarcadero.sequencer.order.lane import Lane, LedEpoch
 from embarcadero.sequencer.order.sessions import ReorderBuffer, SessionTable, create_reorder_region
 from embarcadero.types import EntryKind, Member, Topic
 from embarcadero_proof.bugs.table import is_injected
@@ -149,7 +150,7 @@ def _reign(fabric: Fabric, rounds: int, begins: Callable[[int], None] = lambda _
 
 
 def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) -> Play:
-    """Take over from whoever reigns; order what is left, beginning with broker `turn`.
+    """Take over from the leader; order what is left, beginning with broker `turn`.
 
     `foresees`: it has read and re-issued what it could before its line is open.
     """
@@ -164,21 +165,22 @@ def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) ->
         if not is_injected("epoch-opened-late"):
             table.open(epoch)
         earlier = stage.call("started epoch")
-        legacy = Legacy(stage, earlier, MEMBERS, foreseen=early.foreseen if early else None)
+        state = PredecessorState(stage, earlier, MEMBERS, prefetched=early.prefetched if early else None)
         create_reorder_region(stage, f"epoch-{epoch}/held", 1)
         if early is not None:
-            lane = early.go_on(stage, legacy)
+            lane = early.go_on(stage, state)
         else:
-            found = legacy.lane(TOPIC, SIZES, held, 0)
+            found = state.lane(TOPIC, SIZES, held, 0)
             order, entries = found if found is not None else (LaneOrder(TOPIC, SessionTable(1), held), None)
-            stage.remembers(epoch, earlier, *_found(legacy, entries))
-            lane = Lane(ENV, stage, epoch, order, SIZES, frontiers)
+            stage.remembers(epoch, earlier, *_found(state, entries))
+            lane = Lane(LedEpoch(ENV, stage, epoch, SIZES, frontiers), order)
             if entries is not None:
                 lane.inherit(entries, 0)
-        brokers = BrokerIncarnations(ENV, stage, None, epoch, SIZES, frontiers)  # type: ignore[arg-type]
+        led = LedEpoch(ENV, stage, epoch, SIZES, frontiers)
+        brokers = BrokerIncarnations(led, None)  # type: ignore[arg-type]
         for member in MEMBERS:
-            source = brokers.sources[member.handle] = PendingSource(ENV, stage, epoch, member, SIZES, frontiers)
-            source.inherit(legacy.brokers[member.handle])
+            source = brokers.sources[member.handle] = PendingSource(led, member)
+            source.inherit(state.brokers[member.handle])
         if is_injected("epoch-opened-late"):
             table.open(epoch)
         if not stage.call("start epoch", epoch):
@@ -192,31 +194,31 @@ def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) ->
 
 
 class _Early:
-    """state.py `_foresee` and `_go_on_with`, for one lane that is never lapped."""
+    """`Takeover.prefetch` and `_go_on_with`, for one lane that is never lapped."""
 
     def __init__(self, stage: Stage, epoch: int, held: ReorderBuffer, frontiers: Any) -> None:
         self.epoch, earlier = epoch, stage.call("started epoch")
-        self.foreseen = Foreseen(stage, earlier, MEMBERS)
+        self.prefetched = Prefetched(stage, earlier, MEMBERS)
         order, self.entries = read_lane(stage, earlier, TOPIC, SIZES, held, 0)
-        self.lane = Lane(ENV, stage, epoch, order, SIZES, frontiers)
+        self.lane = Lane(LedEpoch(ENV, stage, epoch, SIZES, frontiers), order)
         self.lane.inherit(self.entries, 0)
 
-    def go_on(self, stage: Stage, legacy: Legacy) -> Lane:
-        rest = legacy.rest(self.lane.order, 0)
+    def go_on(self, stage: Stage, state: PredecessorState) -> Lane:
+        rest = state.rest(self.lane.order, 0)
         invariant(rest is not None, "nobody laps it")
-        stage.remembers(self.epoch, self.entries.tobytes(), *_found(legacy, rest))
+        stage.remembers(self.epoch, self.entries.tobytes(), *_found(state, rest))
         self.lane.inherit_more(cast(Entries, rest))
         return self.lane
 
 
-def _found(legacy: Legacy, entries: Any) -> tuple[Any, ...]:
+def _found(state: PredecessorState, entries: Any) -> tuple[Any, ...]:
     """All that a takeover goes on with."""
-    of = [(b.start, b.settled.tobytes(), b.answers.tobytes()) for b in legacy.brokers.values()]
-    return tuple(of), legacy.waiting.tobytes(), None if entries is None else entries.tobytes()
+    of = [(b.start, b.settled.tobytes(), b.answers.tobytes()) for b in state.brokers.values()]
+    return tuple(of), state.waiting.tobytes(), None if entries is None else entries.tobytes()
 
 
 def _round(stage: Stage, lane: Lane, brokers: BrokerIncarnations, turn: int) -> None:
-    """state.py `_round` and `_write`."""
+    """`Rounds.next` and `_write`."""
     offers = [(source, source.offer(SIZES.order_slots, 0)) for source in brokers.in_turn(turn)]
     parts = [source.take(count, 8)[0] for source, count in offers if count]
     if parts:

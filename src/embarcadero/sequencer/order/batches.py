@@ -122,30 +122,40 @@ class _Step:
         self.extra = np.concatenate([self.extra, np.zeros(count, dtype=np.uint64)])
 
 
+class LaneTerms(NamedTuple):
+    """What a leader lets the orders of its lanes use."""
+
+    free_slots: Callable[[int], None] = lambda _count: None
+    """Asked when that many slots of the reorder buffer are needed and not free; may fence sessions of any lane."""
+    journal: Journal = SilentJournal()
+    peer_share: float = 1.0  # of a table, for the sessions of one address
+    departed_timeout_ms: int = GAP_TIMEOUT_DEPARTED_MS  # how long a gap may stay once its session's connection is gone
+
+
 class LaneOrder:
     """The order of one lane: its sessions and counters."""
 
     def __init__(self, topic: Topic, table: SessionTable, buffer: ReorderBuffer) -> None:
         self.table, self.buffer = table, buffer
         self.all_strong = topic.order == Order.STRONG  # the topic takes no weak sessions
-        self.peer_share = 1.0  # of the table, for the sessions of one address
         self.next_index = self.next_seq = self.append_us = 0
         self.due_us = NEVER  # no gap times out before
         self.idle_due_us = NEVER  # no session expires before
         self.out = Decisions()
         self.counters = LaneCounters()
-        self.journal: Journal = SilentJournal()
-        self.make_room: Callable[[int], None] = lambda _count: None
-        """Asked when that many held slots are needed and not free; may fence sessions, here and in other lanes."""
+        self.terms = LaneTerms()
         self.reserve: Callable[[int], None] = lambda _count: None
-        """Told before that many order entries are decided, at a moment when sessions and decisions agree."""
-        self._departed_ms = GAP_TIMEOUT_DEPARTED_MS
+        """Called before that many order entries are decided, at a moment when sessions and decisions agree."""
         self._follow(topic)
 
-    def set_departed_timeout(self, timeout_ms: int) -> None:
-        """How long a gap may stay once its session's connection is gone; also for the topic as it is altered later."""
-        self._departed_ms = timeout_ms
+    def begin(self, terms: LaneTerms, reserve: Callable[[int], None]) -> None:
+        """A lane of a leader is ordered from here on."""
+        self.terms, self.reserve = terms, reserve
         self._follow(self.topic)
+
+    def end(self) -> None:
+        """Let go of the lane and its leader: memory that is in a cycle waits for the garbage collector."""
+        self.terms, self.reserve = LaneTerms(), lambda _count: None
 
     def alter(self, topic: Topic) -> None:
         """The topic was altered: what waits is judged by its new times from the next round on."""
@@ -170,7 +180,7 @@ class LaneOrder:
         self.topic = topic
         self.skips = topic.on_gap == OnGap.SKIP
         self.gap_timeout_us = topic.gap_timeout_ms * 1000
-        self.departed_timeout_us = min(self.gap_timeout_us, self._departed_ms * 1000)
+        self.departed_timeout_us = min(self.gap_timeout_us, self.terms.departed_timeout_ms * 1000)
 
     # --- the step -----------------------------------------------------------------------------------------------------
     def order(self, entries: Entries, now_us: int) -> None:
@@ -366,7 +376,7 @@ class LaneOrder:
         table = self.table
         if len(waiting) > self.buffer.free:
             table.windows.clear(step.slots[waiting])  # those that can not wait have claimed their slots too
-            self.make_room(len(waiting))
+            self.terms.free_slots(len(waiting))
             waiting = waiting[table.live.take(step.rows[waiting]) == step.sessions[waiting]][: self.buffer.free]
         rows = step.rows[waiting]
         buffered = self.buffer.hold(pick(step.entries, waiting))
@@ -620,4 +630,4 @@ class LaneCounters:
         self.cascades = Histogram(COUNTS)  # waiting batches that one round released
         self.checkpoints = self.checkpoint_us = self.checkpoint_sessions = 0  # how many; the last one's duration, rows
         self.checkpoint_at_us = 0
-        self.roomless = 0  # entries refused because the lane's ring, or what is reserved for it, was full
+        self.refused = 0  # entries refused because the lane's ring, or what is reserved for it, was full

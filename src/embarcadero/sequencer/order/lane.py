@@ -16,8 +16,8 @@ them. Every change of the table is an entry in the log, so that a replay of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from embarcadero.fabric.ring import RingReader, create_ring
 from embarcadero.limits import ABANDONED_S, CHECKPOINT_S, EXPIRED_PER_ROUND_MAX, FENCED_KEPT_S, RECORDS_PER_BATCH_MAX
 from embarcadero.sequencer.order.batches import (
     LaneOrder,
+    LaneTerms,
     OpenedFacts,
     control_entry,
     open_entry,
@@ -51,7 +52,7 @@ from embarcadero.sequencer.order.batches import (
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter
 from embarcadero.sequencer.order.sessions import FENCED, I64, NEVER, OPEN, TAKEN, Flags, W
 from embarcadero.steps import Step
-from embarcadero.types import BATCH_KIND, NO_SESSION, EntryKind, Order, Outcome
+from embarcadero.types import BATCH_KIND, NO_SESSION, EntryKind, LanePosition, Order, Outcome
 
 _CHECKPOINT_US: Final = int(CHECKPOINT_S * 1_000_000)
 _KEPT_US: Final = FENCED_KEPT_S * 1_000_000
@@ -120,7 +121,7 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     elif holder != NO_SESSION:
         earlier, taken = table.row_of(holder), True
     handle, peer = table.free_handle(), int(entry["size"][0])
-    shared = earlier is None and table.has_its_share(peer, lane.peer_share)
+    shared = earlier is None and table.has_its_share(peer, lane.terms.peer_share)
     crowded = shared or table.used >= table.sessions_max
     stay = [one for one in (row, earlier) if one is not None]
     victim = _victim(lane, stay, peer * shared, now_us) if crowded else None
@@ -213,7 +214,7 @@ def fence(lane: LaneOrder, row: int, now_us: int, why: str) -> None:
     table = lane.table
     lane.counters.fenced[why] += 1
     if why != "moved":  # that is how some sessions live
-        lane.journal.note(
+        lane.terms.journal.note(
             "session fenced",
             topic=lane.topic.name,
             session=int(table.handle[row]),
@@ -311,20 +312,20 @@ def _end_sessions(lane: LaneOrder, now_us: int, most: int) -> int:
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
-class Room:
+class LaneCapacity:
     """The bounds of one lane. `stop_index` and `stop_seq` are where its batches have to stop, as far as is known."""
 
     def __init__(self, slots: int, round_entries: int, find_durable: Callable[[], int]) -> None:
         self._lap, self._find = slots - round_entries, find_durable
         self._spare = min(_SPARE_MAX, round_entries // 2)  # less than a round: what waits always leaves room for some
         self.durable = 0
-        self.ceiling = (0, 0)
+        self.ceiling = LanePosition(0, 0)
         self.stop_index = self.stop_seq = 0
         self.refresh()
 
-    def raise_to(self, index: int, seq: int) -> None:
+    def raise_to(self, ceiling: LanePosition) -> None:
         """The store has reserved positions up to here."""
-        self.ceiling = (index, seq)
+        self.ceiling = ceiling
         self._bound()
 
     def refresh(self) -> None:
@@ -338,7 +339,7 @@ class Room:
         self.stop_index, self.stop_seq = self._stop - self._spare, seq
 
     def controls(self, next_index: int) -> int:
-        """For how many more entries of any kind there is room."""
+        """For how many more entries of any kind there is capacity."""
         if next_index + CONTROL_ENTRIES > self._stop:
             self.refresh()
         return max(0, self._stop - next_index)
@@ -390,30 +391,53 @@ def valid_suffix(ring: RingReader, start: int, end: int) -> Entries:
     return entries[bad[-1] + 1 :] if len(bad) else entries
 
 
+class LedEpoch(NamedTuple):
+    """An epoch that this process leads: where it writes, and by which sizes."""
+
+    env: Env
+    fabric: Fabric
+    number: int
+    sizes: FabricSizes
+    frontiers: Region
+
+
 class Lane:
     """The one writer of a lane in its epoch."""
 
-    def __init__(
-        self, env: Env, fabric: Fabric, epoch: int, order: LaneOrder, sizes: FabricSizes, frontiers: Region
-    ) -> None:
-        lane, self._steps, self._clock = order.topic.lane, env.steps, env.clock
-        self.order, self.regions = order, (order_region(epoch, lane), checkpoint_region(epoch, lane))
+    def __init__(self, epoch: LedEpoch, order: LaneOrder, terms: LaneTerms | None = None) -> None:
+        lane, sizes, fabric = order.topic.lane, epoch.sizes, epoch.fabric
+        self._steps, self._clock = epoch.env.steps, epoch.env.clock
+        self.order, self.regions = order, (order_region(epoch.number, lane), checkpoint_region(epoch.number, lane))
         self._round_entries = sizes.round_entries
-        self._ring = create_ring(fabric, self.regions[0], RegionKind.ORDER, ORDER, sizes.order_slots, owner=epoch)
-        self._checkpoint = CheckpointWriter(fabric, self.regions[1], order.table.capacity, env.steps)
-        self._frontiers, self._line = frontiers, frontier_offset(SequencerLine.LANES + lane)
-        self._words = frontiers.data[self._line : self._line + 16].view(np.uint64)
+        self._ring = create_ring(
+            fabric, self.regions[0], RegionKind.ORDER, ORDER, sizes.order_slots, owner=epoch.number
+        )
+        self._checkpoint = CheckpointWriter(fabric, self.regions[1], order.table.capacity, self._steps)
+        self._frontiers, self._line = epoch.frontiers, frontier_offset(SequencerLine.LANES + lane)
+        self._words = self._frontiers.data[self._line : self._line + 16].view(np.uint64)
         self._now_us = 0
         self._unpublished = False
-        self.room: Room | None = None  # bounds, if the lane has replicas
-        self.bells: tuple[str, ...] = ()  # whom to wake when it grows
-        self.first_bells: tuple[str, ...] = ()  # whom to wake when it grows by a batch that came alone
-        self.unfenced: list[int] = []  # rows of sessions that a restart ended: first of all the log has to say so
-        order.reserve = self._reserve
+        self.capacity: LaneCapacity | None = None  # bounds, if the lane has replicas
+        self.bells: tuple[str, ...] = ()  # of replicas to wake when it grows
+        self.first_bells: tuple[str, ...] = ()  # of replicas to wake when it grows by a batch that came alone
+        self._unreported: list[int] = []  # rows of sessions that a restart ended: first of all the log has to say so
+        order.begin(terms or LaneTerms(), self._reserve)
 
     def close(self) -> None:
-        """Let go of the order: each names the other, and memory that is in a cycle waits for the garbage collector."""
-        self.order.reserve = self.order.make_room = lambda _count: None
+        """Let go of the order: each names the other."""
+        self.order.end()
+
+    def limit(self, find_durable: Callable[[], int]) -> None:
+        """The lane has replicas: order no further than what they have made durable allows."""
+        self.capacity = LaneCapacity(self.slots, self._round_entries, find_durable)
+
+    def wake(self, replicas: Sequence[str], first: Sequence[str]) -> None:
+        """Wake these replicas when the lane grows; only the first ones for a batch that came alone."""
+        self.bells, self.first_bells = tuple(replicas), tuple(first)
+
+    def report_fences(self, rows: list[int]) -> None:
+        """A restart fenced these sessions: before anything else is ordered, the log says so."""
+        self._unreported = rows
 
     def inherit(self, entries: Entries, now_us: int) -> None:
         """Re-issue what an earlier epoch ordered, unchanged, as far as readers may still ask for it."""
@@ -440,7 +464,7 @@ class Lane:
     def decide(self, entries: Entries, now_us: int, wall_us: int) -> None:
         """Order batches and carry out requests. A request does not overtake earlier batches of its session."""
         self._begin(now_us, wall_us)
-        if self.room is not None and not len(entries := self._admit(self.room, entries)):
+        if self.capacity is not None and not len(entries := self._admit(self.capacity, entries)):
             return
         is_batch = entries["kind"] == BATCH_KIND
         if every(is_batch):
@@ -460,48 +484,51 @@ class Lane:
 
     def decide_one(self, pending: Line, origin: int, now_us: int, wall_us: int) -> tuple[int, int] | None:
         """Order, write and flush a batch that is alone in its round. None: nothing was done, it needs `decide`."""
-        room, order = self.room, self.order
-        if room is not None:
-            if order.next_index >= room.stop_index or order.next_seq + (pending[5] & 0xFFFF_FFFF) > room.stop_seq:
+        capacity, order = self.capacity, self.order
+        if capacity is not None:
+            if (
+                order.next_index >= capacity.stop_index
+                or order.next_seq + (pending[5] & 0xFFFF_FFFF) > capacity.stop_seq
+            ):
                 return None
-            if self.unfenced:
+            if self._unreported:
                 return None
         self._begin(now_us, wall_us)
-        if (place := order_one(self.order, pending, now_us)) is not None:
-            self._ring.write_line(order_line(pending, origin, *place, self.order.append_us), self.free_below)
+        if (position := order_one(self.order, pending, now_us)) is not None:
+            self._ring.write_line(order_line(pending, origin, *position, self.order.append_us), self.free_below)
             if self._ring.next > self._ring.slots:
                 self._steps.at(Step.SLOT_REUSED)
-        return place
+        return position
 
-    def _admit(self, room: Room, entries: Entries) -> Entries:
-        """What there is room for, and what needs none; the rest is answered.
+    def _admit(self, capacity: LaneCapacity, entries: Entries) -> Entries:
+        """What there is capacity for, and what needs none; the rest is answered.
 
         A batch that our predecessor ordered and did not answer is not refused: its broker would free the payload.
         """
         order, waiting = self.order, self.order.table.waiting.total
-        if self.unfenced:
+        if self._unreported:
             order.out.answer_all(entries, Outcome.BACKPRESSURE)
             return entries[:0]
         records = waiting * RECORDS_PER_BATCH_MAX
-        if order.next_seq + records > room.stop_seq:
+        if order.next_seq + records > capacity.stop_seq:
             records = int(order.buffer.entries["count"][order.buffer.of_lane(order.topic.lane)].sum(dtype=np.uint64))
-        if room.admits(order.next_index, order.next_seq, entries, waiting, records):
+        if capacity.admits(order.next_index, order.next_seq, entries, waiting, records):
             return entries
-        admitted = room.admitted(order.next_index, order.next_seq, entries, waiting, records)
+        admitted = capacity.admitted(order.next_index, order.next_seq, entries, waiting, records)
         admitted |= order.ordered_before(entries)
-        order.counters.roomless += len(entries) - int(np.count_nonzero(admitted))
+        order.counters.refused += len(entries) - int(np.count_nonzero(admitted))
         order.out.answer_all(pick(entries, ~admitted), Outcome.BACKPRESSURE)
         return pick(entries, admitted)
 
     def expire(self, now_us: int, wall_us: int) -> int:
         """End gaps and sessions whose time is over. Returns how many."""
-        if self.unfenced:
-            return self._tell_fences(now_us, wall_us)
+        if self._unreported:
+            return self._append_fences(now_us, wall_us)
         if now_us < self.due_us:
             return 0
         most = EXPIRED_PER_ROUND_MAX
-        if self.room is not None:
-            most = min(most, (self.room.controls(self.order.next_index) - self.order.table.waiting.total) // 2)
+        if self.capacity is not None:
+            most = min(most, (self.capacity.controls(self.order.next_index) - self.order.table.waiting.total) // 2)
         if most <= 0:
             return 0
         self._begin(now_us, wall_us)
@@ -510,27 +537,27 @@ class Lane:
     @property
     def due_us(self) -> int:
         """When time has something to do here, at the earliest."""
-        return NEVER if self.unfenced else min(self.order.due_us, self.order.idle_due_us)
+        return NEVER if self._unreported else min(self.order.due_us, self.order.idle_due_us)
 
     @property
     def can_fence(self) -> bool:
         """Whether a session's end can be told in the log now."""
-        return self.room is None or self.room.controls(self.order.next_index) > 0
+        return self.capacity is None or self.capacity.controls(self.order.next_index) > 0
 
-    def _tell_fences(self, now_us: int, wall_us: int) -> int:
-        """Let the log say that sessions ended with a restart, as far as there is room."""
-        count = len(self.unfenced)
-        if self.room is not None:
-            count = min(count, self.room.controls(self.order.next_index), self._round_entries)
+    def _append_fences(self, now_us: int, wall_us: int) -> int:
+        """Let the log say that sessions ended with a restart, as far as there is capacity."""
+        count = len(self._unreported)
+        if self.capacity is not None:
+            count = min(count, self.capacity.controls(self.order.next_index), self._round_entries)
         self._begin(now_us, wall_us)
         table = self.order.table
-        for row in self.unfenced[:count]:
+        for row in self._unreported[:count]:
             self.order.reserve(1)
             self.order.append_control(
                 control_entry(EntryKind.SESSION_FENCE, int(table.handle[row]), int(table.expected[row]))
             )
             self.order.counters.fenced["restart"] += 1
-        del self.unfenced[:count]
+        del self._unreported[:count]
         return count
 
     def _begin(self, now_us: int, wall_us: int) -> None:
@@ -541,7 +568,7 @@ class Lane:
     @property
     def free_below(self) -> int:
         """Slots of indices below it may be reused."""
-        return self._checkpoint.index if self.room is None else min(self._checkpoint.index, self.room.durable)
+        return self._checkpoint.index if self.capacity is None else min(self._checkpoint.index, self.capacity.durable)
 
     def seq_at(self, index: int) -> int | None:
         """The seq at which an index that is still in the ring begins; all was written. None when it is not there."""
