@@ -41,6 +41,10 @@ _NOT_REISSUED: Final = "        self._ring.next = self.order.next_index\n       
 _SEAL_HIGH: Final = "        end = lane_range.ordered()\n        lane_range.durable = max(lane_range.durable, end)\n"
 _LINES: Final = "        end = durable_through(lane_range.range_, self.lines.load(lane_range.range_))\n"
 _LINES_FIRST: Final = f"{_LINES}        self.publish("
+_SEAL_PLAINLY: Final = """\
+        if refs:
+            return recovery.directory.ranges.seal_and_open(*ended)
+        return recovery."""
 _SILENCE_COUNTS: Final = """\
             if table is not None and line is None and member.replica in {ref.replica for ref in range_.replicas}:
                 line = range_.start
@@ -166,7 +170,7 @@ BUGS: Final = (
         "P2",
         bias=LOSS,
         witnesses=(1,),
-        edits=(Edit(f"{_RECOVERY}._open_above", "seal_recovered(*where, self._saved)", "seal_and_open(*where)"),),
+        edits=(Edit(f"{_RECOVERY}._seal_recovered", "        return recovery.", _SEAL_PLAINLY),),
     ),
     Bug(
         "checkpoint-says-more",

@@ -556,7 +556,7 @@ class Upkeep:
         lanes.without_memory.clear()
         for number, topic in topics.items():
             if number in lanes.recovery.lanes:
-                lanes.recovery.lanes[number].topic = topic
+                lanes.recovery.lanes[number].follow(topic)
             elif number not in lanes.by_number:
                 lanes.add(topic)
             elif topic != lanes.by_number[number].order.topic:

@@ -133,7 +133,6 @@ class RangeKeeper:
         self._unsettled: dict[int, LaneRange] = {}  # lanes whose range may have to change
         self._look_us = self._members_us = 0
         self._lag_us = now_us + _LAG_US
-        self._good: set[ReplicaRef] = set()
         self._gone: set[ReplicaRef] = set()  # incarnations that the store lists no more and whose lines are still there
         self._changing: list[LaneRange] = []  # lanes whose replicas begin a range that could have waited
 
@@ -238,9 +237,7 @@ class RangeKeeper:
             self._gone |= self.replicas.update(self._directory.replicas.all())
             if self._gone:
                 self._remove_lines()
-        self.replicas.look(now_us)
-        if self.replicas.good != self._good:
-            self._good = self.replicas.good
+        if self.replicas.look(now_us):
             self._unsettled = dict(self.lanes)
 
     def _remove_lines(self) -> None:
@@ -555,12 +552,13 @@ class Replicas:
         self._pulses.keep(listed)
         return gone
 
-    def look(self, now_us: int) -> None:
-        """Look at the heartbeat and the health of all replicas."""
-        self._now_us = now_us
+    def look(self, now_us: int) -> bool:
+        """Look at the heartbeat and the health of all replicas. True if others can be relied on than before."""
+        self._now_us, before = now_us, self.good
         found = {member.ref: self._problem(member) for member in self.members}
         self.good = {ref for ref, problem in found.items() if not problem}
         self.why = {ref: problem for ref, problem in found.items() if problem}
+        return self.good != before
 
     def problem(self, ref: ReplicaRef) -> str:
         """What is wrong with one incarnation; empty when nothing is."""

@@ -71,6 +71,30 @@ class Stage(Enum):
     DONE = auto()
 
 
+class Ending(Enum):
+    """How the last range of a lane was found, and so what the store records once the lane is read."""
+
+    OPEN = auto()  # memory was lost: it is sealed, and the next range opens above the ceiling
+    SEALED = auto()  # the stop was clean: the lane goes on where it ended
+    BEGUN = auto()  # it was opened in this run, by a leader that is gone: it stays open
+
+
+class CopyProgress(NamedTuple):
+    """How far the copies of a range are, all together, and since when."""
+
+    total: int
+    since_us: int
+
+
+class FoundLane(NamedTuple):
+    """What was read of a lane."""
+
+    end_seq: int
+    order: LaneOrder | None  # with its sessions; of a lane that sequencers order
+    snapshot: LaneSnapshot | None  # if a mirror has it
+    saved: MirroredEnd | None = None  # where the order ended, if the mirror is not behind the disks
+
+
 class Recovered(NamedTuple):
     """A lane that is ready to begin: its open range, its sessions, and rows of those that were fenced just now."""
 
@@ -86,31 +110,38 @@ class LaneRecovery:
         self, recovery: Recovery, topic: Topic, ranges: list[Range], broker_lane: TopicLane | None, now_us: int
     ) -> None:
         self._recovery, self.topic, self._broker_lane, self._began_us = recovery, topic, broker_lane, now_us
-        self._ranges, self.range_ = ranges, ranges[-1]
-        self.stage = Stage.COLLECT
+        self._ranges = ranges
+        self.stage, self._ending = Stage.COLLECT, Ending.OPEN
         self._end = self.range_.start
-        self._seal = self._open_above  # what the store is told once all is read
         self._lost = True  # whether something may be lost: then sessions are fenced
         self._enough_us: int | None = None
-        self._copied, self._copied_us = 0, now_us  # how far copies are, and since when
+        self._needed = 0  # how many copies have to go up to the end
+        self._copied = CopyProgress(0, now_us)
         self._retry_us = 0
         self._failure: Exception | None = None
         self._reported: set[str] = set()
-        self._restored: LaneOrder | None = None
+        self._found = FoundLane(0, None, None)
         self._fenced: list[int] | None = None
-        self._end_seq = self._needed = 0
-        self._saved: MirroredEnd | None = None  # where the order ended, if a mirror told
         self.opened: Range | None = None
         if self.range_.end is not None:
-            self._end, self._lost, self._seal = self.range_.end, False, self._open_there
-            self.stage = Stage.READ
+            self._end, self._lost = self.range_.end, False
+            self.stage, self._ending = Stage.READ, Ending.SEALED
         elif recovery.opened_in_this_run(self.range_) and broker_lane is None:
             if self.range_.start == 0:
                 self._begin_fresh()
                 return
             before = ranges[-2].end if len(ranges) > 1 else None
-            self._lost, self._seal = before != self.range_.start, self._keep_open
-            self.stage = Stage.READ
+            self._lost = before != self.range_.start
+            self.stage, self._ending = Stage.READ, Ending.BEGUN
+
+    @property
+    def range_(self) -> Range:
+        """The last range of the lane, as it was found."""
+        return self._ranges[-1]
+
+    def follow(self, topic: Topic) -> None:
+        """The store has news about the lane's topic."""
+        self.topic = topic
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def step(self, now_us: int) -> None:
@@ -177,7 +208,7 @@ class LaneRecovery:
             return
         self._end = max(replies.values(), default=range_.start)
         self._needed = min(range_.durable_on, len(replies)) if accepted else range_.durable_on
-        self._copied_us = now_us
+        self._copied = self._copied._replace(since_us=now_us)
         self._ask_for_copies()
         self.stage = Stage.COPY
 
@@ -191,21 +222,21 @@ class LaneRecovery:
         """Wait until enough disks have everything up to the end."""
         copies = self._copies()
         there = [line for line in copies if line >= self._end]
-        if sum(copies) != self._copied:
-            self._copied, self._copied_us = sum(copies), now_us
+        if sum(copies) != self._copied.total:
+            self._copied = CopyProgress(sum(copies), now_us)
         if len(there) >= self._needed or self._end == self.range_.start:  # of nothing there need be no copies
             self.stage = Stage.READ
         elif not there:
-            self.stage, self._enough_us = Stage.COLLECT, None  # the one that had it all is gone again
+            self.stage, self._enough_us = Stage.COLLECT, None  # the replica that had it all is gone again
         elif now_us - (self._enough_us or 0) > 5 * _REPLIES_US:
             self._report_once("lane waits for copies", end=self._end, have=len(there), needed=self._needed, do=_DO)
             if self._recovery.directory.ranges.loss_accepted(self.range_.lane):
                 self.stage = Stage.READ
-            elif now_us - self._copied_us > _STUCK_US:
+            elif now_us - self._copied.since_us > _STUCK_US:
                 self._settle_for_less(copies)
 
     def _settle_for_less(self, copies: list[int]) -> None:
-        """Nobody can copy what only a damaged disk has: give up what was surely never durable.
+        """No replica can copy what only a damaged disk has: give up what was surely never durable.
 
         Disks that do not answer may have all of it, so each of them stands for one of those that made it durable.
         """
@@ -225,39 +256,38 @@ class LaneRecovery:
         """Have a worker read what is on disk."""
         self.stage = Stage.READING
         source, range_, end, recovery = self._recovery.source, self.range_, self._end, self._recovery
-        ranges, asks_mirror = [*self._ranges[:-1], range_], range_.end is None and self._seal == self._open_above
+        ranges, asks_mirror = self._ranges, self._ending is Ending.OPEN
 
-        def job() -> tuple[int, LaneOrder | None, LaneSnapshot | None]:
+        def job() -> FoundLane:
             snapshot = snapshot_of(recovery.snapshot, ranges, self._broker_lane) if asks_mirror else None
             if self._broker_lane is not None:
-                return seq_at_end(source, range_, end), None, snapshot
-            restored = restore_lane(
-                source, self.topic, ranges, end, recovery.maker.sessions, recovery.maker.buffer, now_us
-            )
-            return seq_at_end(source, range_, end), restored, snapshot
+                return FoundLane(seq_at_end(source, range_, end), None, snapshot)
+            maker = recovery.maker
+            restored = restore_lane(source, self.topic, ranges, end, maker.sessions, maker.buffer, now_us)
+            return FoundLane(seq_at_end(source, range_, end), restored, snapshot)
 
-        def done(result: tuple[int, LaneOrder | None, LaneSnapshot | None] | Exception) -> None:
-            if isinstance(result, Exception):
-                if not isinstance(result, EmbarcaderoError):
-                    self._failure = result
+        def done(found: FoundLane | Exception) -> None:
+            if isinstance(found, Exception):
+                if not isinstance(found, EmbarcaderoError):
+                    self._failure = found
                     return
-                self._report_once("lane can't be read", reason=result.message, do=result.hint)
+                self._report_once("lane can't be read", reason=found.message, do=found.hint)
                 self._retry_us, self.stage = now_us + _RETRY_US, Stage.READ
                 return
-            self._end_seq, self._restored, snapshot = result
-            if snapshot is not None:
-                self._compare(snapshot)
+            self._found = found._replace(snapshot=None)
+            if found.snapshot is not None:
+                self._compare(found.snapshot)
             self.stage = Stage.SEAL
 
         recovery.env.workers.run(job, done)
 
     def _compare(self, snapshot: LaneSnapshot) -> None:
         """Reconcile the mirror's end with the disks. A mirror that is behind the disks is ignored."""
-        if snapshot.end < self._end or snapshot.end_seq < self._end_seq:
+        if snapshot.end < self._end or snapshot.end_seq < self._found.end_seq:
             self._report_once("mirror has less than disks", mirror=snapshot.end, end=self._end)
             return
         batches, records = snapshot.lost_above(self._end)
-        self._saved = MirroredEnd(
+        saved = MirroredEnd(
             lane=self.range_.lane,
             index=snapshot.end,
             seq=snapshot.end_seq,
@@ -265,8 +295,9 @@ class LaneRecovery:
             batches=batches,
             records=records,
         )
+        self._found = self._found._replace(saved=saved)
         self._lost = snapshot.end > self._end
-        if (order := self._restored) is not None:
+        if (order := self._found.order) is not None:
             order.not_before(snapshot.append_us)
             order.table.count_on(snapshot.next_handle)
 
@@ -274,15 +305,12 @@ class LaneRecovery:
         """Let the store have the end of the last range and the start of the next."""
         self._retry_us = now_us + _SOON_US  # if it refuses, or there are too few replicas
         if self._broker_lane is not None:
-            sealed = self._recovery.directory.ranges.seal_recovered(
-                self.range_.lane, self.range_.number, self._end, self._end_seq, [], self._recovery.epoch, self._saved
-            )
-            if sealed is None:
+            if self._seal_recovered([]) is None:
                 return
             self._recovery.keeper.publish(self.range_.lane, 0, closing=False)
             self.stage = Stage.DONE
         else:
-            self.opened = self._seal(now_us)
+            self.opened = self.range_ if self._ending is Ending.BEGUN else self._open_next(now_us)
             if self.opened is None:
                 return
             self.stage = Stage.BEGIN
@@ -300,45 +328,35 @@ class LaneRecovery:
 
     def _begin(self, now_us: int) -> None:
         """Hand the lane over; there may be no memory for it yet."""
-        opened, restored = self.opened, self._restored
+        recovery, opened = self._recovery, self.opened
         if opened is None:
             return
-        order = restored if restored is not None else self._recovery.maker.new_order(self.topic)
-        if self._fenced is None:
-            handles = (
-                self._recovery.directory.ranges.handle_ceiling(opened.lane) if self._lost else 0
-            )  # first: the store may fail
-            self._fenced = fence_all(order, now_us) if self._lost else []
-            if self._lost:
-                order.table.pass_over(handles)
+        order = self._found.order or recovery.maker.new_order(self.topic)
+        if self._fenced is None and self._lost:
+            handles = recovery.directory.ranges.handle_ceiling(opened.lane)  # first: the store may fail
+            self._fenced = fence_all(order, now_us)
+            order.table.pass_over(handles)
         order.resume(LanePosition(opened.start, opened.start_seq), order.append_us)
-        if self._recovery.maker.begin_recovered(Recovered(opened, order, self._fenced)):
+        if recovery.maker.begin_recovered(Recovered(opened, order, self._fenced or [])):
             self.stage = Stage.DONE
-            self._recovery.env.steps.at(Step.RECOVERY_BEGUN)
+            recovery.env.steps.at(Step.RECOVERY_BEGUN)
         else:
             self._retry_us = now_us + _RETRY_US
 
-    # --- what the store is told ---------------------------------------------------------------------------------------
-    def _open_above(self, now_us: int) -> Range | None:
-        """Memory was lost: seal, and go on above the ceiling."""
-        directory, range_ = self._recovery.directory, self.range_
-        refs = self._refs(now_us)
+    # --- what the store records ---------------------------------------------------------------------------------------
+    def _open_next(self, now_us: int) -> Range | None:
+        """Go on above the ceiling if memory was lost, and where the lane ended if the stop was clean."""
+        refs, recovery = self._refs(now_us), self._recovery
         if refs is None:
             return None
-        where = range_.lane, range_.number, self._end, self._end_seq, refs, self._recovery.epoch
-        return directory.ranges.seal_recovered(*where, self._saved)
+        if self._ending is Ending.SEALED:
+            return recovery.directory.ranges.reopen(self.range_.lane, refs, recovery.epoch)
+        return self._seal_recovered(refs)
 
-    def _open_there(self, now_us: int) -> Range | None:
-        """The stop was clean: go on where it was."""
-        refs = self._refs(now_us)
-        return (
-            None
-            if refs is None
-            else self._recovery.directory.ranges.reopen(self.range_.lane, refs, self._recovery.epoch)
-        )
-
-    def _keep_open(self, now_us: int) -> Range | None:  # noqa: ARG002 - as the other two
-        return self.range_
+    def _seal_recovered(self, refs: list[ReplicaRef]) -> Range | None:
+        range_, found, recovery = self.range_, self._found, self._recovery
+        ended = range_.lane, range_.number, self._end, found.end_seq, refs, recovery.epoch
+        return recovery.directory.ranges.seal_recovered(*ended, found.saved)
 
     def _refs(self, now_us: int) -> list[ReplicaRef] | None:
         """Replicas for the next range; those that have the last one first. None while more may come, or too few are."""
@@ -356,13 +374,13 @@ class LaneRecovery:
         """The topic is new: there is nothing to recover."""
         self.opened, self._lost, self.stage = self.range_, False, Stage.BEGIN
 
-    # --- telling ------------------------------------------------------------------------------------------------------
+    # --- reports ------------------------------------------------------------------------------------------------------
     def _report_missing(self, replies: dict[str, int], needed: int) -> None:
         missing = [ref.replica for ref in self.range_.replicas if ref.disk not in replies]
         self._report_once("lane waits for replicas", missing=missing, have=len(replies), needed=needed, do=_DO)
 
     def _mirror_facts(self) -> dict[str, object]:
-        saved = self._saved
+        saved = self._found.saved
         return {} if saved is None else {"ordered": saved.index, "batches_lost": saved.batches}
 
     def _report_once(self, event: str, **facts: object) -> None:
