@@ -17,6 +17,7 @@ from embarcadero.env import Clock
 from embarcadero.limits import HEARTBEAT_S, SILENT_S
 from embarcadero.replica.replica import Replica
 from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.order.batches import FenceReason
 from embarcadero.sequencer.order.lane import Lane
 from embarcadero.sequencer.order.sessions import FENCED, NEVER, OPEN
 from embarcadero.types import Outcome, Trouble, health_in_words
@@ -188,7 +189,7 @@ class WatchedSequencer:
         page.put("embarcadero_sessions_opened_total", counters.opened, topic=topic)
         page.put("embarcadero_sessions_closed_total", counters.closed, topic=topic)
         for why in ("gap", "overflow", "idle", "replaced", "restart"):
-            page.put("embarcadero_sessions_fenced_total", counters.fenced[why], topic=topic, why=why)
+            page.put("embarcadero_sessions_fenced_total", counters.fenced[FenceReason(why)], topic=topic, why=why)
         page.put("embarcadero_sequencer_hold_buffer_entries", table.waiting.total, topic=topic)
         oldest = table.waiting.oldest_us
         age_ms = 0 if oldest == NEVER else (now_us - oldest) // 1000

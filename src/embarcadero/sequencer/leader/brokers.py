@@ -1,17 +1,15 @@
-"""All broker incarnations that the sequencer knows: who is attached, who is closing, whose regions may go.
+"""All broker incarnations that the sequencer knows: it takes their entries, answers them, closes and cleans them up.
 
-One broker incarnation as the sequencer sees it: entries come from its pending ring, answers go to its results ring.
+`PendingSource` is one of them: entries come from its pending ring, answers go to its results ring. An entry is taken
+only when it can be answered: the results ring has a slot for everything of this broker that is taken and not yet read.
+A dead incarnation is closed: its frontiers line says so, the valid prefix of its ring is taken, whatever its frontier
+says, and it gets no answers.
 
-An entry is taken only when it can be answered: the results ring has a slot for everything of this broker that is taken
-and not yet read. A dead incarnation is closed: it is told so, the valid prefix of its ring is taken,
-whatever its frontier says, and it gets no answers.
-
-Lanes of brokers, as sequencers see them: where those of a dead one end, and their ranges. Topics of orders 0
-and 1 are written by brokers; sequencers only close their lanes, and look after their replicas.
-
-The incarnation was told that it is closing, flushed and fenced, before its lanes are read. What it acks afterwards it
-acks only after looking, so everything acked is in the valid contiguous entries that we find. The ends go to the store
-and are never computed again; an incarnation that wakes up later may write on, but no reader goes above the ends.
+Lanes of brokers. Topics of orders 0 and 1 are written by brokers; sequencers only close the lanes of dead ones, and
+look after their replicas. The line says "closing", flushed and fenced, before the lanes are read. What the incarnation
+acks afterwards it acks only after looking at that line, so everything acked is in the valid contiguous entries that we
+find. The ends go to the store and are never computed again; an incarnation that wakes up later may write on, but no
+reader goes above the ends.
 """
 
 from __future__ import annotations
@@ -278,9 +276,6 @@ def _runs(origins: npt.NDArray[np.uint16]) -> list[tuple[int, int, int]]:
     return [(int(origins[start]), start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
-_NONE: Final[Entries] = np.empty(0, dtype=PENDING)
-
-
 class ResultsRead:
     """How far a broker has read the answers of an epoch."""
 
@@ -432,7 +427,7 @@ class PendingSource:
 
     # --- closing ------------------------------------------------------------------------------------------------------
     def close(self, whole: bool) -> None:
-        """Tell the incarnation that it is over; a `whole` ring is still read to its valid end."""
+        """Publish that the incarnation is closing; a `whole` ring is still read to its valid end."""
         self._standing.restart(Standing.CLOSING)
         self._fabric.fence()
         self._steps.at(Step.CLOSING_SAID)
@@ -451,7 +446,7 @@ class PendingSource:
 
     @property
     def closing(self) -> bool:
-        """Whether it was told to close."""
+        """Whether it is closing."""
         return self._end is not None
 
     @property

@@ -53,7 +53,7 @@ from embarcadero.limits import DRAIN_CHECKPOINT_S_MAX, DRAIN_DURABLE_S_MAX, HEAR
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN, rested_us
 from embarcadero.sequencer.leader.brokers import BrokerIncarnations
-from embarcadero.sequencer.order.batches import Decisions, LaneOrder, LaneTerms
+from embarcadero.sequencer.order.batches import Decisions, FenceReason, LaneOrder, LaneTerms
 from embarcadero.sequencer.order.lane import Lane, LedEpoch, detach_broker, fence
 from embarcadero.sequencer.order.sessions import ReorderBuffer, SessionTable, Slots, create_reorder_region
 from embarcadero.sequencer.ranges.keeper import RangeKeeper, SequencerCounters
@@ -322,7 +322,7 @@ class LeaderLanes:
             if not waiting:
                 return
             oldest = min(waiting, key=lambda order: order.table.waiting.oldest_us)
-            fence(oldest, oldest.table.waiting.oldest(), self._leader.now_us, "overflow")
+            fence(oldest, oldest.table.waiting.oldest(), self._leader.now_us, FenceReason.OVERFLOW)
 
 
 # --- between rounds ---------------------------------------------------------------------------------------------------
@@ -368,11 +368,11 @@ class Sweeper:
             self._names = names
 
     def _left(self, names: list[str]) -> list[str]:
-        """Of these names those that are of no use. Who makes a region is in the store before it, so we ask after it."""
+        """Those of these names that are of no use. A role is in the store before its regions are made: we ask after."""
         members, replicas = self._directory.members.all(), self._directory.replicas.all()
         prefixes = {member.region_prefix for member in members} | {member.ref.region_prefix for member in replicas}
         left = [name for name in names if self._is_left(writer_of(name), prefixes)]
-        if any(is_replica(name) for name in left):  # lines that an open range names count, whoever is known
+        if any(is_replica(name) for name in left):  # lines that an open range names count, members or not
             open_ = [range_ for range_ in self._directory.ranges.all() if range_.open]
             named = {ref.region_prefix for range_ in open_ for ref in range_.replicas}
             left = [name for name in left if writer_of(name) not in named]

@@ -265,8 +265,8 @@ class Rounds:
         self._steps.at(Step.ROUND_READ_THROUGH)
         if lane.capacity is not None:
             self._lanes.ranges.grew(lane.order.topic.lane)
-        for who in lane.first_bells:
-            self._bell.ring(who)
+        for bell in lane.first_bells:
+            self._bell.ring(bell)
         # An ack that waits for one disk finds its broker prepared; for several, they need the processors more.
         rings = not line[7] & 0xFF or len(lane.first_bells) <= 1
         self._brokers.wake([source] if rings else [], grown=True)
@@ -327,8 +327,8 @@ class Rounds:
         for lane in lanes:
             if lane.capacity is not None:
                 self._lanes.ranges.grew(lane.order.topic.lane)
-        for who in dict.fromkeys(who for lane in lanes for who in lane.bells):  # in one order, whatever hashes are
-            self._bell.ring(who)
+        for bell in dict.fromkeys(bell for lane in lanes for bell in lane.bells):  # in one order, whatever hashes are
+            self._bell.ring(bell)
 
 
 def _depth(entries: Entries) -> int:

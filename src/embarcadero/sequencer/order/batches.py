@@ -15,24 +15,21 @@ Theory of operation. A step takes many batches at once and decides in four moves
 The window of a step begins at `expected` (strong) or `low` (weak) as they are when the step begins. Sessions share
 nothing but the positions that they are given: no session waits for another.
 
-A round that is one batch, in plain numbers.
+Rounds of one batch. A publisher that waits for each answer makes rounds of one entry, and for one entry plain numbers
+are several times quicker than arrays (`order_one`). Only the common case is decided so: the next batch of a strong
+session, or a batch that is new in the window of a weak session. For any other, nothing is changed, and the round goes
+the usual way.
 
-A publisher that waits for each answer makes rounds of one entry, and for one entry plain numbers are several times
-quicker than arrays. Only the common case is decided here: the next batch of a strong session, or a batch that is new in
-the window of a weak session. For any other, nothing is changed, and the round goes the usual way.
-
-What a lane decided in a round: order entries to append, and outcomes of pending entries.
-
-Entries are built by whole columns. Bytes 28 to 55 of a pending entry (session to flags) are bytes 32 to 59 of its order
-entry, so they move as one block.
-
-What a sequencer counts: plain numbers, touched once per round or per session request.
+`Decisions` has what a lane decided: order entries to append, and outcomes of pending entries. Entries are built by
+whole columns. Bytes 28 to 55 of a pending entry (session to flags) are bytes 32 to 59 of its order entry, so they move
+as one block.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -100,7 +97,7 @@ class _Step:
         self.sessions = entries["session"].astype(np.int64)
         self.rows = self.sessions & table.mask
         self.seqs = entries["session_seq"].astype(np.int64)
-        if int(self.seqs.view(np.uint64).max(initial=0)) > SESSION_SEQUENCE_MAX:  # nobody gets there honestly
+        if int(self.seqs.view(np.uint64).max(initial=0)) > SESSION_SEQUENCE_MAX:  # no publisher gets there
             self.seqs[self.seqs.view(np.uint64) > SESSION_SEQUENCE_MAX] = SESSION_SEQUENCE_MAX + 1
         self.slots = self.rows * W + (self.seqs & W_MASK)
         self.crcs = entries["crc"].astype(np.uint32)
@@ -202,7 +199,7 @@ class LaneOrder:
         self._answer(step)
 
     def ordered_before(self, entries: Entries) -> Flags:
-        """Which of these are batches that have a position already: whoever decides on them again needs none."""
+        """Which of these are batches that have a position already: to decide on them again takes none."""
         step, table = _Step(entries, self.table), self.table
         found: Flags = table.handle.take(step.rows) == step.sessions
         found &= table.windows.tag.take(step.slots) == step.seqs + 1
@@ -480,15 +477,15 @@ def order_one(lane: LaneOrder, line: Line, now_us: int) -> tuple[int, int] | Non
 
 def order_line(pending: Line, origin: int, index: int, seq: int, append_us: int) -> Line:
     """The order entry of a batch: the block that both kinds of entries share is four bytes further on."""
-    _, sequence, _, lane, place, extent, tags, _ = pending
+    _, sequence, _, lane, location, extent, tags, _ = pending
     tags = tags & ~0xFFFF | origin
     return [
         index,
         seq,
         sequence,
         append_us,
-        lane >> 32 | (place & _LOW) << 32,
-        place >> 32 | (extent & _LOW) << 32,
+        lane >> 32 | (location & _LOW) << 32,
+        location >> 32 | (extent & _LOW) << 32,
         extent >> 32 | (tags & _LOW) << 32,
         tags >> 32,
     ]
@@ -620,12 +617,24 @@ class Decisions:
         return taken
 
 
+class FenceReason(StrEnum):
+    """Why a session was fenced."""
+
+    GAP = "gap"
+    OVERFLOW = "overflow"
+    IDLE = "idle"
+    REPLACED = "replaced"
+    MOVED = "moved"
+    ABANDONED = "abandoned"
+    RESTART = "restart"
+
+
 class LaneCounters:
     """Counters of one lane."""
 
     def __init__(self) -> None:
         self.opened = self.closed = 0
-        self.fenced: Counter[str] = Counter()  # by reason: gap, overflow, idle, replaced, moved, restart
+        self.fenced: Counter[FenceReason] = Counter()
         self.gap_timeouts = self.skips = 0
         self.cascades = Histogram(COUNTS)  # waiting batches that one round released
         self.checkpoints = self.checkpoint_us = self.checkpoint_sessions = 0  # how many; the last one's duration, rows

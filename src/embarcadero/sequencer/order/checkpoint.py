@@ -12,7 +12,7 @@ order 2, strong in order 5.
     48 next_handle u64, 56 now_us u64                        40 active_us u64
     64 rows_crc u32, 68 capacity u32, 124 check u32          48 stored 32 bytes, 80 lost 32 bytes: a bit per slot
 
-From order entries back to the session table: what a takeover does with the entries after a checkpoint.
+`replay` applies order entries to the session table: what a takeover does with the entries after a checkpoint.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import RingReader, create_ring
 from embarcadero.limits import ABANDONED_S, CHECKPOINT_S, EXPIRED_PER_ROUND_MAX, FENCED_KEPT_S, RECORDS_PER_BATCH_MAX
 from embarcadero.sequencer.order.batches import (
+    FenceReason,
     LaneOrder,
     LaneTerms,
     OpenedFacts,
@@ -133,7 +134,7 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
         return
     at = int(entry["low"][0]) - 1  # -1: wherever it is
     if earlier is not None and table.state[earlier] == OPEN:
-        fence(lane, earlier, now_us, "replaced" if at < 0 else "moved")
+        fence(lane, earlier, now_us, FenceReason.REPLACED if at < 0 else FenceReason.MOVED)
     continued = int(table.handle[earlier]) if earlier is not None else None
     strong = lane.all_strong or bool(int(entry["flags"][0]) & OPEN_STRONG)
     if earlier is not None:
@@ -178,14 +179,15 @@ def _victim(lane: LaneOrder, but: list[int], peer: int, now_us: int) -> int | No
 
 
 def _make_way(lane: LaneOrder, outlived: list[int], victim: int | None, now_us: int) -> None:
-    """Forget what has to leave: those who were outlived, or one if the table is full. So nobody fills it by going on.
+    """Forget what has to leave: sessions that were outlived, or one if the table is full. Going on never fills it.
 
-    Who moves on in its name does not come back to where it was; and who continues a session knows of that one, so it
-    never asks for those before it. Two of them leave, since a request whose answer is lost makes one more.
+    A publisher that moves on in its name does not come back to where it was; and one that continues a session knows of
+    that one, so it never asks for those before it. Two of them leave, since a request whose answer is lost makes one
+    more.
     """
     for row in outlived[:2] or ([] if victim is None else [victim]):
         if lane.table.state[row] == OPEN:
-            fence(lane, row, now_us, "abandoned")
+            fence(lane, row, now_us, FenceReason.ABANDONED)
         _forget(lane, row)
 
 
@@ -209,16 +211,16 @@ def _forget(lane: LaneOrder, row: int) -> int:
     return index
 
 
-def fence(lane: LaneOrder, row: int, now_us: int, why: str) -> None:
-    """Nothing more of this session; what waits is refused, and its publisher told where to go on."""
+def fence(lane: LaneOrder, row: int, now_us: int, why: FenceReason) -> None:
+    """Order nothing more of this session; refuse what waits, with the sequence where its publisher goes on."""
     table = lane.table
     lane.counters.fenced[why] += 1
-    if why != "moved":  # that is how some sessions live
+    if why is not FenceReason.MOVED:  # that is how some sessions live
         lane.terms.journal.note(
             "session fenced",
             topic=lane.topic.name,
             session=int(table.handle[row]),
-            why=why,
+            why=why.value,
             expected=int(table.expected[row]),
             waiting=int(table.waiting.count[row]),
         )
@@ -276,7 +278,7 @@ def _end_gaps(lane: LaneOrder, now_us: int, most: int) -> int:
         _skip(lane, due, now_us)
     else:
         for row in due.tolist():
-            fence(lane, row, now_us, "gap")
+            fence(lane, row, now_us, FenceReason.GAP)
     return len(due)
 
 
@@ -307,7 +309,7 @@ def _end_sessions(lane: LaneOrder, now_us: int, most: int) -> int:
         if table.state[row] == FENCED:
             _forget(lane, row)
         else:
-            fence(lane, row, now_us, "idle")
+            fence(lane, row, now_us, FenceReason.IDLE)
     return len(due)
 
 
@@ -541,7 +543,7 @@ class Lane:
 
     @property
     def can_fence(self) -> bool:
-        """Whether a session's end can be told in the log now."""
+        """Whether a session's end can go to the log now."""
         return self.capacity is None or self.capacity.controls(self.order.next_index) > 0
 
     def _append_fences(self, now_us: int, wall_us: int) -> int:
@@ -556,7 +558,7 @@ class Lane:
             self.order.append_control(
                 control_entry(EntryKind.SESSION_FENCE, int(table.handle[row]), int(table.expected[row]))
             )
-            self.order.counters.fenced["restart"] += 1
+            self.order.counters.fenced[FenceReason.RESTART] += 1
         del self._unreported[:count]
         return count
 

@@ -17,7 +17,7 @@ A session that continues another inherits its kind and its window and counts on 
 one is fenced and remembers its successor, so that its holder can ask again when an answer was lost; TAKEN means that
 another publisher opened the name, and the earlier holder is out.
 
-Reading the columns is for everybody: ordering is arithmetic on them. Only the classes of this module write them.
+Ordering is arithmetic on the columns: other modules read them. Only the classes of this module write them.
 
 The reorder buffer has slots shared by all lanes, and a copy in the fabric. A slot is written before its pending slot is
 given free, and zeroed only after its outcome is flushed; so at any crash a waiting batch is in the pending ring, or
@@ -45,8 +45,8 @@ FREE, OPEN, FENCED = 0, 1, 2
 NEVER: Final = (1 << 63) - 1
 """A time that does not come."""
 
-NOBODY: Final = 1 << 32
-"""A handle that no session has."""
+NO_SESSION_HERE: Final = 1 << 32
+"""In a row: no session. No session has this handle."""
 
 TAKEN: Final = NO_SESSION - 1
 """As a successor: another publisher opened the session's name."""
@@ -237,8 +237,8 @@ class SessionTable:
         self.sessions_max = sessions
         self.mask = (1 << (sessions if rows is None else rows).bit_length()) - 1  # one row is always free
         count = self.capacity
-        self.handle: I64 = np.full(count, NOBODY, dtype=np.int64)
-        self.live: I64 = np.full(count, NOBODY, dtype=np.int64)  # the handle while the session is open
+        self.handle: I64 = np.full(count, NO_SESSION_HERE, dtype=np.int64)
+        self.live: I64 = np.full(count, NO_SESSION_HERE, dtype=np.int64)  # the handle while the session is open
         self.state = zeros(count, dtype=np.uint8)
         self.expected: I64 = zeros(count, dtype=np.int64)
         self.low: I64 = zeros(count, dtype=np.int64)
@@ -376,14 +376,14 @@ class SessionTable:
 
     def fence(self, row: int, now_us: int) -> None:
         """No more batches of this session. What waited was taken out before."""
-        self.state[row], self.live[row], self.active_us[row] = FENCED, NOBODY, now_us
+        self.state[row], self.live[row], self.active_us[row] = FENCED, NO_SESSION_HERE, now_us
 
     def forget(self, row: int) -> None:
         """The session is gone; its row is free."""
         name, handle = int(self.name[row]), int(self.handle[row])
         if self.by_name.get(name) == handle:
             del self.by_name[name]
-        self.handle[row] = self.live[row] = NOBODY
+        self.handle[row] = self.live[row] = NO_SESSION_HERE
         self.state[row], self.successor[row], self.name[row] = FREE, NO_SESSION, 0
         self.waiting.end_all(row)
         self.connections.forget(row)
@@ -465,7 +465,7 @@ class SessionTable:
         self.handle[rows], self.successor[rows], self.state[rows] = saved["handle"], saved["successor"], saved["state"]
         self.expected[rows], self.low[rows], self.name[rows] = saved["expected"], saved["low"], saved["name"]
         self.strong[rows], self.active_us[rows] = strong, active_us
-        self.live[rows] = np.where(saved["state"] == OPEN, saved["handle"].astype(np.int64), NOBODY)
+        self.live[rows] = np.where(saved["state"] == OPEN, saved["handle"].astype(np.int64), NO_SESSION_HERE)
         self.used = len(rows)
         newest = saved["successor"] == NO_SESSION
         for name, handle in zip(saved["name"][newest].tolist(), saved["handle"][newest].tolist(), strict=True):

@@ -1,16 +1,16 @@
 """Open ranges: which replicas keep which lane on disk, how far it is durable, and when other replicas have to go on.
 
 Theory of operation. The epoch's range words say which range of a lane is open. A word is closing, flushed and fenced,
-before the sealer reads a single durable line, and whoever counts looks at the word again after its own reads: so
-either the counter sees that the range is closing, or the sealer sees every line that was counted. The end is the A-th
-largest line of all R replicas, dead ones included, and the seq there comes from the order ring. One transaction of the
-store, which holds only while our epoch is the newest one handed out, seals the range and opens the next one at that
-very place; only then does the word name it. Positions never move, and ordering does not wait.
+before the sealer reads a single durable line, and a counter looks at the word again after its own reads: so either the
+counter sees that the range is closing, or the sealer sees every line that was counted. The end is the A-th largest line
+of all R replicas, dead ones included, and the seq there comes from the order ring. One transaction of the store, which
+holds only while our epoch is the newest one handed out, seals the range and opens the next one at that very position;
+only then does the word name it. Positions never move, and ordering does not wait.
 
 A successor adopts open ranges as they are in the store: whatever a replica appended is in the successor's order too,
 since replicas append only while no later epoch is open.
 
-Which replicas can be relied on, as the sequencer sees it: by the store's word, heartbeat, and health.
+`Replicas` says which replicas can be relied on, as the sequencer sees it: by the store, their heartbeats, their health.
 """
 
 from __future__ import annotations

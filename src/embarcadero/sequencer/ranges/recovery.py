@@ -1,18 +1,20 @@
 """After a restart with an empty fabric: lanes come back from what replicas have on disk, each for itself.
 
 Theory of operation. The last range of a lane is sealed: the stop was clean, everything ordered is durable, and the lane
-goes on at that very place with its sessions as they were. Or it is open: memory was lost. Then the range is closing;
-replicas of this run that have the very disks which the range names tell by their durable lines how far their copies go.
-A disk that was wiped, or a copy that is damaged, is silent: silence is not "nothing". Whatever was durable is on A of R
-disks, so among R-A+1 replies at least one has it all: the largest reply is the end, and no copy that others may have
-been shown is cut off. If that one turns out to be damaged where no other has a copy, the lane does not wait for ever:
-with all replies, no more was durable than the A-th largest has. When A replicas have copied up to it, on the range's
-own disks or on new ones in place of wiped ones, one transaction seals the range there and opens the next one at the
-ceiling, below which any position may have been handed out; the space between is lost. Sessions are fenced, since
-publishers may have been told of what is lost; they go on by themselves from what the log has. If the fabric had a
-mirror, the next range opens just where the order ended: the space between is what was ordered and is on no
-disk (and one position more, so that readers who were there hear of it), and often there is none. Then nothing is lost,
-and sessions go on as they were.
+goes on at that very position with its sessions as they were. Or it is open: memory was lost. Then the range is closing.
+Replicas of this run that have the very disks which the range names report by their durable lines how far their copies
+go. A disk that was wiped, or a copy that is damaged, is silent: silence is not "nothing".
+
+Whatever was durable is on A of R disks, so among R-A+1 replies at least one has it all: the largest reply is the end,
+and no copy that a reader may have been shown is cut off. If that copy turns out to be damaged where no other disk has
+one, the lane does not wait for ever: with all replies, no more was durable than the A-th largest has. When A replicas
+have copied up to the end, on the range's own disks or on new ones that replace wiped ones, one transaction seals the
+range there and opens the next one at the ceiling, below which any position may have been handed out; the space between
+is lost. Sessions are fenced, since what was acked may be lost; they go on by themselves from what the log has.
+
+If the fabric had a mirror, the next range opens just where the order ended: the space between is what was ordered and
+is on no disk (and one position more, so that readers who were there hear of it), and often there is none. Then nothing
+is lost, and sessions go on as they were.
 
     range open    -> collect -> copy -> read -> seal, open at the ceiling -> begin, sessions fenced
     range sealed  ->                    read -> reopen where it ends      -> begin, sessions as they were
@@ -20,7 +22,7 @@ and sessions go on as they were.
 
 Until a lane has begun, what comes for it is answered BACKPRESSURE.
 
-Ranges of lanes that brokers write.
+`BrokerRanges` does the same for the ranges of lanes that brokers write.
 """
 
 from __future__ import annotations
@@ -175,7 +177,7 @@ class LaneRecovery:
         return found
 
     def _copies(self) -> list[int]:
-        """How far copies of the range go, one for each replica: disks that came in place of its own count here too."""
+        """How far copies of the range go, one for each replica: disks that replaced its own count here too."""
         recovery, range_ = self._recovery, self.range_
         named = {ref.replica for ref in range_.replicas}
         found: dict[int, int] = {}

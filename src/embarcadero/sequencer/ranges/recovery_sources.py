@@ -177,7 +177,7 @@ def _entries(source: RecoverySource, ranges: Sequence[Range], start: int, stop: 
 
 
 def _learn(source: RecoverySource, order: LaneOrder, ranges: Sequence[Range], index: int) -> None:
-    """Where the batches below the checkpoint are, as far as it can be told: good to know, but not needed."""
+    """Where the batches below the checkpoint are, as far as the log shows: good to know, but not needed."""
     try:
         parts = _entries(source, ranges, max(0, index - _POSITIONS), index)
     except EmbarcaderoError:
@@ -262,7 +262,7 @@ class LaneSnapshot:
     next_handle: int = 0
 
     def lost_above(self, kept: int) -> tuple[int, int]:
-        """How many batches and records were ordered from an index on, as far as the ring tells."""
+        """How many batches and records were ordered from an index on, as far as the ring goes."""
         lost = self.entries[(self.entries["index"] >= kept) & (self.entries["kind"] == EntryKind.BATCH)]
         return len(lost), int(lost["count"].sum(dtype=np.uint64))
 
