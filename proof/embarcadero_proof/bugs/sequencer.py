@@ -38,7 +38,7 @@ _FRONTIER_EARLY: Final = """\
             self._ring.write(part, self.free_below)
 """
 _NOT_REISSUED: Final = "        self._ring.next = self.order.next_index\n        if False:"
-_SEAL_HIGH: Final = "        end = lane_range.ordered()\n        lane_range.durable = max(lane_range.durable, end)\n"
+_SEAL_HIGH: Final = "        end = lane_range.ordered()\n        lane_range.count(end)\n"
 _LINES: Final = "        end = durable_through(lane_range.range_, self.lines.load(lane_range.range_))\n"
 _LINES_FIRST: Final = f"{_LINES}        self.publish("
 _SEAL_PLAINLY: Final = """\
@@ -138,7 +138,7 @@ BUGS: Final = (
         "P6",
         bias=SEALS,
         witnesses=(147, 90, 43),
-        edits=(Edit(f"{_RANGES}._close", "        lane_range.durable = max(lane_range.durable, end)\n", _SEAL_HIGH),),
+        edits=(Edit(f"{_RANGES}._close", "        lane_range.count(end)\n", _SEAL_HIGH),),
     ),
     Bug(
         "failover-statistic",

@@ -164,6 +164,13 @@ class Leadership:
 _ORDERED: Final = (Order.TOTAL, Order.STRONG)
 
 
+class InheritedLane(NamedTuple):
+    """What a predecessor left of a lane: its order, and the entries to be issued again."""
+
+    order: LaneOrder
+    entries: Entries
+
+
 class LeaderLanes:
     """All lanes that this leader writes, by number; batches of any of them may wait in the reorder buffer."""
 
@@ -210,9 +217,9 @@ class LeaderLanes:
             self._report_full(topic, error)
             self.without_memory.add(topic.lane)
 
-    def make(self, topic: Topic, ranges: list[Range], inherited: tuple[LaneOrder, Entries] | None) -> None:
+    def make(self, topic: Topic, ranges: list[Range], inherited: InheritedLane | None) -> None:
         """Make a lane, or have it recovered; `inherited` is what a predecessor left of it."""
-        if ranges and (inherited is None or inherited[0].next_index < ranges[-1].start):
+        if ranges and (inherited is None or inherited.order.next_index < ranges[-1].start):
             # Either all of it is on disk only, or it is new and no sequencer has begun it; recovery knows.
             self.recovery.add(topic, ranges, None, self._leader.now_us)
             return

@@ -45,7 +45,7 @@ from embarcadero.fabric.names import (
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
 from embarcadero.sequencer.leader.brokers import BrokerIncarnations, BrokerProgress, ResultsRead
-from embarcadero.sequencer.leader.leadership import LeaderLanes, Leadership, Upkeep
+from embarcadero.sequencer.leader.leadership import InheritedLane, LeaderLanes, Leadership, Upkeep
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import learn_positions, read_checkpoint, replay, restore
 from embarcadero.sequencer.order.lane import Lane, valid_from, valid_suffix
@@ -136,16 +136,14 @@ class PredecessorState:
         waits = self.waiting["index"][self.waiting["origin"] == member.handle]
         progress.settled = np.union1d(answered[answered >= progress.start], waits[waits >= progress.start])
 
-    def lane(
-        self, topic: Topic, sizes: FabricSizes, buffer: ReorderBuffer, now_us: int
-    ) -> tuple[LaneOrder, Entries] | None:
+    def lane(self, topic: Topic, sizes: FabricSizes, buffer: ReorderBuffer, now_us: int) -> InheritedLane | None:
         """A lane as it was, and the entries to be issued again; None when the predecessor did not have it."""
         name = order_region(self._epoch, topic.lane)
         if not self._fabric.exists(name):
             return None
         for _ in range(_TRIES_MAX):
             found = read_lane(self._fabric, self._epoch, topic, sizes, buffer, now_us)
-            if not _goes_on(attach_ring(self._fabric, name, ORDER), found[0].next_index):
+            if not _goes_on(attach_ring(self._fabric, name, ORDER), found.order.next_index):
                 self._steps.at(Step.TAKEOVER_READ)
                 return found
         raise Corrupt(f"the order ring of topic {topic.name} has a hole behind its checkpoint", "restart the cluster")
@@ -167,7 +165,7 @@ class PredecessorState:
 
 def read_lane(
     fabric: Fabric, epoch: int, topic: Topic, sizes: FabricSizes, buffer: ReorderBuffer, now_us: int
-) -> tuple[LaneOrder, Entries]:
+) -> InheritedLane:
     """A lane as a predecessor has it, and the entries to be issued again, as far as they were found."""
     ring = attach_ring(fabric, order_region(epoch, topic.lane), ORDER)
     region, checkpoint = checkpoint_region(epoch, topic.lane), None
@@ -187,7 +185,7 @@ def read_lane(
     replay(order, after, now_us)
     order.settle_in(now_us)
     readable = join([before, after])
-    return order, readable[max(0, len(readable) - (ring.slots - sizes.round_entries)) :]
+    return InheritedLane(order, readable[max(0, len(readable) - (ring.slots - sizes.round_entries)) :])
 
 
 def _read_on(ring: RingReader, start: int) -> Entries:

@@ -381,6 +381,18 @@ class LaneOrder:
         step.outcome[waiting] = _WAITS
         self.look_for_gaps(now_us)
 
+    def look_for_idle(self, due_us: int) -> None:
+        """A session may expire at this time: look then at the latest."""
+        self.idle_due_us = min(self.idle_due_us, due_us)
+
+    def end_of_gaps(self, due_us: int) -> None:
+        """No gap is over before this time: all were looked at."""
+        self.due_us = due_us
+
+    def end_of_idle(self, due_us: int) -> None:
+        """No session expires before this time: all were looked at."""
+        self.idle_due_us = due_us
+
     def _restart_gaps(self, woken: I64, now_us: int) -> None:
         """`expected` moved in these sessions: if there is a gap still, it is another one."""
         if len(woken) and self.table.waiting.restart_gaps(woken, now_us):

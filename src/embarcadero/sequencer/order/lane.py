@@ -150,7 +150,7 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     _make_way(lane, outlived, victim, now_us)
     lane.counters.opened += 1
     table.connections.attach(row, int(entry["origin"][0]))
-    lane.idle_due_us = min(lane.idle_due_us, now_us + min(lane.topic.session_ttl_s * 1_000_000, _KEPT_US))
+    lane.look_for_idle(now_us + min(lane.topic.session_ttl_s * 1_000_000, _KEPT_US))
     low = max(0, expected - W) if strong else int(table.low[row])
     lane.out.answer_one(
         entry,
@@ -228,7 +228,7 @@ def fence(lane: LaneOrder, row: int, now_us: int, why: FenceReason) -> None:
     _refuse_waiting(lane, row)
     lane.append_control(control_entry(EntryKind.SESSION_FENCE, int(table.handle[row]), int(table.expected[row])))
     table.fence(row, now_us)
-    lane.idle_due_us = min(lane.idle_due_us, now_us + _KEPT_US)
+    lane.look_for_idle(now_us + _KEPT_US)
 
 
 def _refuse_waiting(lane: LaneOrder, row: int) -> None:
@@ -272,7 +272,7 @@ def _end_gaps(lane: LaneOrder, now_us: int, most: int) -> int:
     deadline[gone] = np.minimum(deadline, np.maximum(since, departed) + lane.departed_timeout_us)[gone]
     due = rows[deadline <= now_us][:most]
     later = deadline[~np.isin(rows, due)]
-    lane.due_us = int(later.min()) if len(later) else NEVER
+    lane.end_of_gaps(int(later.min()) if len(later) else NEVER)
     lane.counters.gap_timeouts += len(due)
     if lane.skips and len(due):
         _skip(lane, due, now_us)
@@ -303,7 +303,7 @@ def _end_sessions(lane: LaneOrder, now_us: int, most: int) -> int:
     deadline = table.active_us[rows] + np.where(long, ttl_us, _KEPT_US)
     due = rows[deadline <= now_us][:most]
     later = deadline[~np.isin(rows, due)]
-    lane.idle_due_us = int(later.min()) if len(later) else NEVER
+    lane.end_of_idle(int(later.min()) if len(later) else NEVER)
     lane.reserve(2 * len(due))
     for row in due.tolist():
         if table.state[row] == FENCED:

@@ -91,6 +91,39 @@ class LaneRange:
         """The lane's number."""
         return self.range_.lane
 
+    def follow(self, topic: Topic, broker_lane: TopicLane | None) -> bool:
+        """Take over what the store has of the topic and the lane. True if that is news."""
+        news = self.topic != topic or self.broker_lane != broker_lane
+        self.topic, self.broker_lane = topic, broker_lane
+        return news
+
+    def count(self, durable: int) -> None:
+        """The lane is durable up to this index."""
+        self.durable = max(self.durable, durable)
+
+    def close(self) -> None:
+        """The range is closing: brokers count nothing in it any more."""
+        self.closing = True
+
+    def reopen(self) -> None:
+        """The range is open, and brokers may count in it."""
+        self.closing = False
+
+    def adopt(self, range_: Range) -> None:
+        """The store has this one as the open range."""
+        self.range_ = range_
+
+    def go_on(self, opened: Range, now_us: int) -> None:
+        """The range before is sealed, and this one is open."""
+        self.adopt(opened)
+        self.count(opened.start)
+        self.sealed_us, self.bad_us, self.reported = now_us, None, False
+        self.slow_us.clear()
+
+    def note_bad(self, bad: bool, now_us: int) -> None:
+        """Note since when a replica of the range can't be relied on; None if all can."""
+        self.bad_us = (now_us if self.bad_us is None else self.bad_us) if bad else None
+
     def ordered(self) -> int:
         """Where the lane's order ends now."""
         if self.lane is not None:
@@ -154,8 +187,8 @@ class RangeKeeper:
         self, range_: Range, topic: Topic, lane: Lane | None = None, broker_lane: TopicLane | None = None
     ) -> LaneRange:
         """Look after a lane from here on. A sealed range is one that ended with a clean stop: it is continued."""
-        lane_range = self.lanes[range_.lane] = LaneRange(range_, topic, lane, broker_lane)
-        lane_range.durable = range_.start if range_.open else range_.end or 0
+        durable = range_.start if range_.open else range_.end or 0
+        lane_range = self.lanes[range_.lane] = LaneRange(range_, topic, lane, broker_lane, durable=durable)
         self._unsettled[range_.lane] = lane_range
         if range_.open:
             self._announce(lane_range)
@@ -180,13 +213,12 @@ class RangeKeeper:
     def follow(self, lane: int, topic: Topic, broker_lane: TopicLane | None = None) -> None:
         """The store has news about a lane."""
         lane_range = self.lanes[lane]
-        if lane_range.topic != topic or lane_range.broker_lane != broker_lane:
-            lane_range.topic, lane_range.broker_lane = topic, broker_lane
+        if lane_range.follow(topic, broker_lane):
             self._unsettled[lane] = lane_range
 
     def _announce(self, lane_range: LaneRange) -> None:
         self.publish(lane_range.number, lane_range.range_.number, closing=False)
-        lane_range.closing = False
+        lane_range.reopen()
         if lane_range.lane is not None:
             first = [ref.region_prefix for ref in first_woken(lane_range.range_)]
             lane_range.lane.wake([ref.region_prefix for ref in lane_range.range_.replicas], first)
@@ -197,9 +229,7 @@ class RangeKeeper:
         """How far a lane is durable, as its own sealer may count: no other process closes its range."""
         lane_range = self.lanes[lane]
         if lane_range.range_.open and not lane_range.closing:
-            lane_range.durable = max(
-                lane_range.durable, durable_through(lane_range.range_, self.lines.load(lane_range.range_))
-            )
+            lane_range.count(durable_through(lane_range.range_, self.lines.load(lane_range.range_)))
         return lane_range.durable
 
     def wake_replicas(self, yes: bool) -> None:
@@ -261,10 +291,7 @@ class RangeKeeper:
             return True
         range_ = lane_range.range_
         bad = [ref for ref in range_.replicas if self.replicas.problem(ref) or self._is_late(lane_range, ref)]
-        if not bad:
-            lane_range.bad_us = None
-        elif lane_range.bad_us is None:
-            lane_range.bad_us = self._now_us
+        lane_range.note_bad(bool(bad), self._now_us)
         if range_.open and not bad and self._as_asked(lane_range) and not lane_range.closing:
             if lane_range.broker_lane is None or lane_range.broker_lane.end is None:
                 self._unsettled.pop(lane_range.number, None)
@@ -393,18 +420,16 @@ class RangeKeeper:
 
     def _close(self, lane_range: LaneRange) -> tuple[int, int | None]:
         """Publish that the range is closing, then read where it ends: never the other way round."""
-        lane_range.closing = True
+        lane_range.close()
         self.publish(lane_range.number, lane_range.range_.number, closing=True)
         self._env.steps.at(Step.SEAL_CLOSING)
         end = durable_through(lane_range.range_, self.lines.load(lane_range.range_))
-        lane_range.durable = max(lane_range.durable, end)
+        lane_range.count(end)
         self._env.steps.at(Step.SEAL_LINES)
         return end, lane_range.seq_at(end)
 
     def _go_on(self, lane_range: LaneRange, opened: Range) -> None:
-        lane_range.range_, lane_range.durable = opened, max(lane_range.durable, opened.start)
-        lane_range.sealed_us, lane_range.bad_us, lane_range.reported = self._now_us, None, False
-        lane_range.slow_us.clear()
+        lane_range.go_on(opened, self._now_us)
         self._unsettled[lane_range.number] = lane_range
         self._announce(lane_range)
 
@@ -413,7 +438,7 @@ class RangeKeeper:
         found = self._directory.ranges.open_range(lane_range.number)
         if found is None:
             return  # the topic is gone, and the next look at the store drops the lane
-        lane_range.range_ = found
+        lane_range.adopt(found)
         self._announce(lane_range)
 
     def _reopen(self, lane_range: LaneRange, refs: list[ReplicaRef]) -> bool:
@@ -435,7 +460,7 @@ class RangeKeeper:
     def seal_for_good(self, lane_range: LaneRange, end: int, end_seq: int) -> bool:
         """Seal a range that is durable through its end, without a next one."""
         self.publish(lane_range.number, lane_range.range_.number, closing=True)
-        lane_range.closing = True
+        lane_range.close()
         self._env.steps.at(Step.SEAL_LAST_CLOSING)
         if not self._directory.ranges.seal_clean(
             lane_range.number, lane_range.range_.number, end, end_seq, self._epoch
