@@ -490,7 +490,7 @@ def test_a_connection_may_open_one_name_again_and_again() -> None:
         world.open(clients[number % 2], name="progress", at=number)
     (lane,) = world.sequencer.lanes.values()
     assert lane.order.table.used <= 2
-    assert lane.order.table.by_peer.total() == lane.order.table.used
+    assert lane.order.table.peers.counts.total() == lane.order.table.used
     for number in range(200):
         world.open(clients[number % 2], name="taken over")
     for client in clients:
@@ -593,7 +593,7 @@ def _departed(world: World, opened: m.Opened) -> bool:
     table = world.sequencer.lanes[opened.lane].order.table
     row = table.row_of(opened.session)
     assert row is not None
-    return int(table.departed_us[row]) != NEVER
+    return int(table.connections.departed_us[row]) != NEVER
 
 
 def test_a_connection_of_many_sessions_has_few_in_mind_and_all_go_on() -> None:

@@ -145,7 +145,7 @@ def test_a_gap_of_a_departed_publisher_stays_as_long_as_was_set(patience_ms: int
     world.run(3, client)
     client.connection.closed()
     world.run(20)
-    waiting = int(world.sequencer.lanes[lane].order.table.waiting)
+    waiting = int(world.sequencer.lanes[lane].order.table.waiting.total)
 
     assert (waiting == 0) is fenced
 

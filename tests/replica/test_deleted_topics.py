@@ -10,8 +10,7 @@ from embarcadero.fabric.region import checkpoint_region
 from embarcadero.replica import ranges as replica_ranges
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter
-from embarcadero.sequencer.order.reorder import HeldSlots
-from embarcadero.sequencer.order.sessions import SessionTable
+from embarcadero.sequencer.order.sessions import ReorderBuffer, SessionTable
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import checkpoints, write_checkpoint
 from embarcadero.storage.layout import lane_folder
@@ -28,7 +27,7 @@ def used(world: World, name: str) -> int:
     writer = world.reign.lane(lane)
     world.settle()
     writer.batches(b"a", b"b", b"c")
-    order = LaneOrder(world.directory.topics.get(name), SessionTable(8), HeldSlots(8))
+    order = LaneOrder(world.directory.topics.get(name), SessionTable(8), ReorderBuffer(8))
     order.next_index = 3
     CheckpointWriter(world.reign.fabric, checkpoint_region(world.reign.number, lane), 8).write(order, 0)
     world.poll(10, step_us=200_000)

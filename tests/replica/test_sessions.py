@@ -11,8 +11,7 @@ from embarcadero.limits import SESSIONS_FILE_BYTES_MAX
 from embarcadero.replica.retention import CHECKPOINT
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter, read_checkpoint
-from embarcadero.sequencer.order.reorder import HeldSlots
-from embarcadero.sequencer.order.sessions import SessionTable
+from embarcadero.sequencer.order.sessions import ReorderBuffer, SessionTable
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import checkpoints, newest_checkpoint, write_checkpoint
 from embarcadero.storage.layout import lane_folder
@@ -25,7 +24,7 @@ def test_the_newest_checkpoint_below_the_line_is_kept(tmp_path: Path) -> None:
     world = World(tmp_path)
     lane = world.topic()
     writer = world.reign.lane(lane)
-    order = LaneOrder(world.directory.topics.get("t"), SessionTable(8), HeldSlots(8))
+    order = LaneOrder(world.directory.topics.get("t"), SessionTable(8), ReorderBuffer(8))
     name = checkpoint_region(world.reign.number, lane)
     checkpoints = CheckpointWriter(world.reign.fabric, name, 8)
     disk = RealDisk(world.folder(0))

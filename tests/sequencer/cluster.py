@@ -29,6 +29,7 @@ from embarcadero.fabric.log import create_log
 from embarcadero.fabric.region import EPOCHS_REGION
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import MemoryStore
+from embarcadero.sequencer.leader.leadership import ClusterParts
 from embarcadero.sequencer.leader.sequencer import Sequencer, lead
 from embarcadero.types import NO_SESSION, EntryKind, Outcome
 from embarcadero_proof.sim.incoherent import IncoherentHost, IncoherentMemory, IncoherentRegion
@@ -195,7 +196,7 @@ class Cluster:
     def ready_sequencer(self, bell: Doorbell | None = None) -> Sequencer:
         """One that is ready to take over on a host of its own, while the other goes on."""
         fabric = self.memory.host(f"ready-{self.reigns}")
-        return Sequencer(Env(self.clock, bell or SilentBell()), fabric, self.directory, self.sizes)
+        return Sequencer(Env(self.clock, bell or SilentBell()), ClusterParts(fabric, self.directory, self.sizes))
 
     def run(self, rounds: int = 1, churn: int = 0) -> int:
         """Rounds, with brokers and the reader in between. Returns the work done."""

@@ -9,9 +9,8 @@ import numpy as np
 
 from embarcadero.fabric.layout import OPEN_STRONG, ORDER, PENDING, Entries, join
 from embarcadero.sequencer.order.batches import LaneOrder
-from embarcadero.sequencer.order.control import control, expire
-from embarcadero.sequencer.order.reorder import HeldSlots
-from embarcadero.sequencer.order.sessions import SessionTable
+from embarcadero.sequencer.order.lane import control, expire
+from embarcadero.sequencer.order.sessions import ReorderBuffer, SessionTable
 from embarcadero.types import NO_SESSION, EntryKind, Outcome, Topic
 from tests.sequencer.model import Batch
 
@@ -54,7 +53,7 @@ class OneLane:
     def __init__(
         self, order: int = 5, on_gap: str = "fence", held: int = 4096, sessions: int = 16, **options: Any
     ) -> None:
-        self.order = LaneOrder(topic(order, on_gap, **options), SessionTable(sessions), HeldSlots(held))
+        self.order = LaneOrder(topic(order, on_gap, **options), SessionTable(sessions), ReorderBuffer(held))
         self.order.idle_due_us = 0
         self.now_us = 1_000
         self.numbers = 0

@@ -14,8 +14,7 @@ from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import SESSION_SEQUENCE_MAX
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter, learn_positions, read_checkpoint, replay, restore
-from embarcadero.sequencer.order.reorder import HeldSlots
-from embarcadero.sequencer.order.sessions import FREE, LOST, SessionTable, W
+from embarcadero.sequencer.order.sessions import FREE, LOST, ReorderBuffer, SessionTable, W
 from embarcadero.types import NO_INDEX, EntryKind
 from embarcadero_proof.sim.incoherent import IncoherentMemory, IncoherentRegion
 from tests.sequencer.harness import OneLane
@@ -27,19 +26,20 @@ Known = dict[int, tuple[int, int, int] | str]
 def known(order: LaneOrder, row: int) -> Known:
     """What a row's window says of the sequences that it answers for: position and CRC, or that they are lost."""
     table, expected, low = order.table, int(order.table.expected[row]), int(order.table.low[row])
+    windows = table.windows
     found: Known = {}
     for seq in range(max(0, expected - W), expected) if table.strong[row] else range(low, low + W):
         slot = row * W + seq % W
-        if int(table.tag[slot]) == seq + 1:
-            index = int(table.index[slot])
-            found[seq] = "lost" if index == LOST else (index, int(table.seq[slot]), int(table.crc[slot]))
+        if int(windows.tag[slot]) == seq + 1:
+            index = int(windows.index[slot])
+            found[seq] = "lost" if index == LOST else (index, int(windows.seq[slot]), int(windows.crc[slot]))
     return found
 
 
 def rebuilt(lane: OneLane, memory: IncoherentMemory, ring_start: int) -> LaneOrder:
     """The lane as a successor on another host finds it, with entries from `ring_start` on in the ring."""
     live = lane.order
-    order = LaneOrder(live.topic, SessionTable(live.table.sessions_max), HeldSlots(live.held.slots))
+    order = LaneOrder(live.topic, SessionTable(live.table.sessions_max), ReorderBuffer(live.buffer.slots))
     checkpoint = read_checkpoint(memory.host("successor"), "checkpoint")
     start = 0
     if checkpoint is not None:
@@ -141,7 +141,7 @@ def test_idle_times_survive_a_restore() -> None:
     lane.now_us += 5_000_000
     lane.send(busy, 0)
     writer.write(lane.order, lane.now_us)
-    order = LaneOrder(lane.order.topic, SessionTable(16), HeldSlots(4))
+    order = LaneOrder(lane.order.topic, SessionTable(16), ReorderBuffer(4))
     checkpoint = read_checkpoint(memory.host("successor"), "checkpoint")
     assert checkpoint is not None
     restore(order, checkpoint, 77)
@@ -179,5 +179,5 @@ def test_a_sequence_that_nobody_gets_to_is_damage(kind: EntryKind, sequence: int
     """Though the entry's check fits: a takeover does not go on with it."""
     entries = np.zeros(1, dtype=ORDER)
     entries["kind"], entries["session_seq"] = kind, sequence
-    with pytest.raises(Corrupt, match="nobody gets to"):
+    with pytest.raises(Corrupt, match="exceeds the maximum"):
         replay(OneLane().order, entries, 0)

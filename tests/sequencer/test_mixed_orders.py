@@ -11,8 +11,7 @@ from embarcadero.fabric.layout import LINE, OPEN_STRONG, OPEN_TAKEN, ORDER, seal
 from embarcadero.sequencer.leader.takeover import readmit
 from embarcadero.sequencer.order.batches import LaneOrder, OpenedFacts, open_entry, opened_facts, order_one
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter, read_checkpoint, restore
-from embarcadero.sequencer.order.reorder import HeldSlots
-from embarcadero.sequencer.order.sessions import SessionTable
+from embarcadero.sequencer.order.sessions import ReorderBuffer, SessionTable
 from embarcadero.types import EntryKind, Order, Outcome
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 from tests.sequencer.harness import GAP_MS, OneLane, pending
@@ -95,7 +94,7 @@ def test_a_checkpoint_of_an_earlier_version_says_the_topics_order(order: int, st
     assert checkpoint is not None
     assert checkpoint.rows["strong"].tolist() == [int(strong)]
     checkpoint.rows["strong"] = 0
-    made = LaneOrder(lane.order.topic, SessionTable(16), HeldSlots(4))
+    made = LaneOrder(lane.order.topic, SessionTable(16), ReorderBuffer(4))
     restore(made, checkpoint, 0)
     assert bool(made.table.strong[session]) is strong
 
@@ -105,9 +104,9 @@ def test_a_takeover_holds_batches_of_strong_sessions_only() -> None:
     lane, weak, strong = both()
     waiting = pending([lane.batch(session, 1) for session in (weak, strong)])
     waiting["lane"] = lane.order.topic.lane
-    undecided = readmit({lane.order.topic.lane: lane.order}, lane.order.held, waiting, lane.now_us)
-    assert lane.order.held.entries["session"][undecided].tolist() == [weak]
-    assert lane.order.table.held[[weak, strong]].tolist() == [0, 1]
+    undecided = readmit({lane.order.topic.lane: lane.order}, lane.order.buffer, waiting, lane.now_us)
+    assert lane.order.buffer.entries["session"][undecided].tolist() == [weak]
+    assert lane.order.table.waiting.count[[weak, strong]].tolist() == [0, 1]
 
 
 def test_a_lone_batch_is_decided_by_its_sessions_order() -> None:

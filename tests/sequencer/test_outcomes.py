@@ -7,6 +7,7 @@ import pytest
 
 from embarcadero.limits import SESSION_SEQUENCE_MAX
 from embarcadero.limits import SESSION_WINDOW as W
+from embarcadero.sequencer.order.batches import LaneTerms
 from embarcadero.types import NO_INDEX, EntryKind, Outcome
 from tests.sequencer.harness import GAP_MS, OneLane, pending, topic
 from tests.sequencer.model import Batch
@@ -149,11 +150,11 @@ def test_order_5_holds_what_is_ahead_and_releases_it() -> None:
     ahead = [lane.batch(session, seq) for seq in (1, 3, 2, 5)]
 
     assert lane.step(ahead) == [None] * 4
-    assert lane.order.held.used == 4
+    assert lane.order.buffer.used == 4
     assert lane.send(session, 0) == [ORDERED]
     assert [lane.outcome(batch) for batch in ahead] == [ORDERED, ORDERED, ORDERED, None]
     assert lane.stored(session) == [0, 1, 2, 3]
-    assert lane.order.held.used == lane.order.table.waiting == int(lane.order.held.by_origin.sum()) == 1
+    assert lane.order.buffer.used == lane.order.table.waiting.total == int(lane.order.buffer.by_origin.sum()) == 1
 
 
 def test_order_5_copies_of_a_waiting_batch_are_to_be_sent_later() -> None:
@@ -194,7 +195,7 @@ def test_a_gap_that_stays_open_fences_the_session() -> None:
     assert lane.answers[ahead.number]["extra"] == 1
     assert lane.kinds()[-1] == EntryKind.SESSION_FENCE
     assert lane.send(session, 1, 0) == [FENCED, DUP_OF]
-    assert lane.order.held.used == 0
+    assert lane.order.buffer.used == 0
 
 
 def test_the_gap_clock_starts_again_when_the_session_moves() -> None:
@@ -235,7 +236,7 @@ def test_an_altered_topic_judges_what_waits_by_its_new_time() -> None:
 def test_an_altered_topic_keeps_the_time_of_departed_sessions() -> None:
     """sequencer.departed_gap_timeout_ms holds for the topic as it is altered, too, up to its gap_timeout_ms."""
     lane = OneLane(5)
-    lane.order.set_departed_timeout(7)
+    lane.order.begin(LaneTerms(departed_timeout_ms=7), lambda _count: None)
     assert lane.order.departed_timeout_us == 7_000
     lane.order.alter(topic(gap_timeout_ms=GAP_MS))
     assert lane.order.departed_timeout_us == 7_000
@@ -314,7 +315,7 @@ def test_a_session_holds_less_than_a_window() -> None:
     session = lane.open()
 
     assert lane.send(session, *range(1, W + 5)) == [None] * (W - 1) + [BACKPRESSURE] * 5
-    assert lane.order.held.used == W - 1
+    assert lane.order.buffer.used == W - 1
 
 
 def test_at_the_total_bound_what_finds_no_room_is_backpressure() -> None:

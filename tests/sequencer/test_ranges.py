@@ -181,7 +181,7 @@ def test_a_word_that_closes_after_the_lines_were_read_would_be_seen() -> None:
     keeper, close = ranges_module.RangeKeeper, ranges_module.RangeKeeper._close
     assert close is keeper._close
 
-    def late(self: ranges_module.RangeKeeper, kept: ranges_module.Kept) -> tuple[int, int | None]:
+    def late(self: ranges_module.RangeKeeper, kept: ranges_module.LaneRange) -> tuple[int, int | None]:
         end = ranges_module.durable_through(kept.range_, self.lines.load(kept.range_))
         close(self, kept)
         return end, kept.seq_at(end)

@@ -301,7 +301,7 @@ def test_a_trimmed_range_that_no_checkpoint_on_disk_covers_still_tells_about_ses
     cluster.brokers[0].batches(lane, session, 3, 4, 5)
     cluster.run(2)
     cluster.lines(lane, 7, 7, 7)
-    kept = cluster.sequencer.ranges.kept[lane]
+    kept = cluster.sequencer.ranges.lanes[lane]
     assert cluster.sequencer.ranges.seal(kept, list(kept.range_.replicas), "test")
     range_ = cluster.open_range(lane)
     assert (range_.number, range_.start) == (2, 7)
@@ -325,7 +325,7 @@ def test_a_lane_waits_for_a_checkpoint_that_covers_what_was_forgotten() -> None:
     cluster, lane, _, range_ = loaded()
     cluster.sequencer.lanes[lane].save(cluster.clock.us)
     cluster.lines(lane, 7, 7, 7)
-    kept = cluster.sequencer.ranges.kept[lane]
+    kept = cluster.sequencer.ranges.lanes[lane]
     assert cluster.sequencer.ranges.seal(kept, list(range_.replicas), "test")
     second = cluster.open_range(lane)
     cluster.lines(lane, 7, 7, 7)
@@ -487,7 +487,7 @@ def test_more_sessions_than_fit_the_ring_are_fenced_in_portions() -> None:
     end = cluster.sequencer.lanes[lane].order.next_index
     cluster.lines(lane, end, end, end)
     cluster.lose_memory(disks_of(range_))
-    with patch("embarcadero.sequencer.order.lane.Room.controls", return_value=2):
+    with patch("embarcadero.sequencer.order.lane.LaneCapacity.controls", return_value=2):
         reply(cluster, range_, end, end, end)
         cluster.run(3)
         asked = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane)
@@ -566,7 +566,7 @@ def drained(cluster: ReplicatedCluster, lane: int, saves: bool = True, most: int
             replica.beat()
         if cluster.sequencer.drain():
             return True
-        if saves and (kept := cluster.sequencer.ranges.kept.get(lane)) is not None:
+        if saves and (kept := cluster.sequencer.ranges.lanes.get(lane)) is not None:
             cluster.remember(lane)
             index = max(cluster.disks.checkpoints.get(lane, {0: b""}))
             cluster.replicas[0].table.set((lane, kept.range_.number), index, word=1)

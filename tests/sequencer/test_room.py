@@ -9,7 +9,7 @@ import pytest
 from embarcadero.fabric.layout import ORDER
 from embarcadero.fabric.lines import attach_ring
 from embarcadero.sequencer.ranges import keeper as ranges_module
-from embarcadero.types import EntryKind, Outcome
+from embarcadero.types import EntryKind, LanePosition, Outcome
 from embarcadero_proof.bugs.table import injected
 from tests.sequencer.cluster import SIZES
 from tests.sequencer.replicated import ReplicatedCluster
@@ -207,10 +207,10 @@ def test_records_have_a_ceiling_of_their_own() -> None:
     cluster = ReplicatedCluster()
     lane = cluster.replicated()
     session = cluster.open(lane)
-    room = cluster.sequencer.lanes[lane].room
-    assert room is not None
+    capacity = cluster.sequencer.lanes[lane].capacity
+    assert capacity is not None
     with patch.object(cluster.directory.ranges, "raise_ceiling", return_value=False):
-        room.raise_to(1_000, 5)
+        capacity.raise_to(LanePosition(1_000, 5))
         sent = cluster.brokers[0].batches(lane, session, 0, 1, 2, 3)
         cluster.run(2)
         alone = cluster.brokers[0].batches(lane, session, 2)

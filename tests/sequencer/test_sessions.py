@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from embarcadero.limits import FENCED_KEPT_S
 from embarcadero.limits import SESSION_WINDOW as W
-from embarcadero.sequencer.order.control import fence
+from embarcadero.sequencer.order.batches import FenceReason
+from embarcadero.sequencer.order.lane import fence
 from embarcadero.sequencer.order.sessions import FREE, SessionTable
 from embarcadero.types import NO_SESSION, EntryKind, Outcome
 from tests.sequencer.harness import OneLane
@@ -150,7 +151,7 @@ def test_closing_forgets_a_session_and_its_name() -> None:
     assert lane.send(session, 1) == [Outcome.UNKNOWN_SESSION]
     assert outcome(lane.request(CLOSE, session)) == Outcome.CLOSED
     assert int(lane.request(OPEN, name=5)["extra"]) == 0
-    assert lane.order.held.used == 0
+    assert lane.order.buffer.used == 0
 
 
 def test_a_full_table_refuses_new_sessions() -> None:
@@ -182,7 +183,7 @@ def test_a_session_can_be_continued_again_and_again_in_a_full_table() -> None:
     lane = OneLane(sessions=4)
     first, quiet = lane.open(), lane.open()
     lane.now_us += 10
-    fence(lane.order, lane.order.table.row_of(quiet), lane.now_us, "idle")
+    fence(lane.order, lane.order.table.row_of(quiet), lane.now_us, FenceReason.IDLE)
     lane.open()
     for _ in range(3):
         lane.now_us += 10
@@ -197,7 +198,7 @@ def test_who_continues_a_session_leaves_the_one_before_it() -> None:
     """However often a publisher goes on, it has a few rows only, also if half of the answers are lost."""
     lane = OneLane(sessions=16)
     other, newest = lane.open(), lane.open()
-    fence(lane.order, lane.order.table.row_of(other), lane.now_us, "idle")
+    fence(lane.order, lane.order.table.row_of(other), lane.now_us, FenceReason.IDLE)
     for sequence in range(20):
         lane.send(newest, sequence)
         before, newest = newest, lane.open(resumed=newest)

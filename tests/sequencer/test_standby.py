@@ -15,9 +15,9 @@ from embarcadero.fabric.region import Fabric, Region, Shape
 from embarcadero.limits import EPOCHS_AHEAD_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import MemoryStore
-from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch, lead
-from embarcadero.sequencer.leader.server import serve_candidate
-from embarcadero.sequencer.leader.standby import Candidate
+from embarcadero.sequencer.leader.leadership import ClusterParts
+from embarcadero.sequencer.leader.sequencer import Sequencer, StandbySequencer, give_up_epoch, lead
+from embarcadero.sequencer.leader.server import serve_standby
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 from tests.clocks import ManualClock
 
@@ -40,9 +40,10 @@ class Standing:
             clock.us += 10**9 * number  # clocks of hosts have nothing in common
         self.candidates = [self.candidate(number) for number in range(count)]
 
-    def candidate(self, number: int) -> Candidate:
+    def candidate(self, number: int) -> StandbySequencer:
         fabric = self.memory.host(f"host-{number}")
-        return Candidate(fabric, self.directory, self.clocks[number], number, f"boot/{100 + number}/1", AFTER_US)
+        cluster = ClusterParts(fabric, self.directory, SIZES)
+        return StandbySequencer(Env(self.clocks[number]), cluster, number, f"boot/{100 + number}/1", AFTER_US)
 
     def take(self, number: int, epoch: int) -> Sequencer:
         fabric, clock = self.memory.host(f"host-{number}"), self.clocks[number]
@@ -55,7 +56,7 @@ class Standing:
         return epoch
 
     def first(self) -> Sequencer:
-        """Candidate 0 reigns, and everybody has seen it."""
+        """StandbySequencer 0 reigns, and everybody has seen it."""
         epoch = self.candidates[0].look()
         assert epoch == 1
         reigning = self.take(0, epoch)
@@ -228,7 +229,7 @@ def test_a_zombie_changes_nothing_and_stands_by_again() -> None:
     world.clocks[0].us += 10 * AFTER_US
     assert (zombie.round(), zombie.deposed) == (0, True)
     assert world.candidates[0].look() is None
-    assert world.candidates[0].reigning == 2
+    assert world.candidates[0].leading == 2
     assert before == {name: world.memory.host("reader").attach(name).data.tobytes() for name in _of(world, "epoch-2/")}
 
 
@@ -337,7 +338,7 @@ def test_a_takeover_that_fails_for_now_is_tried_again(error: EmbarcaderoError) -
     async def stand(tries: int) -> Chair:
         stop = asyncio.Event()
         chair = Chair(world, error, tries, stop)
-        await serve_candidate(world.candidates[1], chair, chair, stop)
+        await serve_standby(world.candidates[1], chair, chair, stop)
         return chair
 
     assert asyncio.run(stand(2)).failed == [2, 3]

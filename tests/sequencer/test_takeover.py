@@ -259,7 +259,7 @@ def test_a_waiting_batch_of_a_topic_that_goes_gives_its_slot_free_once(monkeypat
     broker.batches(lane, two, 1)
     cluster.run()
 
-    assert cluster.sequencer.held.used == 2
+    assert cluster.sequencer.buffer.used == 2
     broker.batches(lane, one, 0)
     broker.batches(lane, two, 0)
     cluster.settle()

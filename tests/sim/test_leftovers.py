@@ -82,7 +82,7 @@ def an_object_of_a_broker(world: World) -> None:
 
 def an_object_of_a_sequencer(world: World) -> None:
     assert world.sequencer.sequencer is not None
-    world.sequencer.sequencer.roomless.add(999)
+    world.sequencer.sequencer.without_memory.add(999)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def an_object_of_a_sequencer(world: World) -> None:
         (an_open_connection, "connections"),
         (an_object_of_a_replica, "objects of deleted topics (sessions._known)"),
         (an_object_of_a_broker, "objects of deleted topics (peers.*.sessions)"),
-        (an_object_of_a_sequencer, "objects of deleted topics (roomless)"),
+        (an_object_of_a_sequencer, "objects of deleted topics (without_memory)"),
     ],
 )
 def test_what_is_left_behind_is_noticed(world: World, leave: Callable[[World], None], what: str) -> None:

@@ -13,13 +13,15 @@ _CHECKPOINT: Final = "embarcadero.sequencer.order.checkpoint:"
 _RANGES: Final = "embarcadero.sequencer.ranges.keeper:RangeKeeper"
 _RECOVERY: Final = "embarcadero.sequencer.ranges.recovery:LaneRecovery"
 _TAKEOVER: Final = "embarcadero.sequencer.leader.takeover:"
-_CONTROL: Final = "embarcadero.sequencer.order.control:"
+_STATE: Final = f"{_TAKEOVER}PredecessorState"
+_CONTROL: Final = "embarcadero.sequencer.order.lane:"
 _BROKERS: Final = "embarcadero.sequencer.leader.brokers:"
-_UPKEEP: Final = "embarcadero.sequencer.leader.upkeep:"
-_ROOM: Final = "embarcadero.sequencer.order.lane:Room"
+_LEADERSHIP: Final = "embarcadero.sequencer.leader.leadership:"
+_SEQUENCER: Final = "embarcadero.sequencer.leader.sequencer:"
+_CAPACITY: Final = "embarcadero.sequencer.order.lane:LaneCapacity"
 _ORDER_AGAIN: Final = """\
         if chosen is not None:
-            again = is_open & (table.tag.take(step.slots[: step.came]) == step.seqs[: step.came] + 1)
+            again = is_open & (table.windows.tag.take(step.slots[: step.came]) == step.seqs[: step.came] + 1)
             again &= step.seqs[: step.came] < table.expected.take(step.rows[: step.came])
             chosen = np.concatenate([chosen, np.setdiff1d(again.nonzero()[0], chosen)])
         self._append(step, chosen)
@@ -36,17 +38,22 @@ _FRONTIER_EARLY: Final = """\
             self._ring.write(part, self.free_below)
 """
 _NOT_REISSUED: Final = "        self._ring.next = self.order.next_index\n        if False:"
-_SEAL_HIGH: Final = "        end = kept.ordered()\n        kept.durable = max(kept.durable, end)\n"
-_LINES_FIRST: Final = "        end = durable_through(kept.range_, self.lines.load(kept.range_))\n        self.say("
+_SEAL_HIGH: Final = "        end = lane_range.ordered()\n        lane_range.count(end)\n"
+_LINES: Final = "        end = durable_through(lane_range.range_, self.lines.load(lane_range.range_))\n"
+_LINES_FIRST: Final = f"{_LINES}        self.publish("
+_SEAL_PLAINLY: Final = """\
+        if refs:
+            return recovery.directory.ranges.seal_and_open(*ended)
+        return recovery."""
 _SILENCE_COUNTS: Final = """\
             if table is not None and line is None and member.replica in {ref.replica for ref in range_.replicas}:
                 line = range_.start
             elif member.disk not in disks:
 """
 _SAYS_MORE: Final = """\
-    stored |= np.roll(stored, 1, axis=1) & ~sessions.strong[rows][:, None]
-    sessions.tag.reshape("""
-_STOP_ALL: Final = "        if self._held.used:\n            return []\n        for source in"
+    stored |= np.roll(stored, 1, axis=1) & ~order.table.strong[rows][:, None]
+    order.table.windows.restore("""
+_STOP_ALL: Final = "        if self._buffer.used:\n            return []\n        for source in"
 _OPEN_LATE: Final = "        leader.epochs.open(leader.epoch)\n        if not self._directory.elections.start_epoch("
 _ANSWER_FIRST: Final = """\
         early = [answer for lane in self._lanes.by_number.values() for answer in lane.order.out.take_answers()]
@@ -54,8 +61,8 @@ _ANSWER_FIRST: Final = """\
             source.publish()
         written = ["""
 _MARKS_LAST: Final = """\
-        for handle, legacy in self.brokers.items():
-            legacy.start = FrontierReader(frontiers, frontier_offset(SequencerLine.BROKERS + handle)).load()
+        for handle, progress in self.brokers.items():
+            progress.start = FrontierReader(frontiers, frontier_offset(SequencerLine.BROKERS + handle)).load()
         steps.at(Step.TAKEOVER_ANSWERS_READ)
 """
 
@@ -131,7 +138,7 @@ BUGS: Final = (
         "P6",
         bias=SEALS,
         witnesses=(147, 90, 43),
-        edits=(Edit(f"{_RANGES}._close", "        kept.durable = max(kept.durable, end)\n", _SEAL_HIGH),),
+        edits=(Edit(f"{_RANGES}._close", "        lane_range.count(end)\n", _SEAL_HIGH),),
     ),
     Bug(
         "failover-statistic",
@@ -163,7 +170,7 @@ BUGS: Final = (
         "P2",
         bias=LOSS,
         witnesses=(1,),
-        edits=(Edit(f"{_RECOVERY}._open_above", "seal_recovered(*where, self._saved)", "seal_and_open(*where)"),),
+        edits=(Edit(f"{_RECOVERY}._seal_recovered", "        return recovery.", _SEAL_PLAINLY),),
     ),
     Bug(
         "checkpoint-says-more",
@@ -171,7 +178,7 @@ BUGS: Final = (
         "P1",
         bias=LOSS,
         witnesses=(17, 6),
-        edits=(Edit(f"{_CHECKPOINT}_restore_windows", "    sessions.tag.reshape(", _SAYS_MORE),),
+        edits=(Edit(f"{_CHECKPOINT}_restore_windows", "    order.table.windows.restore(", _SAYS_MORE),),
     ),
     Bug(
         "order-slot-reused-early",
@@ -179,7 +186,7 @@ BUGS: Final = (
         ROLE,
         bias=SLOW,
         witnesses=(43,),
-        edits=(Edit(f"{_ROOM}._bound", "min(self.durable + self._lap, index)", "index"),),
+        edits=(Edit(f"{_CAPACITY}._bound", "min(self.durable + self._lap, index)", "index"),),
     ),
     Bug(
         "reissue-left-out",
@@ -200,9 +207,9 @@ BUGS: Final = (
         witnesses=(2, 1),
         edits=(
             Edit(
-                f"{_TAKEOVER}Legacy.__init__",
-                "read_held(fabric, held_region(epoch))",
-                "read_held(fabric, held_region(epoch))[:0]",
+                f"{_STATE}.__init__",
+                "read_waiting(fabric, held_region(epoch))",
+                "read_waiting(fabric, held_region(epoch))[:0]",
             ),
         ),
     ),
@@ -212,9 +219,7 @@ BUGS: Final = (
         "P2, P5",
         witnesses=(1019, 1058, 1004),
         edits=(
-            Edit(
-                f"{_TAKEOVER}Legacy.rest", "replay(order, after, now_us)", "replay(order, after := after[:0], now_us)"
-            ),
+            Edit(f"{_STATE}.rest", "replay(order, after, now_us)", "replay(order, after := after[:0], now_us)"),
         ),
     ),
     Bug(
@@ -223,7 +228,7 @@ BUGS: Final = (
         "P3",
         bias=REIGNS,
         witnesses=(2, 1),
-        edits=(Edit(f"{_LANE}._begin", "max(self.order.append_us, wall_us)", "wall_us"),),
+        edits=(Edit(f"{_LANE}._begin", "self.order.not_before(wall_us)", "self.order.append_us = wall_us"),),
     ),
     Bug(
         "holder-not-fenced",
@@ -248,7 +253,7 @@ BUGS: Final = (
         "nothing is ordered while a batch waits for its gap to close",
         "P9",
         witnesses=(105,),
-        edits=(Edit("embarcadero.sequencer.leader.rounds:Rounds._offers", "        for source in", _STOP_ALL),),
+        edits=(Edit(f"{_SEQUENCER}Rounds._offers", "        for source in", _STOP_ALL),),
     ),
     Bug(
         "regions-left",
@@ -256,7 +261,7 @@ BUGS: Final = (
         "P9",
         bias=REIGNS,
         witnesses=(2, 1),
-        edits=(Edit(f"{_UPKEEP}Sweeper._left", "generation_holds()", "generation_holds() and False"),),
+        edits=(Edit(f"{_LEADERSHIP}Sweeper._left", "generation_holds()", "generation_holds() and False"),),
     ),
     Bug(
         "deleted-ring-left",
@@ -264,7 +269,7 @@ BUGS: Final = (
         "P9",
         witnesses=(150_000,),
         edits=(
-            Edit("embarcadero.sequencer.leader.lanes:LeaderLanes.drop", "self._leader.fabric.remove(name)", "pass"),
+            Edit(f"{_LEADERSHIP}LeaderLanes.drop", "self._leader.fabric.remove(name)", "pass"),
         ),
     ),
     Bug(
@@ -276,11 +281,11 @@ BUGS: Final = (
         scope="ack",
         edits=(
             Edit(
-                "embarcadero.sequencer.leader.leadership:Leadership.__init__",
+                f"{_LEADERSHIP}Leadership.__init__",
                 "directory.elections.started_epoch() + 1:",
                 "directory.elections.started_epoch() + 1 and False:",
             ),
-            Edit("embarcadero.sequencer.leader.sequencer:Sequencer.begin", "leader.epochs.open(leader.epoch)", "pass"),
+            Edit(f"{_SEQUENCER}Sequencer.begin", "leader.epochs.open(leader.epoch)", "pass"),
             Edit(f"{_TAKEOVER}Takeover._start", "        if not self._directory.elections.start_epoch(", _OPEN_LATE),
         ),
     ),
@@ -303,33 +308,33 @@ BUGS: Final = (
         bias=STRIKES,
         witnesses=(0,),
         scope="ack",
-        edits=(Edit("embarcadero.sequencer.leader.rounds:Rounds._write", "        written = [", _ANSWER_FIRST),),
+        edits=(Edit(f"{_SEQUENCER}Rounds._write", "        written = [", _ANSWER_FIRST),),
     ),
     Bug(
         "answers-not-repeated",
         "a takeover does not repeat answers that were not read yet",
         scope="answers",
-        edits=(Edit(f"{_TAKEOVER}Legacy._read_broker", "ring.read(start, end)", "ring.read(start, start)"),),
+        edits=(Edit(f"{_STATE}._read_broker", "ring.read(start, end)", "ring.read(start, start)"),),
     ),
     Bug(
         "takeover-reads-forwards",
         "a takeover reads how far pending rings were read after what was answered",
         scope="answers, one host",
-        edits=(Edit(f"{_TAKEOVER}Legacy.__init__", "        steps.at(Step.TAKEOVER_ANSWERS_READ)\n", _MARKS_LAST),),
+        edits=(Edit(f"{_STATE}.__init__", "        steps.at(Step.TAKEOVER_ANSWERS_READ)\n", _MARKS_LAST),),
     ),
     Bug(
         "closing-not-fenced",
         "a sealer reads durable lines without a fence after its closing word",
         scope="seal, one host",
-        edits=(Edit(f"{_RANGES}.say", "self._fabric.fence()", "pass"),),
+        edits=(Edit(f"{_RANGES}.publish", "self._fabric.fence()", "pass"),),
     ),
     Bug(
         "closing-said-late",
         "a sealer reads durable lines first, and writes closing then",
         scope="seal, one host",
         edits=(
-            Edit(f"{_RANGES}._close", "        end = durable_through(kept.range_, self.lines.load(kept.range_))\n", ""),
-            Edit(f"{_RANGES}._close", "        self.say(", _LINES_FIRST),
+            Edit(f"{_RANGES}._close", _LINES, ""),
+            Edit(f"{_RANGES}._close", "        self.publish(", _LINES_FIRST),
         ),
     ),
     Bug(
@@ -345,6 +350,6 @@ BUGS: Final = (
         "ceiling-ignored",
         "positions are handed out that the store has not reserved",
         test="tests/sequencer/test_room.py",
-        edits=(Edit(f"{_ROOM}._bound", "self.ceiling", "((1 << 64) - 1, (1 << 64) - 1)"),),
+        edits=(Edit(f"{_CAPACITY}._bound", "self.ceiling", "((1 << 64) - 1, (1 << 64) - 1)"),),
     ),
 )

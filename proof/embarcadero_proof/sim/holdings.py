@@ -35,9 +35,9 @@ _REPLICA: Final = (
 )  # fmt: skip
 
 _SEQUENCER: Final = (
-    "_takeover._early", "_upkeep._broker_ranges._over", "_upkeep._cleanups.*", "lanes", "ranges._changing",
+    "_takeover._prefetched_lanes", "_upkeep._broker_ranges._over", "_upkeep._cleanups.*", "lanes", "ranges._changing",
     "ranges._moved", "ranges._unsaved", "ranges._unsettled", "ranges._words._values", "ranges.grown",
-    "ranges.kept", "recovery.lanes", "roomless",
+    "ranges.lanes", "recovery.lanes", "without_memory",
 )  # fmt: skip
 
 

@@ -23,8 +23,8 @@ from embarcadero.limits import HELLO_TIMEOUT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.replica.copies import ReplicaContext
 from embarcadero.replica.replica import Replica
-from embarcadero.sequencer.leader.sequencer import Sequencer, lead
-from embarcadero.sequencer.leader.standby import Candidate
+from embarcadero.sequencer.leader.leadership import ClusterParts
+from embarcadero.sequencer.leader.sequencer import Sequencer, StandbySequencer
 from embarcadero.storage.folder import open_folder
 from embarcadero.types import Member, ReplicaMember
 from embarcadero_proof.sim.history import EpochStarted, RoleFailed, Sampled
@@ -318,7 +318,7 @@ class SequencerProcess(Poller):
         super().__init__(world, name, host)
         self.sequencer: Sequencer | None = None
         self.number = number
-        self.candidate: Candidate | None = None
+        self.candidate: StandbySequencer | None = None
         self._draining = self.drained = False
         self._ready: Sequencer | None = None  # asked to take over, while the other one still leads
         self._begin_us = 0  # then
@@ -331,20 +331,21 @@ class SequencerProcess(Poller):
         else:
             after_us = int(DEFAULTS.sequencer.takeover_after_ms * 1_000)
             self.directory.elections.register(self.number, self.name, pid=0)
-            self.candidate = Candidate(
-                self.fabric, self.directory, self.clock, self.number, self.name, after_us, self.journal
-            )
+            env = Env(self.clock, self.bell, self.journal)
+            cluster = ClusterParts(self.fabric, self.directory, self.world.sizes)
+            self.candidate = StandbySequencer(env, cluster, self.number, self.name, after_us)
         self.wake(0)
 
     def _reign(self, epoch: int | None) -> None:
-        self.sequencer = self._make(epoch, begins=True)
+        self.sequencer = self._make(epoch)
+        self.sequencer.begin()
         self._started(self.sequencer, f"starts epoch {self.sequencer.epoch}")
 
-    def _make(self, epoch: int | None, begins: bool) -> Sequencer:
+    def _make(self, epoch: int | None) -> Sequencer:
         env = Env(self.clock, self.bell, self.journal, self.workers, self.steps, self.world.disks.seen_by(self))
         mirrors = self.world.mirrors.seen_by(self.host)
-        make = lead if begins else Sequencer
-        return make(env, self.fabric, self.directory, self.world.sizes, epoch=epoch, mirrors=mirrors)
+        cluster = ClusterParts(self.fabric, self.directory, self.world.sizes, mirrors)
+        return Sequencer(env, cluster, epoch=epoch)
 
     def _begin(self, ready: Sequencer) -> bool:
         if self.clock.now_us() < self._begin_us:
@@ -368,7 +369,7 @@ class SequencerProcess(Poller):
         if ends is not None:
             self.world.seen(EpochStarted(at=self.world.queue.now_us, epoch=sequencer.epoch, ends=ends))
 
-    def _stand_by(self, candidate: Candidate) -> bool:
+    def _stand_by(self, candidate: StandbySequencer) -> bool:
         """Watch the leader. A process of the same host that is gone is seen to be gone."""
         watched = next((process for process in self.world.processes if process.name == candidate.watched), None)
         if watched is not None and watched.host == self.host and not watched.alive:
@@ -379,7 +380,7 @@ class SequencerProcess(Poller):
             self.world.candidates.reigns(self)
             self._reign(epoch)
         else:
-            self._ready, self._begin_us = self._make(epoch, begins=False), self.clock.now_us() + _BREATH_US
+            self._ready, self._begin_us = self._make(epoch), self.clock.now_us() + _BREATH_US
             self.world.note(self.name, f"is ready for epoch {epoch}")
         return True
 
@@ -423,9 +424,9 @@ class SequencerProcess(Poller):
         if self.sequencer is None or not self.alive:
             return
         for number, lane in self.sequencer.lanes.items():
-            held, table = lane.order.held, lane.order.table
-            self.sample("batches that wait", held.used, held.slots)
-            if weak := int(table.held[~table.strong].sum()):
+            buffer, table = lane.order.buffer, lane.order.table
+            self.sample("batches that wait", buffer.used, buffer.slots)
+            if weak := int(table.waiting.count[~table.strong].sum()):
                 self.sample(f"batches of weak sessions of lane {number} that wait", weak, 0)
             self.sample(f"sessions of lane {number}", table.used, table.sessions_max)
 

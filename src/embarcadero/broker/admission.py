@@ -13,7 +13,7 @@ excluding all others:
 - Batches that arrive from one address take at most `broker.arriving_share` of the log; one more gets BACKPRESSURE.
 
 Addresses are compared without their port. A connection without an address (a socket of the simulator) stands for itself
-and has no share. What an address may have of the tables of sessions is decided where these are: `sequencer/control.py`.
+and has no share. What an address may have of the tables of sessions is decided by `sequencer/order/lane.py`.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import open_store
 from embarcadero.replica.copies import ReplicaContext
 from embarcadero.replica.replica import Replica, serve_replica
-from embarcadero.sequencer.leader.server import serve_candidate
+from embarcadero.sequencer.leader.server import serve_standby
 from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.folder import open_folder
 from embarcadero.types import ReplicaMember
@@ -244,7 +244,7 @@ class Node:
         )
         standby = Standby(number, self._config.sequencer, shared, process)
         self._open.callback(standby.close)
-        work = serve_candidate(standby.candidate, standby, bell, self._stop_sequencer)
+        work = serve_standby(standby.candidate, standby, bell, self._stop_sequencer)
         return _Made(candidate_role(number), work, standby.watched)
 
     def _make_replica(self, number: int) -> _Made:

@@ -29,8 +29,8 @@ from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.process import candidate_role
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import open_store
-from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch
-from embarcadero.sequencer.leader.standby import Candidate
+from embarcadero.sequencer.leader.leadership import ClusterParts
+from embarcadero.sequencer.leader.sequencer import Sequencer, StandbySequencer, give_up_epoch
 from embarcadero.sequencer.leader.takeover import rehearse
 from embarcadero.sequencer.ranges.recovery_sources import Mirrors
 from embarcadero.storage.disk import RealDisk
@@ -80,15 +80,9 @@ class Standby:
         self._journal = LogJournal(self._name)
         mark = process_mark(os.getpid())
         shared.directory.elections.register(number, mark, os.getpid())
-        self.candidate = Candidate(
-            shared.fabric,
-            shared.directory,
-            self._clock,
-            number,
-            mark,
-            int(settings.takeover_after_ms * 1_000),
-            self._journal,
-        )
+        self._cluster = ClusterParts(shared.fabric, shared.directory, shared.sizes, shared.mirrors)
+        env, after_us = Env(self._clock, process.bell, self._journal), int(settings.takeover_after_ms * 1_000)
+        self.candidate = StandbySequencer(env, self._cluster, number, mark, after_us)
         self._watch = ProcessWatch(self._ended)
         self._rest_us = 0  # until then nothing is prepared
         self._rehearsed = 0  # the epoch whose takeover was rehearsed last
@@ -124,7 +118,7 @@ class Standby:
         with contextlib.suppress(EmbarcaderoError):  # it warms caches; what was read does not matter
             members, topics = self._directory.members.all(), self._directory.topics.all()
             rehearse(
-                self._shared.fabric, self.candidate.reigning, members, topics, self._shared.sizes, self._clock.now_us()
+                self._shared.fabric, self.candidate.leading, members, topics, self._shared.sizes, self._clock.now_us()
             )
 
     def take(self, epoch: int) -> tuple[Sequencer, PipeBell]:
@@ -135,12 +129,9 @@ class Standby:
         self._workers = self._workers or self._process.threads(self._wake)
         sequencer = Sequencer(
             Env(self._clock, bell, self._journal, self._workers, self._process.steps, self._process.disks),
-            self._shared.fabric,
-            self._directory,
-            self._shared.sizes,
+            self._cluster,
             self._settings,
             epoch,
-            self._shared.mirrors,
         )
         return sequencer, bell
 

@@ -21,6 +21,7 @@ import numpy as np
 from embarcadero.env import Histogram
 from embarcadero.errors import invariant
 from embarcadero.limits import HEARTBEAT_S, SILENT_S
+from embarcadero.sequencer.order.batches import FenceReason
 from embarcadero.sequencer.order.sessions import FENCED, NEVER, OPEN
 from embarcadero.types import Outcome, Trouble, health_in_words
 
@@ -379,8 +380,8 @@ class WatchedSequencer:
         page.histogram("embarcadero_sequencer_latency_seconds", counters.round_us, _US)
         strong = sum(int(np.count_nonzero((o.table.state == OPEN) & o.table.strong)) for o in orders)
         page.put("embarcadero_level5_clients_active", strong)
-        page.put("embarcadero_hold_buffer_entries", sequencer.held.used)
-        page.put("embarcadero_hold_buffer_slots", sequencer.held.slots)
+        page.put("embarcadero_hold_buffer_entries", sequencer.buffer.used)
+        page.put("embarcadero_hold_buffer_slots", sequencer.buffer.slots)
         page.put("embarcadero_hold_buffer_timeouts_total", sum(order.counters.gap_timeouts for order in orders))
         page.put("embarcadero_gaps_skipped_total", sum(order.counters.skips for order in orders))
         page.put("embarcadero_ranges_sealed_total", counters.seals)
@@ -402,9 +403,9 @@ class WatchedSequencer:
         page.put("embarcadero_sessions_opened_total", counters.opened, topic=topic)
         page.put("embarcadero_sessions_closed_total", counters.closed, topic=topic)
         for why in ("gap", "overflow", "idle", "replaced", "restart"):
-            page.put("embarcadero_sessions_fenced_total", counters.fenced[why], topic=topic, why=why)
-        page.put("embarcadero_sequencer_hold_buffer_entries", table.waiting, topic=topic)
-        oldest = int(table.gap_us.min()) if table.waiting else NEVER
+            page.put("embarcadero_sessions_fenced_total", counters.fenced[FenceReason(why)], topic=topic, why=why)
+        page.put("embarcadero_sequencer_hold_buffer_entries", table.waiting.total, topic=topic)
+        oldest = table.waiting.oldest_us
         age_ms = 0 if oldest == NEVER else (now_us - oldest) // 1000
         page.put("embarcadero_sequencer_hold_buffer_age_ms", age_ms, topic=topic)
         page.histogram("embarcadero_sequencer_cascade_release_depth", counters.cascades, topic=topic)
@@ -413,9 +414,9 @@ class WatchedSequencer:
         age_s = (now_us - counters.checkpoint_at_us) // 1_000_000 if counters.checkpoints else 0
         page.put("embarcadero_sequencer_checkpoint_age_sec", age_s, topic=topic)
         page.put("embarcadero_sequencer_checkpoint_client_count", counters.checkpoint_sessions, topic=topic)
-        if lane.room is not None:
-            page.put("embarcadero_sequencer_durable_index", lane.room.durable, topic=topic)
-            page.put("embarcadero_sequencer_roomless_total", counters.roomless, topic=topic)
+        if lane.capacity is not None:
+            page.put("embarcadero_sequencer_durable_index", lane.capacity.durable, topic=topic)
+            page.put("embarcadero_sequencer_roomless_total", counters.refused, topic=topic)
 
 
 # --- candidate --------------------------------------------------------------------------------------------------------

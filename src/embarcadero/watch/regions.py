@@ -41,7 +41,7 @@ from embarcadero.fabric.region import Region, Shape, read_superblock
 from embarcadero.fabric.shared import SharedFabric, SharedRegion, choose
 from embarcadero.limits import FRONTIER_BYTES, INDEX_EVERY_BYTES, LANES_MAX, LINE_BYTES
 from embarcadero.sequencer.order.checkpoint import read_checkpoint
-from embarcadero.sequencer.order.reorder import read_held
+from embarcadero.sequencer.order.sessions import read_waiting
 from embarcadero.storage.disk import RealDisk, join
 from embarcadero.storage.layout import (
     FOOTER_BYTES,
@@ -161,7 +161,7 @@ def read_region(fabric: ReadOnlyFabric, name: str, start: int | None, limit: int
     region = fabric.attach(name)
     decode: dict[RegionKind, Callable[[], Facts]] = {
         RegionKind.EPOCHS: lambda: _epochs(region, limit),
-        RegionKind.HELD: lambda: {"rows": rows(read_held(fabric, name)[:limit])},
+        RegionKind.HELD: lambda: {"rows": rows(read_waiting(fabric, name)[:limit])},
         RegionKind.SEQUENCER_FRONTIERS: lambda: _sequencer_frontiers(region, limit),
         RegionKind.BROKER_FRONTIERS: lambda: _broker_frontiers(region, limit),
         RegionKind.CHECKPOINT: lambda: _checkpoint(fabric, name, limit),

@@ -21,7 +21,7 @@ from embarcadero.fabric.region import (
     results_region,
 )
 from embarcadero.sequencer.order.batches import opened_facts
-from embarcadero.sequencer.order.reorder import read_held
+from embarcadero.sequencer.order.sessions import read_waiting
 from embarcadero.types import REQUEST_OUTCOMES, EntryKind, Member, Order, Topic, TopicLane
 from embarcadero.watch.regions import Facts, ReadOnlyFabric, ReplicaFolders, ring_of, rows, valid_entries
 from embarcadero.wire.codec import payload_crc
@@ -261,7 +261,7 @@ def _in_pending(scene: TraceSource, topic: Topic, sessions: list[int], sequence:
 
 
 def _in_held(scene: TraceSource, topic: Topic, sessions: list[int], sequence: int) -> list[Facts]:
-    entries = _of(read_held(scene.fabric, held_region(scene.epoch)), sessions, sequence)
+    entries = _of(read_waiting(scene.fabric, held_region(scene.epoch)), sessions, sequence)
     return rows(entries[entries["lane"] == topic.lane])
 
 

@@ -18,10 +18,10 @@ from embarcadero.fabric.lines import RingReader, TaggedReader
 from embarcadero.fabric.log import LogReader
 from embarcadero.fabric.region import EPOCHS_REGION, Bytes
 from embarcadero.limits import LINE_BYTES, MIB
-from embarcadero.sequencer.leader.takeover import Legacy, readmit
+from embarcadero.sequencer.leader.takeover import PredecessorState, readmit
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import parse_checkpoint, read_checkpoint
-from embarcadero.sequencer.order.reorder import HeldSlots
+from embarcadero.sequencer.order.sessions import ReorderBuffer
 from embarcadero.types import Member, Order, Topic
 from embarcadero.watch.regions import RINGS, check_shape, read_region
 from embarcadero.wire.codec import payload_crc
@@ -197,17 +197,17 @@ def _takeover(data: bytes) -> str:
     """A new sequencer learns from what is there: entries that are whole and continue, or a typed error."""
     world, _ = worked()
     with edited(data) as (fabric, _):
-        legacy = Legacy(fabric, world.directory.elections.started_epoch(), _members())
-        held, orders = HeldSlots(SIZES.held_slots), {}
+        state = PredecessorState(fabric, world.directory.elections.started_epoch(), _members())
+        held, orders = ReorderBuffer(SIZES.held_slots), {}
         story: list[str] = []
         for topic in _topics():
-            found = legacy.lane(topic, SIZES, held, world.clock.us)
+            found = state.lane(topic, SIZES, held, world.clock.us)
             if found is not None:
                 orders[topic.lane], again = found
                 _check_again(orders[topic.lane], again)
                 story.append(f"{min(len(again), 9)} again")
-        readmit(orders, held, legacy.waiting, world.clock.us)
-    return f"{story}, {min(len(legacy.waiting), 5)} wait"
+        readmit(orders, held, state.waiting, world.clock.us)
+    return f"{story}, {min(len(state.waiting), 5)} wait"
 
 
 @cache

@@ -14,8 +14,7 @@ from embarcadero.fabric.layout import ORDER, Entries, seal
 from embarcadero.limits import LINE_BYTES, SCAN_BYTES, SESSIONS_PER_TOPIC_MAX
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter, parse_checkpoint, read_checkpoint, restore
-from embarcadero.sequencer.order.reorder import HeldSlots
-from embarcadero.sequencer.order.sessions import SessionTable
+from embarcadero.sequencer.order.sessions import ReorderBuffer, SessionTable
 from embarcadero.storage import folder, layout
 from embarcadero.storage.folder import IDENTITY_FILE, Identity, open_folder, read_identity
 from embarcadero.storage.range_log import RangeLog
@@ -84,7 +83,7 @@ def _written(count: int, sealed: bool = False, dropped: int = 0) -> PlainDisk:
 def session_table() -> bytes:
     """A real checkpoint of a lane's sessions."""
     fabric = PlainFabric()
-    order = LaneOrder(Topic(name="t", lane=LANE), SessionTable(16), HeldSlots(8))
+    order = LaneOrder(Topic(name="t", lane=LANE), SessionTable(16), ReorderBuffer(8))
     for handle in (0, 1):
         order.table.open(handle, 40 + handle, US, None, False)
     CheckpointWriter(fabric, "checkpoint", 16).write(order, US)
@@ -299,7 +298,7 @@ def _sessions(data: bytes) -> str:
         return "no table"
     agree(len(checkpoint.rows) <= SESSIONS_PER_TOPIC_MAX, "more sessions than there may be")
     for order in (2, 5):
-        lane_order = LaneOrder(Topic(name="t", lane=LANE, order=order), SessionTable(16), HeldSlots(8))
+        lane_order = LaneOrder(Topic(name="t", lane=LANE, order=order), SessionTable(16), ReorderBuffer(8))
         restore(lane_order, checkpoint, US + 1)
     return f"{len(checkpoint.rows)} sessions"
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from embarcadero.env import NO_STEPS, SilentBell, SilentJournal
+from embarcadero.env import Env, SystemClock
 from embarcadero.fabric.layout import frontier_offset
 from embarcadero.fabric.leader import Durability, DurableLines, EpochTable, create_durable, create_epochs, create_ranges
 from embarcadero.fabric.lines import FIRST_LINE, FrontierWriter, TaggedWriter
 from embarcadero.fabric.region import EPOCHS_REGION, durable_region, ranges_region
-from embarcadero.sequencer.ranges.keeper import Kept, RangeKeeper, Replicas, SequencerCounters
+from embarcadero.sequencer.ranges.keeper import LaneRange, RangeKeeper, Replicas, SequencerCounters
 from embarcadero.types import Range, RangeKey, ReplicaRef, Topic
 from embarcadero_proof.bugs.table import is_injected
 from embarcadero_proof.sim.exhaustive.actor import Lines, Play, Stage
@@ -35,10 +35,12 @@ class _Lane:
     def __init__(self, entries: int) -> None:
         self.order = self
         self.next_index = entries
-        self.bells: tuple[str, ...] = ()
 
     def seq_at(self, index: int) -> int:
         return index
+
+    def wake(self, _replicas: Any, _first: Any) -> None:
+        pass
 
 
 class _Directory:
@@ -112,7 +114,7 @@ class _Seal:
         """Seal once, at any time."""
         keeper = RangeKeeper.__new__(RangeKeeper)
         _prepare(keeper, stage, self._range)
-        keeper.seal(Kept(self._range, _TOPIC, _Lane(self._entries)), self._range.replicas, "")  # type: ignore[arg-type]
+        keeper.seal(LaneRange(self._range, _TOPIC, _Lane(self._entries)), self._range.replicas, "")  # type: ignore[arg-type]
 
     def check(self, world: Any, facts: Facts) -> str:
         """What was counted is on enough disks, and below the seal; and so is the seal."""
@@ -146,9 +148,9 @@ def _prepare(keeper: RangeKeeper, stage: Stage, range_: Range) -> None:
     words._values[RangeKey(0, 0)] = (
         FrontierWriter(stage.attach(ranges_region(1)), at + 16), FrontierWriter(stage.attach(ranges_region(1)), at + 24)
     )  # fmt: skip
-    keeper._fabric, keeper._directory, keeper._bell = stage, _Directory(stage, range_), SilentBell()  # type: ignore[assignment]
-    keeper._epoch, keeper._now_us, keeper._journal = 1, 0, SilentJournal()
+    keeper._env, keeper._fabric, keeper._epoch = Env(SystemClock()), stage, 1
+    keeper._directory, keeper._now_us = _Directory(stage, range_), 0  # type: ignore[assignment]
     keeper._counters, keeper._words, keeper._unsettled = SequencerCounters(), words, {}
-    keeper._steps, keeper._changing, keeper._wakes = NO_STEPS, [], True
+    keeper._changing, keeper._wakes = [], True
     keeper.lines = DurableLines(stage)
     keeper.replicas = Replicas(keeper.lines, 0)

@@ -2,10 +2,11 @@
 
 Two batches, X of broker 0 and Y of broker 1, are published. The old sequencer is about to order X, then Y; a new one
 takes them the other way round, so whatever it does not find gets another position. What runs here:
-- old: the order of stores of one round, sequencer/leader/rounds.py `_one_batch`, by the rings and frontiers of fabric/;
-- new, next: `Sequencer.begin`, `Takeover.begin`, `Rounds._write` (sequencer/leader/), by EpochTable, Legacy, Lane and
-  brokers' rings themselves; the store is two numbers, as in placement/epochs.py;
-- broker: fabric/leader.py and the relay of broker/pending.py themselves; reader: the loads of broker/lane_reader.py.
+- old: the order of stores of one round, sequencer/leader/sequencer.py `_one_batch`, by the rings and frontiers of
+  fabric/;
+- new, next: `Sequencer.begin`, `Takeover.begin`, `Rounds._write` (sequencer/leader/), by EpochTable, PredecessorState,
+  Lane and brokers' rings themselves; the store is two numbers, as in placement/epochs.py;
+- broker: fabric/leader.py and the relay of broker/pending.py; reader: the loads of broker/lane_reader.py, by LeaderView.
 """
 
 from __future__ import annotations
@@ -38,11 +39,10 @@ from embarcadero.fabric.leader import EpochTable, LeaderView, create_epochs
 from embarcadero.fabric.lines import FrontierWriter, RingReader, RingWriter, create_ring
 from embarcadero.fabric.region import EPOCHS_REGION, Fabric, Shape, order_region, results_region
 from embarcadero.sequencer.leader.brokers import BrokerIncarnations, PendingSource
-from embarcadero.sequencer.leader.takeover import Foreseen, Legacy, read_lane
+from embarcadero.sequencer.leader.takeover import PredecessorState, Prefetched, read_lane
 from embarcadero.sequencer.order.batches import LaneOrder, OpenedFacts, open_entry, order_line, result_line
-from embarcadero.sequencer.order.lane import Lane
-from embarcadero.sequencer.order.reorder import HeldSlots, create_held
-from embarcadero.sequencer.order.sessions import SessionTable
+from embarcadero.sequencer.order.lane import Lane, LedEpoch
+from embarcadero.sequencer.order.sessions import ReorderBuffer, SessionTable, create_reorder_region
 from embarcadero.types import EntryKind, Member, Topic
 from embarcadero_proof.bugs.table import is_injected
 from embarcadero_proof.sim.exhaustive.actor import Lines, Play, Stage
@@ -78,7 +78,7 @@ def begin_takeover(lines: Lines, ordered: int = 0) -> Any:
     table.open(1)
     table.start(1)
     frontiers = fabric.create("epoch-1/frontiers", _FRONTIERS)
-    create_held(fabric, "epoch-1/held", SIZES.held_slots)
+    create_reorder_region(fabric, "epoch-1/held", SIZES.held_slots)
     order = create_ring(fabric, order_region(1, LANE), RegionKind.ORDER, ORDER, SIZES.order_slots)
     order.write(open_entry(0, 0, OpenedFacts(0, None, taken=False, strong=False)), 0)
     order.publish()
@@ -158,26 +158,27 @@ def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) ->
             stage.wait_for("old")
         table = EpochTable(stage, stage.attach(EPOCHS_REGION, writable=True))
         epoch = stage.call("next epoch")
-        frontiers, held = stage.create(f"epoch-{epoch}/frontiers", _FRONTIERS), HeldSlots(1)
+        frontiers, held = stage.create(f"epoch-{epoch}/frontiers", _FRONTIERS), ReorderBuffer(1)
         early = _Early(stage, epoch, held, frontiers) if foresees else None
         if not is_injected("epoch-opened-late"):
             table.open(epoch)
         earlier = stage.call("started epoch")
-        legacy = Legacy(stage, earlier, MEMBERS, foreseen=early.foreseen if early else None)
-        create_held(stage, f"epoch-{epoch}/held", 1)
+        state = PredecessorState(stage, earlier, MEMBERS, prefetched=early.prefetched if early else None)
+        create_reorder_region(stage, f"epoch-{epoch}/held", 1)
         if early is not None:
-            lane = early.go_on(stage, legacy)
+            lane = early.go_on(stage, state)
         else:
-            found = legacy.lane(TOPIC, SIZES, held, 0)
+            found = state.lane(TOPIC, SIZES, held, 0)
             order, entries = found if found is not None else (LaneOrder(TOPIC, SessionTable(1), held), None)
-            stage.remembers(epoch, earlier, *_found(legacy, entries))
-            lane = Lane(ENV, stage, epoch, order, SIZES, frontiers)
+            stage.remembers(epoch, earlier, *_found(state, entries))
+            lane = Lane(LedEpoch(ENV, stage, epoch, SIZES, frontiers), order)
             if entries is not None:
                 lane.inherit(entries, 0)
-        brokers = BrokerIncarnations(ENV, stage, None, epoch, SIZES, frontiers)  # type: ignore[arg-type]
+        led = LedEpoch(ENV, stage, epoch, SIZES, frontiers)
+        brokers = BrokerIncarnations(led, None)  # type: ignore[arg-type]
         for member in MEMBERS:
-            source = brokers.sources[member.handle] = PendingSource(ENV, stage, epoch, member, SIZES, frontiers)
-            source.inherit(legacy.brokers[member.handle])
+            source = brokers.sources[member.handle] = PendingSource(led, member)
+            source.inherit(state.brokers[member.handle])
         if is_injected("epoch-opened-late"):
             table.open(epoch)
         if not stage.call("start epoch", epoch):
@@ -191,31 +192,31 @@ def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) ->
 
 
 class _Early:
-    """state.py `_foresee` and `_go_on_with`, for one lane that is never lapped."""
+    """`Takeover.prefetch` and `_go_on_with`, for one lane that is never lapped."""
 
-    def __init__(self, stage: Stage, epoch: int, held: HeldSlots, frontiers: Any) -> None:
+    def __init__(self, stage: Stage, epoch: int, held: ReorderBuffer, frontiers: Any) -> None:
         self.epoch, earlier = epoch, stage.call("started epoch")
-        self.foreseen = Foreseen(stage, earlier, MEMBERS)
+        self.prefetched = Prefetched(stage, earlier, MEMBERS)
         order, self.entries = read_lane(stage, earlier, TOPIC, SIZES, held, 0)
-        self.lane = Lane(ENV, stage, epoch, order, SIZES, frontiers)
+        self.lane = Lane(LedEpoch(ENV, stage, epoch, SIZES, frontiers), order)
         self.lane.inherit(self.entries, 0)
 
-    def go_on(self, stage: Stage, legacy: Legacy) -> Lane:
-        rest = legacy.rest(self.lane.order, 0)
+    def go_on(self, stage: Stage, state: PredecessorState) -> Lane:
+        rest = state.rest(self.lane.order, 0)
         invariant(rest is not None, "nobody laps it")
-        stage.remembers(self.epoch, self.entries.tobytes(), *_found(legacy, rest))
+        stage.remembers(self.epoch, self.entries.tobytes(), *_found(state, rest))
         self.lane.inherit_more(cast(Entries, rest))
         return self.lane
 
 
-def _found(legacy: Legacy, entries: Any) -> tuple[Any, ...]:
+def _found(state: PredecessorState, entries: Any) -> tuple[Any, ...]:
     """All that a takeover goes on with."""
-    of = [(b.start, b.settled.tobytes(), b.answers.tobytes()) for b in legacy.brokers.values()]
-    return tuple(of), legacy.waiting.tobytes(), None if entries is None else entries.tobytes()
+    of = [(b.start, b.settled.tobytes(), b.answers.tobytes()) for b in state.brokers.values()]
+    return tuple(of), state.waiting.tobytes(), None if entries is None else entries.tobytes()
 
 
 def _round(stage: Stage, lane: Lane, brokers: BrokerIncarnations, turn: int) -> None:
-    """state.py `_round` and `_write`."""
+    """`Rounds.next` and `_write`."""
     offers = [(source, source.offer(SIZES.order_slots, 0)) for source in brokers.in_turn(turn)]
     parts = [source.take(count, 8)[0] for source, count in offers if count]
     if parts:

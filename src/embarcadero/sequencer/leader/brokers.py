@@ -1,23 +1,21 @@
-"""All broker incarnations that the sequencer knows: who is attached, who is closing, whose regions may go.
+"""All broker incarnations that the sequencer knows: it takes their entries, answers them, closes and cleans them up.
 
-One broker incarnation as the sequencer sees it: entries come from its pending ring, answers go to its results ring.
+`PendingSource` is one of them: entries come from its pending ring, answers go to its results ring. An entry is taken
+only when it can be answered: the results ring has a slot for everything of this broker that is taken and not yet read.
+A dead incarnation is closed: its frontiers line says so, the valid prefix of its ring is taken, whatever its frontier
+says, and it gets no answers.
 
-An entry is taken only when there is room for its answer: the results ring has a place for everything of this broker
-that is taken and not yet read. A dead incarnation is closed: it is told so, the valid prefix of its ring is taken,
-whatever its frontier says, and it gets no answers.
-
-Lanes of brokers, as sequencers see them: where those of a dead one end, and their ranges. Topics of orders 0
-and 1 are written by brokers; sequencers only close their lanes, and look after their replicas.
-
-The incarnation was told that it is closing, flushed and fenced, before its lanes are read. What it acks afterwards it
-acks only after looking, so everything acked is in the valid contiguous entries that we find. The ends go to the store
-and are never computed again; an incarnation that wakes up later may write on, but nobody reads above the ends.
+Lanes of brokers. Topics of orders 0 and 1 are written by brokers; sequencers only close the lanes of dead ones, and
+look after their replicas. The line says "closing", flushed and fenced, before the lanes are read. What the incarnation
+acks afterwards it acks only after looking at that line, so everything acked is in the valid contiguous entries that we
+find. The ends go to the store and are never computed again; an incarnation that wakes up later may write on, but no
+reader goes above the ends.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -26,8 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.config import FabricSizes
-from embarcadero.env import NO_STEPS, Env, Steps
+from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import FabricFull
 from embarcadero.fabric.layout import (
     ORDER,
@@ -62,6 +59,8 @@ from embarcadero.limits import BROKER_SILENT_S
 from embarcadero.liveness import Pulses
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.order.batches import words
+from embarcadero.sequencer.order.lane import LedEpoch
+from embarcadero.sequencer.order.sessions import U64
 from embarcadero.steps import Step
 from embarcadero.types import BATCH_KIND, Member, MemberState, TopicLane
 
@@ -74,14 +73,12 @@ Answers = list[tuple[npt.NDArray[np.uint16], Entries]]
 class BrokerIncarnations:
     """Sources by region handle."""
 
-    def __init__(
-        self, env: Env, fabric: Fabric, directory: Directory, epoch: int, sizes: FabricSizes, frontiers: Region
-    ) -> None:
-        self._fabric, self._epoch, self._sizes, self._frontiers = fabric, epoch, sizes, frontiers
-        self._env, self._directory, self._steps = env, directory, env.steps
+    def __init__(self, epoch: LedEpoch, directory: Directory) -> None:
+        self._epoch, self._directory = epoch, directory
+        self._fabric, self._steps = epoch.fabric, epoch.env.steps
         self.members: list[Member] = []
         self.sources: dict[int, PendingSource] = {}
-        self._early: dict[int, PendingSource] = {}  # made before it is known where they go on
+        self._prefetched: dict[int, PendingSource] = {}  # made before it is known where they go on
         self.awaited = False
         self.problems: list[str] = []  # for the log
         self._pulses = Pulses[int]()
@@ -92,19 +89,19 @@ class BrokerIncarnations:
         """Make what live incarnations will need, before it is known where each goes on."""
         for member in members:
             if member.state is MemberState.LIVE and self._fabric.exists(pending_region(member.region_prefix)):
-                with suppress(FabricFull):  # later there may be room
-                    self._early[member.handle] = self._source(member)
+                with suppress(FabricFull):  # later there may be memory
+                    self._prefetched[member.handle] = self._source(member)
 
     def _source(self, member: Member) -> PendingSource:
-        early = self._early.pop(member.handle, None)
-        if early is not None and early.member == member:
-            return early
-        if early is not None:
-            self._fabric.remove(results_region(self._epoch, early.member))  # it has died since
-        return PendingSource(self._env, self._fabric, self._epoch, member, self._sizes, self._frontiers)
+        source = self._prefetched.pop(member.handle, None)
+        if source is not None and source.member == member:
+            return source
+        if source is not None:
+            self._fabric.remove(results_region(self._epoch.number, source.member))  # it has died since
+        return PendingSource(self._epoch, member)
 
-    def update(self, members: list[Member], legacies: dict[int, BrokerLegacy]) -> None:
-        """Attach new incarnations, close dead ones."""
+    def update(self, members: list[Member], progress: Mapping[int, BrokerProgress]) -> None:
+        """Attach new incarnations where a predecessor left them, and close dead ones."""
         self.members, self.awaited = members, False
         known = {member.handle: member for member in members}
         for handle in [h for h, s in self.sources.items() if _gone(s, known.get(h))]:
@@ -113,14 +110,12 @@ class BrokerIncarnations:
         for member in members:
             source = self.sources.get(member.handle)
             if source is None:
-                source = self._attach(member, legacies.get(member.handle) or BrokerLegacy())
+                source = self._attach(member, progress.get(member.handle) or BrokerProgress())
             if source is not None and member.state is MemberState.DEAD:
                 if not source.closing:
                     source.close(whole=True)
                 if not source.lanes_closed:
-                    closed = close_lanes(self._fabric, self._directory, member, self._epoch, self._steps)
-                    source.lanes_closed = closed[0]
-                    self.problems += closed[1]
+                    self.problems += source.close_lanes(self._directory)
 
     def learn(self, members: list[Member]) -> None:
         """The store's members have changed, or its topics: deleted ones may have left rings."""
@@ -128,16 +123,16 @@ class BrokerIncarnations:
         self._rings_unchecked = True
 
     def _count_as_open(self, member: Member) -> None:
-        """From now on it may ack what it writes to lanes of its own, and others may act on that.
+        """From now on this broker may ack what it writes to lanes of its own, and others may act on that.
 
-        Nobody may who was not heard of: it was closed in an earlier epoch and is forgotten since, or it is too new.
+        A broker that the sequencer does not know may not: it was closed in an earlier epoch, or it is too new.
         """
         line = frontier_offset(SequencerLine.BROKERS + member.handle)
-        standing = FrontierWriter(self._frontiers, line + 8 * STANDING_WORD)
+        standing = FrontierWriter(self._epoch.frontiers, line + 8 * STANDING_WORD)
         if standing.value == Standing.UNHEARD:
             standing.advance(Standing.OPEN)
 
-    def _attach(self, member: Member, legacy: BrokerLegacy) -> PendingSource | None:
+    def _attach(self, member: Member, progress: BrokerProgress) -> PendingSource | None:
         if member.state is MemberState.LIVE:
             self._count_as_open(member)
         if not self._fabric.exists(pending_region(member.region_prefix)):
@@ -148,9 +143,9 @@ class BrokerIncarnations:
             return None
         try:
             source = self._source(member)
-            source.inherit(legacy)
+            source.inherit(progress)
         except FabricFull:
-            self.awaited = True  # its publishers wait until there is room
+            self.awaited = True  # its publishers wait until there is memory
             return None
         self.sources[member.handle] = source
         return source
@@ -203,14 +198,14 @@ class BrokerIncarnations:
         """Ring brokers that have answers to relay, or readers to serve."""
         for source in self.sources.values():
             if source in answered or (grown and source.readers_wait()):
-                self._env.bell.ring(source.member.region_prefix)
+                self._epoch.env.bell.ring(source.member.region_prefix)
 
     # --- the dead -----------------------------------------------------------------------------------------------------
     def take_drained(self) -> list[PendingSource]:
         """Closing incarnations of which everything was taken just now."""
         drained = [source for source in self.sources.values() if source.drained and not source.closed]
         for source in drained:
-            source.closed = True
+            source.finish()
             self._dead[source.member.handle] = self._kept_bytes(source.member)
             self._rings_unchecked = True
         return drained
@@ -248,7 +243,7 @@ class BrokerIncarnations:
         no other place to find its records.
         """
         for handle in list(self._dead):
-            if sum(self._dead.values()) <= (self._sizes.dead_log_bytes if keeps else -1):
+            if sum(self._dead.values()) <= (self._epoch.sizes.dead_log_bytes if keeps else -1):
                 return
             member = next((m for m in self.members if m.handle == handle), None)
             if member is None or member.state is not MemberState.DEAD or unresolved[handle]:
@@ -259,14 +254,14 @@ class BrokerIncarnations:
 
     def _remove(self, member: Member) -> None:
         """Unlink a dead incarnation's regions, unless a successor of ours may be reading them."""
-        if not self._directory.members.mark_removed(member.broker, member.incarnation, self._epoch):
+        if not self._directory.members.mark_removed(member.broker, member.incarnation, self._epoch.number):
             return
         self._steps.at(Step.BURIAL_TOLD)
         self._fabric.remove(pending_region(member.region_prefix))  # made last, gone first: with it all others are there
         for name in self._fabric.names():
             if writer_of(name) == member.region_prefix:
                 self._fabric.remove(name)
-        self._fabric.remove(results_region(self._epoch, member))
+        self._fabric.remove(results_region(self._epoch.number, member))
         self._steps.at(Step.BURIAL_DONE)
 
 
@@ -279,10 +274,6 @@ def _runs(origins: npt.NDArray[np.uint16]) -> list[tuple[int, int, int]]:
     """Runs of equal handles, as (handle, start, stop). Entries are answered as they came: the runs are few."""
     bounds = [0, *((origins[1:] != origins[:-1]).nonzero()[0] + 1).tolist(), len(origins)]
     return [(int(origins[start]), start, stop) for start, stop in itertools.pairwise(bounds)]
-
-
-U64 = npt.NDArray[np.uint64]
-_NONE: Final[Entries] = np.empty(0, dtype=PENDING)
 
 
 class ResultsRead:
@@ -298,8 +289,8 @@ class ResultsRead:
 
 
 @dataclass(slots=True)
-class BrokerLegacy:
-    """What an earlier epoch left of one broker incarnation: it read the pending ring up to `start`."""
+class BrokerProgress:
+    """How far an earlier epoch came with one broker incarnation: it read the pending ring up to `start`."""
 
     start: int = 0
     settled: U64 = field(default_factory=lambda: np.empty(0, dtype=np.uint64))  # decided on, or waiting, beyond that
@@ -309,17 +300,11 @@ class BrokerLegacy:
 class PendingSource:
     """Reads one broker's pending ring and answers it."""
 
-    def __init__(
-        self,
-        env: Env,
-        fabric: Fabric,
-        epoch: int,
-        member: Member,
-        sizes: FabricSizes,
-        frontiers: Region,
-    ) -> None:
+    def __init__(self, epoch: LedEpoch, member: Member) -> None:
         """`inherit` before anything else is asked of it."""
-        self.member, self._epoch, self._fabric, self._steps = member, epoch, fabric, env.steps
+        self.member, self._epoch = member, epoch.number
+        fabric, frontiers = epoch.fabric, epoch.frontiers
+        self._fabric, self._steps = fabric, epoch.env.steps
         prefix, line = member.region_prefix, frontier_offset(SequencerLine.BROKERS + member.handle)
         self._pending = attach_ring(fabric, pending_region(prefix), PENDING)
         theirs = fabric.attach(broker_frontiers_region(prefix))
@@ -335,7 +320,7 @@ class PendingSource:
         self._end: int | None = None  # where the ring ends, once it is closing
         self.closed = False
         self.lanes_closed = False  # the ends of its lanes (orders 0 and 1) are in the store
-        self._results = self._make_results(sizes.results_slots) if member.state is MemberState.LIVE else None
+        self._results = self._make_results(epoch.sizes.results_slots) if member.state is MemberState.LIVE else None
 
     def _make_results(self, slots: int) -> RingWriter:
         name, member = results_region(self._epoch, self.member), self.member
@@ -343,16 +328,16 @@ class PendingSource:
             self._fabric, name, RegionKind.RESULTS, RESULT, slots, "position", member.broker, member.incarnation
         )
 
-    def inherit(self, legacy: BrokerLegacy) -> None:
+    def inherit(self, progress: BrokerProgress) -> None:
         """Go on where an earlier epoch was, and repeat the answers that were not read."""
-        self.next, self._settled = legacy.start, legacy.settled
-        self._read_through.restart(legacy.start)
-        if self._results is None or not len(legacy.answers):
+        self.next, self._settled = progress.start, progress.settled
+        self._read_through.restart(progress.start)
+        if self._results is None or not len(progress.answers):
             return
-        if 2 * len(legacy.answers) > self._results.slots:
-            self._fabric.remove(results_region(self._epoch, self.member))  # nobody reads it yet
-            self._results = self._make_results(1 << (2 * len(legacy.answers)).bit_length())
-        self._results.write(legacy.answers, 0)
+        if 2 * len(progress.answers) > self._results.slots:
+            self._fabric.remove(results_region(self._epoch, self.member))  # no broker reads it yet
+            self._results = self._make_results(1 << (2 * len(progress.answers)).bit_length())
+        self._results.write(progress.answers, 0)
         self._results.publish()
 
     # --- taking -------------------------------------------------------------------------------------------------------
@@ -361,7 +346,7 @@ class PendingSource:
         published = self._pending.frontier.load() if self._end is None else self._end
         if published <= self.next:
             return 0
-        count = min(published - self.next, limit, self._pending.slots, self._room(limit, unresolved))
+        count = min(published - self.next, limit, self._pending.slots, self._capacity(limit, unresolved))
         return max(0, count)
 
     def slots(self, count: int) -> list[Entries]:
@@ -371,6 +356,10 @@ class PendingSource:
     def line(self) -> Line:
         """The next entry as plain numbers, unchecked."""
         return self._pending.line(self.next)
+
+    def pass_over(self, count: int) -> None:
+        """The next `count` entries were taken as they are in memory; none of them was a request."""
+        self.next, self.requests = self.next + count, 0
 
     @property
     def plain(self) -> bool:
@@ -392,19 +381,19 @@ class PendingSource:
             self._settled = self._settled[self._settled >= self.next]
         return entries, whole
 
-    def _room(self, wanted: int, unresolved: int) -> int:
-        """For how many more entries there is room for an answer."""
+    def _capacity(self, wanted: int, unresolved: int) -> int:
+        """How many more entries can be answered."""
         if self._results is None:
             return wanted
-        room = self._results.slots - (self._results.next - self._read) - unresolved
-        if room < wanted:
+        capacity = self._results.slots - (self._results.next - self._read) - unresolved
+        if capacity < wanted:
             read = self._results_read.load(self._epoch)
             if self._read < read <= self._results.next:
-                room, self._read = room + read - self._read, read
-        return room
+                capacity, self._read = capacity + read - self._read, read
+        return capacity
 
     def readers_wait(self) -> bool:
-        """Whether somebody waits at this broker for the order to grow."""
+        """Whether a reader waits at this broker for the order to grow."""
         return not self.closing and self._reads_waiting.load() > 0
 
     def beats(self) -> int:
@@ -438,7 +427,7 @@ class PendingSource:
 
     # --- closing ------------------------------------------------------------------------------------------------------
     def close(self, whole: bool) -> None:
-        """Tell the incarnation that it is over; a `whole` ring is still read to its valid end."""
+        """Publish that the incarnation is closing; a `whole` ring is still read to its valid end."""
         self._standing.restart(Standing.CLOSING)
         self._fabric.fence()
         self._steps.at(Step.CLOSING_SAID)
@@ -446,9 +435,18 @@ class PendingSource:
         self._results = None
         self._steps.at(Step.CLOSING_READ)
 
+    def close_lanes(self, directory: Directory) -> list[str]:
+        """Record where the lanes of this closing incarnation end. Returns what is wrong with them, for the log."""
+        self.lanes_closed, problems = close_lanes(self._fabric, directory, self.member, self._epoch, self._steps)
+        return problems
+
+    def finish(self) -> None:
+        """Everything was taken from it: it is closed."""
+        self.closed = True
+
     @property
     def closing(self) -> bool:
-        """Whether it was told to close."""
+        """Whether it is closing."""
         return self._end is not None
 
     @property
@@ -467,7 +465,7 @@ def take_plain(offers: list[tuple[PendingSource, int]]) -> Entries | None:
         return None
     at = 0
     for source, count in offers:
-        source.next, source.requests = source.next + count, 0
+        source.pass_over(count)
         entries["origin"][at : at + count] = source.member.handle
         at += count
     return entries
@@ -486,9 +484,9 @@ def close_lanes(
     if not ends:
         return True, problems
     steps.at(Step.CLOSING_LANES_READ)
-    told = directory.lanes.close(ends, epoch)
+    recorded = directory.lanes.close(ends, epoch)
     steps.at(Step.CLOSING_LANES_TOLD)
-    return told, problems
+    return recorded, problems
 
 
 def _closed(fabric: Fabric, lane: TopicLane, problems: list[str]) -> TopicLane:

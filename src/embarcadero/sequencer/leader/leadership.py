@@ -1,43 +1,93 @@
-"""What all parts of one leadership share: the epoch, its clock, its way to the store, and whether it is over."""
+"""One leadership: what its parts share, the lanes that it writes, and what it does between its rounds.
+
+`Leadership` is the epoch, its clock, its way to the store, and whether it is over. `LeaderLanes` makes lanes, drops
+them and has them recovered; it also has the reorder buffer that they share. `Upkeep` follows the store, shows that the
+leader is alive, and cleans up.
+
+Sweeping: regions that are of no use any more, of epochs before our predecessor's and of incarnations that are
+forgotten. A role that is stopped for good has its regions removed; but one that sleeps may make another of them when it
+wakes up, long after. So the leader looks again and again, beside its rounds. In one generation of the fabric names are
+never used again, so it does not matter when that happens, or which sequencer leads then.
+
+A clean stop: everything ordered gets onto disks, sessions too, and ranges are sealed where they end. So the next run
+finds a sealed last range in each lane and goes on at that very position, with nothing lost. Every wait is bounded; a
+lane that did not get there in time keeps its open range, and the next run recovers it like after a crash.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
-from embarcadero.config import FabricSizes
+import numpy as np
+
+from embarcadero.config import DEFAULTS, FabricSizes
 from embarcadero.config.table import SequencerKeys as Settings
-from embarcadero.env import Env
-from embarcadero.errors import LATER, BadRegion
-from embarcadero.fabric.layout import SEQUENCER_FRONTIERS_BYTES, RegionKind
+from embarcadero.env import Env, Journal
+from embarcadero.errors import LATER, BadRegion, FabricFull
+from embarcadero.fabric.layout import (
+    ORDER,
+    SEQUENCER_FRONTIERS_BYTES,
+    Entries,
+    RegionKind,
+    SequencerLine,
+    frontier_offset,
+    pick,
+)
 from embarcadero.fabric.leader import EpochTable
-from embarcadero.fabric.region import EPOCHS_REGION, Fabric, Shape, frontiers_region
-from embarcadero.placement.directory import Directory
+from embarcadero.fabric.lines import FrontierWriter
+from embarcadero.fabric.region import (
+    EPOCHS_REGION,
+    Fabric,
+    Shape,
+    checkpoint_region,
+    epoch_of,
+    frontiers_region,
+    held_region,
+    is_incarnation,
+    is_replica,
+    order_region,
+    writer_of,
+)
+from embarcadero.limits import DRAIN_CHECKPOINT_S_MAX, DRAIN_DURABLE_S_MAX, HEARTBEAT_S
+from embarcadero.placement.directory import Directory, StoreChange, StoreWatch
 from embarcadero.placement.store import rested_us
-from embarcadero.sequencer.ranges.keeper import SequencerCounters
+from embarcadero.sequencer.leader.brokers import BrokerIncarnations
+from embarcadero.sequencer.order.batches import Decisions, FenceReason, LaneOrder, LaneTerms
+from embarcadero.sequencer.order.lane import Lane, LedEpoch, detach_broker, fence
+from embarcadero.sequencer.order.sessions import ReorderBuffer, SessionTable, Slots, create_reorder_region
+from embarcadero.sequencer.ranges.keeper import RangeKeeper, SequencerCounters
+from embarcadero.sequencer.ranges.recovery import BrokerRanges, Recovered, Recovery
+from embarcadero.sequencer.ranges.recovery_sources import Mirrors
 from embarcadero.steps import Step
+from embarcadero.types import Member, MemberState, Order, Outcome, Range, RangeKey, ReplicaState, Topic
 
-_STORE_TOLD_US: Final = 60_000_000
+_STORE_QUIET_US: Final = 60_000_000
 """Failures of the store that follow each other more closely are one to the journal."""
 
 T = TypeVar("T")
+
+
+class ClusterParts(NamedTuple):
+    """What all sequencers of a cluster share: its memory, its store, and the mirrors of memory that was lost."""
+
+    fabric: Fabric
+    directory: Directory
+    sizes: FabricSizes
+    mirrors: Mirrors | None = None
 
 
 class Leadership:
     """One epoch that this process leads, or is about to lead. `deposed` is set when a later one has begun."""
 
     def __init__(
-        self,
-        env: Env,
-        fabric: Fabric,
-        directory: Directory,
-        sizes: FabricSizes,
-        settings: Settings,
-        epoch: int | None,
+        self, env: Env, cluster: ClusterParts, settings: Settings = DEFAULTS.sequencer, epoch: int | None = None
     ) -> None:
-        """`epoch`: one that was won in an election; without, the next one is taken, whoever leads."""
+        """`epoch`: one that was won in an election; without, the next one is taken, whichever sequencer leads."""
+        fabric, directory = cluster.fabric, cluster.directory
         self.env, self.fabric, self.directory = env, fabric, directory
-        self.sizes, self.settings = sizes, settings
+        self.sizes, self.settings = cluster.sizes, settings
         self.deposed = False
         self.problems: list[str] = []  # of rings, for the log
         self.counters = SequencerCounters()
@@ -49,12 +99,13 @@ class Leadership:
         env.steps.at(Step.TAKEOVER_EPOCH_GIVEN)
         if epoch > directory.elections.started_epoch() + 1:
             self.epochs.open(epoch)  # others came before us and never started: if we end like them, more may follow
-        self.frontiers = fabric.create(
+        frontiers = fabric.create(
             frontiers_region(epoch), Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
         )
+        self.led = LedEpoch(env, fabric, epoch, cluster.sizes, frontiers)
         self.now_us, self.wall_us = env.clock.now_us(), env.clock.wall_us()
         self.began_us = self.now_us
-        self._store_us = self.now_us - _STORE_TOLD_US  # until then the store is not asked: it has failed
+        self._store_us = self.now_us - _STORE_QUIET_US  # until then the store is not asked: it has failed
 
     def tick(self) -> None:
         """Look at the clock. What is done until the next tick happens at this time."""
@@ -98,7 +149,7 @@ class Leadership:
             part()
         except LATER as error:
             now_us = self.env.clock.now_us()
-            if now_us - self._store_us >= _STORE_TOLD_US:
+            if now_us - self._store_us >= _STORE_QUIET_US:
                 self.env.journal.warn("store fails", reason=error.message, then="what needs it waits")
             self._store_us = rested_us(began_us, now_us)
             return False
@@ -108,3 +159,483 @@ class Leadership:
     def store_is_failing(self) -> bool:
         """Whether the store has just failed, and is not asked."""
         return self.now_us < self._store_us
+
+
+# --- lanes ------------------------------------------------------------------------------------------------------------
+_ORDERED: Final = (Order.TOTAL, Order.STRONG)
+
+
+class InheritedLane(NamedTuple):
+    """What a predecessor left of a lane: its order, and the entries to be issued again."""
+
+    order: LaneOrder
+    entries: Entries
+
+
+class LeaderLanes:
+    """All lanes that this leader writes, by number; batches of any of them may wait in the reorder buffer."""
+
+    def __init__(self, leader: Leadership, mirrors: Mirrors | None) -> None:
+        self._leader = leader
+        sizes = leader.sizes
+        self.by_number: dict[int, Lane] = {}
+        self.without_memory: set[int] = set()  # lanes for which the fabric has no memory left
+        self._reported_full = False
+        self.refused = Decisions()  # answers to entries of lanes that are not there
+        self.backlog: Slots = np.empty(0, dtype=np.int64)  # taken-over batches that the first round decides on
+        self.buffer = ReorderBuffer(min(sizes.held_slots, sizes.order_slots - 2 * sizes.round_entries))
+        self._reorder_region = create_reorder_region(leader.fabric, held_region(leader.epoch), self.buffer.slots)
+        self._terms = LaneTerms(
+            self._free_slots,
+            leader.env.journal,
+            leader.settings.sessions_per_peer_share,
+            leader.settings.departed_gap_timeout_ms,
+        )
+        self.ranges = RangeKeeper(leader.led, leader.directory, leader.counters, leader.now_us)
+        self.recovery = Recovery(leader.led, leader.directory, self.ranges, self, mirrors)
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions a lane may have."""
+        return self._leader.sizes.sessions
+
+    # --- making -------------------------------------------------------------------------------------------------------
+    def is_ordered_here(self, topic: Topic) -> bool:
+        """Whether sequencers order this topic; brokers order the others."""
+        return topic.order in _ORDERED
+
+    def ranges_of(self, topic: Topic) -> list[Range]:
+        """The ranges of a topic that has replicas."""
+        return self._leader.directory.ranges.all(topic.lane) if topic.replicas else []
+
+    def add(self, topic: Topic) -> None:
+        """A new topic. While the fabric has no memory for it, only its publishers wait."""
+        if not self.is_ordered_here(topic):
+            return
+        try:
+            self.make(topic, self.ranges_of(topic), None)
+        except FabricFull as error:
+            self._report_full(topic, error)
+            self.without_memory.add(topic.lane)
+
+    def make(self, topic: Topic, ranges: list[Range], inherited: InheritedLane | None) -> None:
+        """Make a lane, or have it recovered; `inherited` is what a predecessor left of it."""
+        if ranges and (inherited is None or inherited.order.next_index < ranges[-1].start):
+            # Either all of it is on disk only, or it is new and no sequencer has begun it; recovery knows.
+            self.recovery.add(topic, ranges, None, self._leader.now_us)
+            return
+        order, entries = (self.new_order(topic), None) if inherited is None else inherited
+        self.put(self.new_lane(order, entries), ranges[-1] if ranges else None)
+
+    def new_order(self, topic: Topic) -> LaneOrder:
+        """An empty lane's order."""
+        return LaneOrder(topic, SessionTable(self.sessions), self.buffer)
+
+    def new_lane(self, order: LaneOrder, entries: Entries | None) -> Lane:
+        """Make a lane's regions, and issue again what readers may still ask for."""
+        lane = Lane(self._leader.led, order, self._terms)
+        if entries is not None:
+            lane.inherit(entries, self._leader.now_us)
+        return lane
+
+    def put(self, lane: Lane, range_: Range | None) -> Lane:
+        """From here on batches of this lane are ordered."""
+        topic = lane.order.topic
+        number = topic.lane
+        self.by_number[number] = lane
+        if range_ is not None:
+            self.ranges.keep(range_, topic, lane)
+            lane.limit(partial(self.ranges.durable, number))
+            if not self._leader.ask_store(partial(self._learn_ceiling, lane)):
+                self.ranges.grew(number)  # the next look tries again
+        return lane
+
+    def _learn_ceiling(self, lane: Lane) -> None:
+        self.ranges.learn_ceiling(lane)
+        self.ranges.reserve(lane)
+
+    def begin_recovered(self, found: Recovered) -> bool:
+        """A lane has come back from disk. False: the fabric has no memory for it now."""
+        leader = self._leader
+        try:
+            lane = self.put(self.new_lane(found.order, np.empty(0, dtype=ORDER)), found.range_)
+        except FabricFull as error:
+            self._report_full(found.order.topic, error)
+            return False
+        lane.report_fences(found.fenced)
+        leader.counters.recovered += 1
+        leader.counters.recovery_us = leader.now_us - leader.began_us
+        return True
+
+    def _report_full(self, topic: Topic, error: FabricFull) -> None:
+        self.remove_regions(topic.lane)
+        if not self._reported_full:
+            self._leader.env.journal.warn("topic waits", topic=topic.name, reason=error.message)
+        self._reported_full = True
+
+    def remove_regions(self, number: int) -> None:
+        """Remove what was made of a lane before the fabric was full."""
+        for name in (order_region(self._leader.epoch, number), checkpoint_region(self._leader.epoch, number)):
+            self._leader.fabric.remove(name)
+
+    # --- dropping -----------------------------------------------------------------------------------------------------
+    def drop(self, number: int) -> None:
+        """The lane's topic is gone."""
+        lane = self.by_number.pop(number)
+        self.ranges.drop(number)
+        slots = self.buffer.of_lane(number)
+        self.refused.answers += lane.order.out.take_answers()
+        self.refused.answer_all(pick(self.buffer.entries, slots), Outcome.UNKNOWN_TOPIC)
+        self.buffer.release(slots)
+        self.backlog = self.backlog[~np.isin(self.backlog, slots)]  # a slot is given free once
+        for name in lane.regions:
+            self._leader.fabric.remove(name)
+        lane.close()
+
+    # --- the reorder buffer -------------------------------------------------------------------------------------------
+    def enlarge_buffer(self, slots: int) -> None:
+        """Have so many slots for batches that wait; none does yet."""
+        self._leader.fabric.remove(held_region(self._leader.epoch))
+        self.buffer.resize(slots)
+        self._reorder_region = create_reorder_region(self._leader.fabric, held_region(self._leader.epoch), slots)
+
+    def take_over_waiting(self, undecided: Slots) -> None:
+        """A predecessor's waiting batches are in the buffer; these are decided on in the first round."""
+        self.backlog = undecided
+        self.write_buffer()
+
+    def release_backlog(self) -> None:
+        """The batches of the backlog have their outcome."""
+        if len(self.backlog):
+            self.buffer.release(self.backlog)
+            self.backlog = self.backlog[:0]
+
+    def write_buffer(self) -> Slots:
+        """Copy new waiting batches to the fabric. Returns the slots that are to be cleared."""
+        taken, freed = self.buffer.take_dirty()
+        if len(taken):
+            self._reorder_region.write(taken, pick(self.buffer.entries, taken))
+            self._leader.env.steps.at(Step.ROUND_HELD)
+        return freed
+
+    def clear_slots(self, freed: Slots) -> None:
+        """Clear slots of batches that wait no longer: all that speaks of them is flushed."""
+        self._reorder_region.zero(freed)
+
+    def _free_slots(self, count: int) -> None:
+        """Fence the sessions with the oldest gaps, of any lane, until so many slots of the reorder buffer are free."""
+        while self.buffer.free < count:
+            may_fence = [lane.order for lane in self.by_number.values() if lane.can_fence]
+            waiting = [order for order in may_fence if order.table.waiting.total]
+            if not waiting:
+                return
+            oldest = min(waiting, key=lambda order: order.table.waiting.oldest_us)
+            fence(oldest, oldest.table.waiting.oldest(), self._leader.now_us, FenceReason.OVERFLOW)
+
+
+# --- between rounds ---------------------------------------------------------------------------------------------------
+_BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
+_FIRST_US: Final = 300_000
+"""After a takeover publishers come first: what earlier epochs left keeps its memory until then."""
+_EVERY_US: Final = 2_000_000
+
+
+class Sweeper:
+    """Looks for what is left and removes it. `look` now and then; it knows when."""
+
+    def __init__(self, leader: Leadership, earlier: int) -> None:
+        """`earlier`: our predecessor, whose regions readers may still need."""
+        self._fabric, self._directory = leader.fabric, leader.directory
+        self._workers, self._steps = leader.env.workers, leader.env.steps
+        self._epoch, self._earlier = leader.epoch, earlier
+        self._due_us = leader.now_us + _FIRST_US
+        self._names: list[str] | None = None  # that there were at the last look, until they are judged
+        self._busy = False
+
+    def look(self, now_us: int) -> None:
+        """See what there is; judge what was seen. Asks the store."""
+        if now_us >= self._due_us and not self._busy:
+            self._due_us = now_us + _EVERY_US
+            self._beside(self._fabric.names, self._seen)
+        if self._names is not None:
+            left = self._left(self._names)
+            self._names = None
+            self._beside(lambda: self._remove(left), lambda _: self._steps.at(Step.TAKEOVER_SWEPT))
+
+    def _beside(self, job: Callable[[], object], done: Callable[[object], None]) -> None:
+        self._busy = True
+
+        def ended(result: object) -> None:
+            self._busy = False
+            done(result)
+
+        self._workers.run(job, ended)
+
+    def _seen(self, names: object) -> None:
+        if isinstance(names, list):
+            self._names = names
+
+    def _left(self, names: list[str]) -> list[str]:
+        """Those of these names that are of no use. A role is in the store before its regions are made: we ask after."""
+        members, replicas = self._directory.members.all(), self._directory.replicas.all()
+        prefixes = {member.region_prefix for member in members} | {member.ref.region_prefix for member in replicas}
+        left = [name for name in names if self._is_left(writer_of(name), prefixes)]
+        if any(is_replica(name) for name in left):  # lines that an open range names count, members or not
+            open_ = [range_ for range_ in self._directory.ranges.all() if range_.open]
+            named = {ref.region_prefix for range_ in open_ for ref in range_.replicas}
+            left = [name for name in left if writer_of(name) not in named]
+        return left if self._directory.elections.generation_holds() else []
+
+    def _is_left(self, owner: str, prefixes: set[str]) -> bool:
+        if (epoch := epoch_of(owner)) is not None:
+            return epoch < self._epoch and epoch != self._earlier
+        return is_incarnation(owner) and owner not in prefixes
+
+    def _remove(self, names: list[str]) -> None:
+        for name in names:
+            self._fabric.remove(name)
+
+
+_DURABLE_US: Final = int(DRAIN_DURABLE_S_MAX * 1_000_000)
+_CHECKPOINT: Final = 1
+_CHECKPOINT_US: Final = int(DRAIN_CHECKPOINT_S_MAX * 1_000_000)
+
+
+class Drain:
+    """The end of a leadership that was asked to stop. Nothing is ordered any more."""
+
+    def __init__(self, lanes: Mapping[int, Lane], keeper: RangeKeeper, journal: Journal, now_us: int) -> None:
+        self._all_lanes, self._keeper, self._journal = lanes, keeper, journal
+        self._until_us = now_us + _DURABLE_US
+        self._unsaved: set[int] | None = None  # lanes whose checkpoint is on no disk yet
+
+    def step(self, now_us: int) -> bool:
+        """One step; True when all is done that can be done."""
+        if self._unsaved is None:
+            if not self._all_durable() and now_us < self._until_us:
+                return False
+            self._unsaved = self._save(now_us)
+            self._until_us = now_us + _CHECKPOINT_US
+        self._unsaved = {number for number in self._unsaved if not self._is_saved(number)}
+        if self._unsaved and now_us < self._until_us:
+            return False
+        self._seal()
+        return True
+
+    @property
+    def _lanes(self) -> dict[int, Lane]:
+        """Lanes with replicas; topics may be deleted meanwhile."""
+        return {number: lane for number, lane in self._all_lanes.items() if number in self._keeper.lanes}
+
+    def _all_durable(self) -> bool:
+        """Closed lanes of brokers are sealed when they are; one whose broker lives just has to be on disk."""
+        return all(
+            self._keeper.durable(number) >= lane_range.ordered()
+            and (lane_range.broker_lane is None or lane_range.broker_lane.open)
+            for number, lane_range in self._keeper.lanes.items()
+        )
+
+    def _save(self, now_us: int) -> set[int]:
+        """Write last checkpoints, where there is something new. Returns the lanes to wait for."""
+        durable = {n for n, lane in self._lanes.items() if self._keeper.durable(n) >= lane.order.next_index}
+        for number in durable:
+            self._lanes[number].save(now_us)
+        return {number for number in durable if self._lanes[number].order.table.used}
+
+    def _is_saved(self, number: int) -> bool:
+        """Whether a replica says that it has the checkpoint on disk: the second value of its durable line."""
+        lane_range = self._keeper.lanes.get(number)
+        if lane_range is None or lane_range.lane is None:
+            return True
+        tables = [self._keeper.lines.of(ref) for ref in lane_range.range_.replicas]
+        key, end = RangeKey(number, lane_range.range_.number), lane_range.lane.order.next_index
+        return any(table is not None and table.load(key, _CHECKPOINT) == end for table in tables)
+
+    def _seal(self) -> None:
+        """Seal what is durable through its end."""
+        for number, lane in self._lanes.items():
+            lane_range, order = self._keeper.lanes[number], lane.order
+            if lane_range.range_.open and self._keeper.durable(number) >= order.next_index:
+                self._keeper.seal_for_good(lane_range, order.next_index, order.next_seq)
+        left = sorted(
+            number
+            for number, lane_range in self._keeper.lanes.items()
+            if lane_range.range_.open and self._keeper.durable(number) < lane_range.ordered()
+        )
+        if left:
+            self._journal.warn("ranges left open", lanes=left, why="not all of them is durable")
+
+
+class Upkeep:
+    """Follows the store, shows life, closes brokers, and brings a clean stop about."""
+
+    def __init__(self, leader: Leadership, lanes: LeaderLanes, brokers: BrokerIncarnations) -> None:
+        self._leader, self._lanes, self._brokers = leader, lanes, brokers
+        self._heartbeat = FrontierWriter(leader.led.frontiers, frontier_offset(SequencerLine.HEARTBEAT))
+        self._awake = FrontierWriter(leader.led.frontiers, frontier_offset(SequencerLine.AWAKE))
+        self._broker_ranges = BrokerRanges(leader.fabric, leader.directory, lanes.ranges, lanes.recovery)
+        self._beat_us = 0
+        self._watch = StoreWatch(leader.directory)
+        self._all_on_disk = False  # every topic has replicas
+        self._cleanups: dict[int, dict[int, int]] = {}  # dead broker's handle -> lane -> where its batches end
+        self._unseen = False  # replicas were not woken yet since we lead
+        self._sweeper: Sweeper | None = None
+        self._drain: Drain | None = None
+
+    # --- beginning ----------------------------------------------------------------------------------------------------
+    def look_at_store(self) -> None:
+        """Note which revision the values are of that are read from here on."""
+        self._watch.look()
+        self._watch.done()  # if the reading fails, the leadership ends
+
+    def learn_topics(self, topics: dict[int, Topic], members: list[Member]) -> None:
+        """Look after the ranges of brokers' lanes."""
+        self._all_on_disk = _are_on_disk(topics)
+        self._broker_ranges.update(topics, members, self._leader.now_us)
+
+    def begin(self, earlier: int) -> None:
+        """We have started, after this epoch: sweep from now on, and wake replicas soon."""
+        self._sweeper = Sweeper(self._leader, earlier)
+        self._unseen = earlier > 0
+
+    def be_seen(self) -> None:
+        """After the first round, wake all replicas, for acks that wait for disks: other answers go first."""
+        if self._unseen:
+            self._leader.ask_store(self._wake_replicas)
+
+    def _wake_replicas(self) -> None:
+        members = self._leader.directory.replicas.all()
+        self._unseen = False
+        self._lanes.ranges.wake_replicas(True)
+        for member in members:
+            if member.state is not ReplicaState.DEAD:
+                self._leader.env.bell.ring(member.ref.region_prefix)
+
+    # --- showing life -------------------------------------------------------------------------------------------------
+    def show_life(self) -> None:
+        """Keep the heartbeat going while many lanes are loaded."""
+        leader = self._leader
+        if leader.env.clock.now_us() >= max(self._beat_us, leader.began_us + _BEAT_US):
+            leader.tick_monotonic()
+            self.beat()
+
+    def beat(self) -> None:
+        """Beat if it is time, and look at other heartbeats."""
+        now_us = self._leader.now_us
+        if now_us >= self._beat_us:
+            self._beat_us = now_us + _BEAT_US
+            self._heartbeat.advance(self._heartbeat.value + 1)
+            self._leader.ask_store(self._close_silent)
+            if self._sweeper is not None:
+                self._leader.ask_store(partial(self._sweeper.look, now_us))
+
+    def awake(self, now: bool) -> bool:
+        """Publish whether we look by ourselves; True if that is news. After a no, look again before sleeping."""
+        if bool(self._awake.value) == now:
+            return False
+        self._awake.restart(int(now))
+        self._leader.fabric.fence()
+        return True
+
+    def _close_silent(self) -> None:
+        for member in self._brokers.look(self._leader.now_us):
+            self._leader.env.journal.warn("broker silent", broker=member.region_prefix, then="it is closed")
+
+    # --- following the store ------------------------------------------------------------------------------------------
+    def refresh(self) -> None:
+        """Learn of topics and brokers that came or went."""
+        directory, brokers = self._leader.directory, self._brokers
+        change = self._watch.look()
+        if change is StoreChange.NOTHING and not brokers.awaited:
+            return
+        self._watch.reread()  # if the store fails from here on
+        if change is StoreChange.EVERYTHING:
+            self._follow_topics({topic.lane: topic for topic in directory.topics.all()})
+        brokers.update(brokers.members, {})
+        if not self._lanes.without_memory:  # else look again soon
+            self._watch.done()
+        while brokers.problems:
+            self._leader.problems.append(brokers.problems.pop())
+
+    def _follow_topics(self, topics: dict[int, Topic]) -> None:
+        lanes = self._lanes
+        for number in lanes.by_number.keys() - topics.keys():
+            lanes.drop(number)
+        lanes.without_memory.clear()
+        for number, topic in topics.items():
+            if number in lanes.recovery.lanes:
+                lanes.recovery.lanes[number].follow(topic)
+            elif number not in lanes.by_number:
+                lanes.add(topic)
+            elif topic != lanes.by_number[number].order.topic:
+                lanes.by_number[number].order.alter(topic)
+                if number in lanes.ranges.lanes:
+                    lanes.ranges.follow(number, topic)
+        self._brokers.learn(self._leader.directory.members.all())
+        self.learn_topics(topics, self._brokers.members)
+
+    def meet_new_topic(self) -> None:
+        """An entry of an unknown lane came: its topic may be new."""
+        self.refresh()
+        self._lanes.recovery.step(self._leader.now_us)  # it begins at once
+
+    def look_after_ranges(self) -> None:
+        """Seal, reserve and recover what is due."""
+        self._lanes.ranges.look(self._leader.now_us)
+        if self._lanes.recovery.lanes:
+            self._lanes.recovery.step(self._leader.now_us)
+
+    # --- brokers that are gone ----------------------------------------------------------------------------------------
+    def finish_closing(self) -> None:
+        """Detach the sessions of brokers of which everything was taken, and clean up after earlier ones."""
+        for source in self._brokers.take_drained():
+            if source.member.state is MemberState.LIVE:  # else an earlier sequencer has closed it
+                self._leader.counters.brokers_closed += 1
+                self._leader.env.journal.warn("broker closed", broker=source.member.region_prefix)
+            for lane in self._lanes.by_number.values():
+                detach_broker(lane.order, source.member.handle, self._leader.now_us)
+        self._leader.ask_store(self._clean_up)
+
+    def _clean_up(self) -> None:
+        self._brokers.remove_stale_rings()
+        self._brokers.clean_up(self._lanes.buffer.by_origin, self._is_on_disk, keeps=not self._all_on_disk)
+
+    def _is_on_disk(self, member: Member) -> bool:
+        """Whether a dead broker's payloads are on disks, as far as they have to be. None of its batches waits."""
+        lanes, ranges = self._lanes.by_number, self._lanes.ranges
+        whose = (member.broker, member.incarnation)
+        for lane_range in ranges.lanes.values():
+            if (
+                lane_range.broker_lane is not None
+                and (lane_range.broker_lane.broker, lane_range.broker_lane.incarnation) == whose
+            ):
+                return False
+        ends = self._cleanups.get(member.handle)
+        if ends is None:
+            ends = {number: lane.order.next_index for number, lane in lanes.items() if lane.capacity is not None}
+            self._cleanups[member.handle] = ends
+        if any(number in lanes and ranges.durable(number) < end for number, end in ends.items()):
+            return False
+        del self._cleanups[member.handle]
+        return True
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+    def drain(self) -> bool:
+        """One step towards a clean stop: nothing more is ordered. True when this leadership may end."""
+        leader, ranges = self._leader, self._lanes.ranges
+        leader.tick()
+        if self._drain is None:
+            self._drain = Drain(self._lanes.by_number, ranges, leader.env.journal, leader.now_us)
+        return leader.unless_deposed(partial(self._step_drain, self._drain), True)
+
+    def _step_drain(self, drain: Drain) -> bool:
+        leader = self._leader
+        leader.ask_store(self.refresh)
+        self.beat()
+        leader.ask_store(partial(self._lanes.ranges.look, leader.now_us))
+        return drain.step(leader.now_us)
+
+
+def _are_on_disk(topics: dict[int, Topic]) -> bool:
+    """Whether every topic has replicas: then readers do not need the logs of dead brokers."""
+    return bool(topics) and all(topic.replicas for topic in topics.values())

@@ -1,7 +1,7 @@
 """Drives a sequencer in an event loop: rounds while there is work, longer and longer sleeps while there is none.
 
-Told to stop, it brings everything that is ordered onto disks, and seals. A candidate that does not reign sleeps, looks
-after the one that does, and takes over when that one is gone; a deposed sequencer is such a candidate again.
+When it is asked to stop, it brings everything that is ordered onto disks, and seals. A standby sleeps, watches the
+leader, and takes over when that one is gone; a deposed sequencer is a standby again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import numpy as np
 
 from embarcadero.errors import LATER, FabricFull
 from embarcadero.limits import HAND_OVER_S_MAX, MIB
-from embarcadero.sequencer.leader.sequencer import Sequencer
-from embarcadero.sequencer.leader.standby import Candidate
+from embarcadero.sequencer.leader.sequencer import Sequencer, StandbySequencer
 
 _WAIT_S_FIRST: Final = 0.002
 _DRAIN_WAIT_S: Final = 0.005
@@ -77,10 +76,10 @@ class _Rounds:
 async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event) -> None:
     """Run rounds until stopped or deposed.
 
-    A round costs nearly the same for one entry or a hundred. While all publishers have many batches in flight, nobody
-    waits for this very answer: entries gather for a fraction of the time that the publishers' windows last, and brokers
-    need not ring. When entries come faster than rounds are done, they gather for a moment. Otherwise each ring is a
-    round.
+    A round costs nearly the same for one entry or a hundred. While all publishers have many batches in flight, none of
+    them waits for this very answer: entries gather for a fraction of the time that the publishers' windows last, and
+    brokers need not ring. When entries come faster than rounds are done, they gather for a moment. Otherwise each ring
+    is a round.
     """
     idle_wait_s, gather_s = sequencer.settings.idle_wait_ms / 1_000, sequencer.settings.gather_ms / 1_000
     wait_s, rounds = _WAIT_S_FIRST, _Rounds(sequencer)
@@ -104,14 +103,14 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
     if sequencer.deposed:
         sequencer.journal.warn("deposed", reason="a later epoch is open")
     else:
-        sequencer.journal.note("left", epoch=sequencer.epoch, waiting=sequencer.held.used)
+        sequencer.journal.note("left", epoch=sequencer.epoch, waiting=sequencer.buffer.used)
 
 
-class Throne(Protocol):
-    """What the driver of a candidate needs from its process."""
+class LeaderHost(Protocol):
+    """What the driver of a standby needs from its process."""
 
     def follow(self, mark: str) -> None:
-        """Have the candidate told, and woken, when this process ends."""
+        """Report to the standby, and wake it, when this process ends."""
         ...
 
     def prepare(self, epoch: int) -> bool:
@@ -119,7 +118,7 @@ class Throne(Protocol):
         ...
 
     def take(self, epoch: int) -> tuple[Sequencer, Bell]:
-        """Get ready to take over, while another one may reign, and listen to the sequencer's bell."""
+        """Get ready to take over, while another one may lead, and listen to the sequencer's bell."""
         ...
 
     def begin(self, sequencer: Sequencer) -> None:
@@ -131,61 +130,61 @@ class Throne(Protocol):
         ...
 
     def give_up(self) -> None:
-        """The reign is over: listen to that bell no more."""
+        """The leadership is over: listen to that bell no more."""
         ...
 
     def successor(self) -> bool:
-        """Ask another candidate to take over, since we leave; False if there is none, or if all of it stops."""
+        """Ask another standby to take over, since we leave; False if there is none, or if all of it stops."""
         ...
 
 
-async def serve_candidate(candidate: Candidate, throne: Throne, bell: Bell, stop: asyncio.Event) -> None:
-    """Stand by and reign in turn, until told to stop."""
+async def serve_standby(standby: StandbySequencer, host: LeaderHost, bell: Bell, stop: asyncio.Event) -> None:
+    """Stand by and lead in turn, until asked to stop."""
     keep_freed_memory()
     while not stop.is_set():
-        epoch = _look(candidate)
-        throne.follow(candidate.watched)
+        epoch = _look(standby)
+        host.follow(standby.watched)
         if epoch is None:
-            busy = throne.prepare(candidate.reigning)
-            await bell.wait(0 if busy else candidate.wait_us() / 1_000_000)
+            busy = host.prepare(standby.leading)
+            await bell.wait(0 if busy else standby.wait_us() / 1_000_000)
             continue
         try:
-            sequencer, its_bell = throne.take(epoch)
-            throne.follow("")
-            if not candidate.hurries:
+            sequencer, its_bell = host.take(epoch)
+            host.follow("")
+            if not standby.hurries:
                 await asyncio.sleep(_BREATH_S)
-            throne.begin(sequencer)
+            host.begin(sequencer)
         except (*LATER, FabricFull) as error:
-            if not candidate.reigning:
-                raise  # whoever starts the cluster reads it
-            throne.fail(epoch, error.message)
+            if not standby.leading:
+                raise  # the command that starts the cluster prints it
+            host.fail(epoch, error.message)
             continue
-        await _reign(sequencer, its_bell, throne, stop)
-        throne.give_up()
+        await _lead(sequencer, its_bell, host, stop)
+        host.give_up()
         del sequencer
-        # Its regions are memory that nobody else may have any more; but first of all the successor needs the processor.
+        # Its regions are memory that can be given back; but first of all the successor needs the processor.
         asyncio.get_running_loop().call_later(_TIDY_S, gc.collect)
 
 
-def _look(candidate: Candidate) -> int | None:
-    """An epoch that was won. While the store fails nobody is elected: the next look tries again."""
+def _look(standby: StandbySequencer) -> int | None:
+    """An epoch that was won. While the store fails there is no election: the next look tries again."""
     try:
-        return candidate.look()
+        return standby.look()
     except LATER:
         return None
 
 
-async def _reign(sequencer: Sequencer, bell: Bell, throne: Throne, stop: asyncio.Event) -> None:
-    """Until it is deposed, or told to stop: then somebody else reigns before it leaves, if there is somebody."""
+async def _lead(sequencer: Sequencer, bell: Bell, host: LeaderHost, stop: asyncio.Event) -> None:
+    """Lead until deposed, or asked to stop: then another sequencer leads first, if one stands by."""
     end = asyncio.Event()
-    reign = asyncio.create_task(serve_sequencer(sequencer, bell, end))
+    leading = asyncio.create_task(serve_sequencer(sequencer, bell, end))
     stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({reign, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not reign.done() and throne.successor():
-            await asyncio.wait({reign}, timeout=HAND_OVER_S_MAX)
+        await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not leading.done() and host.successor():
+            await asyncio.wait({leading}, timeout=HAND_OVER_S_MAX)
         end.set()
-        await reign
+        await leading
     finally:
-        reign.cancel()
+        leading.cancel()
         stopping.cancel()

@@ -1,16 +1,17 @@
-"""What a new sequencer learns from the last started one.
+"""What a new sequencer learns from the last started one, and how it takes over.
 
-Theory of operation. Our epoch line is open already, so nobody acts any more on what the predecessor writes, but it may
-still be writing: it may be paused in the middle of a round. It writes entries, then answers, then waiting batches, then
-"read through". We read in the opposite order, so whatever "read through" covers is found in one of the others:
+Theory of operation. Our epoch line is open already, so no process acts any more on what the predecessor writes, but it
+may still be writing: it may be paused in the middle of a round. It writes entries, then answers, then waiting batches,
+then "read through". We read in the opposite order, so whatever "read through" covers is found in one of the others:
 1. read-through marks, 2. waiting batches, 3. answers, 4. checkpoints and order rings, whose valid contiguous entries
 (never the frontier) tell where the order ends.
 A batch that has an answer is settled. One that waits and has none waits on, or is decided in our first round. What was
 taken but left no trace is still in its pending ring, and is taken again: if it was ordered, the answer is DUP_OF.
 
 What was written once stays true: an entry, or an answer, is valid at its index for good, whatever its writer does next.
-So most of it is read before our line is open, while nobody waits for us (`Foreseen`). With the line open all of the
-above is read on from there, in its order, and only what is found then says where the order ends, and what is settled.
+So most of it is read before our line is open, while no process waits for us (`Prefetched`). With the line open all of
+the above is read on from there, in its order, and only what is found then says where the order ends, and what is
+settled.
 """
 
 from __future__ import annotations
@@ -42,18 +43,14 @@ from embarcadero.fabric.region import (
     order_region,
     results_region,
 )
-from embarcadero.sequencer.leader.brokers import BrokerIncarnations, BrokerLegacy, ResultsRead
-from embarcadero.sequencer.leader.lanes import LeaderLanes
-from embarcadero.sequencer.leader.leadership import Leadership
-from embarcadero.sequencer.leader.upkeep import Upkeep
+from embarcadero.sequencer.leader.brokers import BrokerIncarnations, BrokerProgress, ResultsRead
+from embarcadero.sequencer.leader.leadership import InheritedLane, LeaderLanes, Leadership, Upkeep
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import learn_positions, read_checkpoint, replay, restore
-from embarcadero.sequencer.order.control import attach
 from embarcadero.sequencer.order.lane import Lane, valid_from, valid_suffix
-from embarcadero.sequencer.order.reorder import HeldSlots, Slots, read_held
-from embarcadero.sequencer.order.sessions import OPEN, SessionTable, W
+from embarcadero.sequencer.order.sessions import ReorderBuffer, SessionTable, Slots, W, read_waiting
 from embarcadero.steps import Step
-from embarcadero.types import NO_HANDLE, Member, MemberState, Range, Topic
+from embarcadero.types import Member, MemberState, Range, Topic
 
 _TRIES_MAX = 4
 _REHEARSED_LANES = 4
@@ -69,8 +66,8 @@ class Answered(NamedTuple):
 _NONE_ANSWERED = Answered(0, np.empty(0, dtype=np.uint64))
 
 
-class Foreseen:
-    """What a predecessor that may still reign has answered already, by the name of the ring."""
+class Prefetched:
+    """What a predecessor that may still lead has answered already, by the name of the ring."""
 
     def __init__(self, fabric: Fabric, epoch: int, members: list[Member]) -> None:
         self.epoch = epoch
@@ -97,8 +94,8 @@ def read_answered(ring: RingReader, end: int, known: Answered) -> Answered:
     return Answered(end, np.concatenate([known.pending, later])[-ring.slots :])
 
 
-class Legacy:
-    """All that the predecessor left. Waiting batches are in `waiting`, by handle the rest."""
+class PredecessorState:
+    """All that the predecessor left: waiting batches in `waiting`, the rest by the handle of its broker."""
 
     def __init__(
         self,
@@ -106,46 +103,46 @@ class Legacy:
         epoch: int,
         members: list[Member],
         steps: Steps = NO_STEPS,
-        foreseen: Foreseen | None = None,
+        prefetched: Prefetched | None = None,
     ) -> None:
         self._fabric, self._epoch, self._steps = fabric, epoch, steps
-        self._answered = foreseen.answered if foreseen is not None and foreseen.epoch == epoch else {}
+        self._answered = prefetched.answered if prefetched is not None and prefetched.epoch == epoch else {}
         frontiers = fabric.attach(frontiers_region(epoch))
         self.brokers = {
-            member.handle: BrokerLegacy(
+            member.handle: BrokerProgress(
                 FrontierReader(frontiers, frontier_offset(SequencerLine.BROKERS + member.handle)).load()
             )
             for member in members
         }
         steps.at(Step.TAKEOVER_MARKS_READ)
-        self.waiting = read_held(fabric, held_region(epoch))
+        self.waiting = read_waiting(fabric, held_region(epoch))
         steps.at(Step.TAKEOVER_HELD_READ)
         for member in members:
             self._read_broker(member)
         steps.at(Step.TAKEOVER_ANSWERS_READ)
 
     def _read_broker(self, member: Member) -> None:
-        legacy, name = self.brokers[member.handle], results_region(self._epoch, member)
+        progress, name = self.brokers[member.handle], results_region(self._epoch, member)
         answered = np.empty(0, dtype=np.uint64)
         if member.state is MemberState.LIVE and self._fabric.exists(name):
             ring, start = _results_of(self._fabric, self._epoch, member)
             end = ring.valid_end(start)
-            legacy.answers = ring.read(start, end)
+            progress.answers = ring.read(start, end)
             answered = read_answered(ring, end, self._answered.get(name, _NONE_ANSWERED)).pending
         if len(self.waiting):
             ours = self.waiting["origin"] == member.handle
             self.waiting = pick(self.waiting, ~(ours & np.isin(self.waiting["index"], answered)))
-        held = self.waiting["index"][self.waiting["origin"] == member.handle]
-        legacy.settled = np.union1d(answered[answered >= legacy.start], held[held >= legacy.start])
+        waits = self.waiting["index"][self.waiting["origin"] == member.handle]
+        progress.settled = np.union1d(answered[answered >= progress.start], waits[waits >= progress.start])
 
-    def lane(self, topic: Topic, sizes: FabricSizes, held: HeldSlots, now_us: int) -> tuple[LaneOrder, Entries] | None:
+    def lane(self, topic: Topic, sizes: FabricSizes, buffer: ReorderBuffer, now_us: int) -> InheritedLane | None:
         """A lane as it was, and the entries to be issued again; None when the predecessor did not have it."""
         name = order_region(self._epoch, topic.lane)
         if not self._fabric.exists(name):
             return None
         for _ in range(_TRIES_MAX):
-            found = read_lane(self._fabric, self._epoch, topic, sizes, held, now_us)
-            if not _goes_on(attach_ring(self._fabric, name, ORDER), found[0].next_index):
+            found = read_lane(self._fabric, self._epoch, topic, sizes, buffer, now_us)
+            if not _goes_on(attach_ring(self._fabric, name, ORDER), found.order.next_index):
                 self._steps.at(Step.TAKEOVER_READ)
                 return found
         raise Corrupt(f"the order ring of topic {topic.name} has a hole behind its checkpoint", "restart the cluster")
@@ -160,23 +157,22 @@ class Legacy:
         else:
             return None
         replay(order, after, now_us)
-        _settle_in(order, now_us)
+        order.settle_in(now_us)
         self._steps.at(Step.TAKEOVER_READ)
         return after
 
 
 def read_lane(
-    fabric: Fabric, epoch: int, topic: Topic, sizes: FabricSizes, held: HeldSlots, now_us: int
-) -> tuple[LaneOrder, Entries]:
+    fabric: Fabric, epoch: int, topic: Topic, sizes: FabricSizes, buffer: ReorderBuffer, now_us: int
+) -> InheritedLane:
     """A lane as a predecessor has it, and the entries to be issued again, as far as they were found."""
     ring = attach_ring(fabric, order_region(epoch, topic.lane), ORDER)
     region, checkpoint = checkpoint_region(epoch, topic.lane), None
-    rows = sizes.sessions
+    rows = None
     if fabric.exists(region):
         checkpoint = read_checkpoint(fabric, region)
-        rows = max(rows, fabric.attach(region).shape.slots - 1)
-    order = LaneOrder(topic, SessionTable(rows), held)
-    order.table.sessions_max = sizes.sessions
+        rows = max(sizes.sessions, fabric.attach(region).shape.slots - 1)
+    order = LaneOrder(topic, SessionTable(sizes.sessions, rows), buffer)
     start = 0
     if checkpoint is not None:
         restore(order, checkpoint, now_us)
@@ -186,9 +182,9 @@ def read_lane(
     before = valid_suffix(ring, max(0, min(start, end - ring.slots + sizes.round_entries)), start)
     learn_positions(order, before)
     replay(order, after, now_us)
-    _settle_in(order, now_us)
+    order.settle_in(now_us)
     readable = join([before, after])
-    return order, readable[max(0, len(readable) - (ring.slots - sizes.round_entries)) :]
+    return InheritedLane(order, readable[max(0, len(readable) - (ring.slots - sizes.round_entries)) :])
 
 
 def _read_on(ring: RingReader, start: int) -> Entries:
@@ -204,28 +200,21 @@ def _goes_on(ring: RingReader, end: int) -> bool:
     return ring.frontier.load() > end
 
 
-def _settle_in(order: LaneOrder, now_us: int) -> None:
-    """Who is connected is not known: do not hurry."""
-    for row in np.flatnonzero(order.table.state == OPEN).tolist():
-        attach(order, int(order.table.handle[row]), NO_HANDLE)
-    order.idle_due_us = now_us
-
-
 def rehearse(
     fabric: Fabric, epoch: int, members: list[Member], topics: list[Topic], sizes: FabricSizes, now_us: int
 ) -> None:
     """Read what a takeover would read, of some lanes, for nothing: the code and the memory for it are warm then.
 
-    Raises whatever a takeover might: the one that reigns goes on meanwhile.
+    Raises whatever a takeover might: the leader goes on meanwhile.
     """
-    legacy, held = Legacy(fabric, epoch, members), HeldSlots(sizes.held_slots)
+    state, buffer = PredecessorState(fabric, epoch, members), ReorderBuffer(sizes.held_slots)
     for topic in topics[:_REHEARSED_LANES]:
-        legacy.lane(topic, sizes, held, now_us)
+        state.lane(topic, sizes, buffer, now_us)
 
 
-def readmit(orders: dict[int, LaneOrder], held: HeldSlots, waiting: Entries, now_us: int) -> Slots:
-    """Put waiting batches into held slots. Returns the slots of those that wait no longer and must be decided."""
-    slots = held.hold(waiting)
+def readmit(orders: dict[int, LaneOrder], buffer: ReorderBuffer, waiting: Entries, now_us: int) -> Slots:
+    """Put waiting batches into the reorder buffer. Returns slots of those that wait no longer and must be decided."""
+    slots = buffer.hold(waiting)
     undecided = np.ones(len(slots), dtype=bool)
     for lane in np.unique(waiting["lane"]).tolist():
         order = orders.get(lane)
@@ -238,9 +227,8 @@ def readmit(orders: dict[int, LaneOrder], held: HeldSlots, waiting: Entries, now
         _, firsts = np.unique(rows * (2 * W) + np.clip(ahead, 0, W), return_index=True)
         waits = (table.live[rows] == sessions) & (ahead > 0) & (ahead < W) & np.isin(np.arange(len(mine)), firsts)
         waits &= table.strong[rows]
-        table.hold(rows[waits], seqs[waits], slots[mine[waits]], waiting["crc"][mine[waits]])
-        table.gap_us[rows[waits]] = now_us
-        order.due_us = min(order.due_us, now_us + order.departed_timeout_us)
+        table.hold(rows[waits], seqs[waits], slots[mine[waits]], waiting["crc"][mine[waits]], now_us)
+        order.look_for_gaps(now_us)
         undecided[mine[waits]] = False
     return slots[undecided]
 
@@ -251,25 +239,25 @@ class Takeover:
     def __init__(self, leader: Leadership, lanes: LeaderLanes, brokers: BrokerIncarnations, upkeep: Upkeep) -> None:
         self._leader, self._lanes, self._brokers, self._upkeep = leader, lanes, brokers, upkeep
         self._fabric, self._directory, self._steps = leader.fabric, leader.directory, leader.env.steps
-        self._early: dict[int, Lane] = {}  # lanes that our predecessor may still add to
-        self._foreseen: Foreseen | None = None
+        self._prefetched_lanes: dict[int, Lane] = {}  # lanes that our predecessor may still add to
+        self._prefetched: Prefetched | None = None
 
     def prefetch(self) -> None:
-        """Before our epoch line is open: read, make and write what will not change, while nobody waits for us."""
+        """Before our epoch line is open: read, make and write what will not change, while no process waits for us."""
         if not (earlier := self._directory.elections.started_epoch()):
             return
         leader, lanes = self._leader, self._lanes
         members = self._directory.members.all()
-        self._foreseen = Foreseen(self._fabric, earlier, members)
+        self._prefetched = Prefetched(self._fabric, earlier, members)
         self._brokers.prefetch(members)
         for topic in self._directory.topics.all():
             if lanes.is_ordered_here(topic) and self._fabric.exists(order_region(earlier, topic.lane)):
-                found = read_lane(self._fabric, earlier, topic, leader.sizes, lanes.held, leader.now_us)
+                found = read_lane(self._fabric, earlier, topic, leader.sizes, lanes.buffer, leader.now_us)
                 try:
-                    self._early[topic.lane] = lanes.new_lane(*found)
+                    self._prefetched_lanes[topic.lane] = lanes.new_lane(*found)
                 except FabricFull:
                     lanes.remove_regions(topic.lane)
-                    break  # when it is needed there may be room
+                    break  # when it is needed there may be memory
             self._upkeep.show_life()
         self._steps.at(Step.TAKEOVER_FORESEEN)
 
@@ -279,25 +267,25 @@ class Takeover:
         earlier = self._directory.elections.started_epoch()
         self._upkeep.look_at_store()  # then the values
         members = self._directory.members.all()
-        legacy = Legacy(self._fabric, earlier, members, self._steps, self._foreseen) if earlier else None
-        if legacy and len(legacy.waiting) > lanes.held.slots:
-            lanes.enlarge_buffer(len(legacy.waiting))
+        state = PredecessorState(self._fabric, earlier, members, self._steps, self._prefetched) if earlier else None
+        if state and len(state.waiting) > lanes.buffer.slots:
+            lanes.enlarge_buffer(len(state.waiting))
         lanes.recovery.learn_generations()
         topics = {topic.lane: topic for topic in self._directory.topics.all()}
-        lanes.ranges.wake_replicas(not earlier)  # nobody follows us before we have started
+        lanes.ranges.wake_replicas(not earlier)  # no replica follows us before we have started
         for topic in topics.values():
-            self._take_lane(topic, legacy)
+            self._take_lane(topic, state)
             self._upkeep.show_life()
-        for number in list(self._early):
-            self._give_up_early(number)  # its topic is gone
-        self._foreseen = None
+        for number in list(self._prefetched_lanes):
+            self._give_up_prefetched(number)  # its topic is gone
+        self._prefetched = None
         self._steps.at(Step.TAKEOVER_REISSUED)
         self._upkeep.learn_topics(topics, members)
-        if legacy:
+        if state:
             orders = {number: lane.order for number, lane in lanes.by_number.items()}
-            lanes.take_over_waiting(readmit(orders, lanes.held, legacy.waiting, leader.now_us))
+            lanes.take_over_waiting(readmit(orders, lanes.buffer, state.waiting, leader.now_us))
             self._steps.at(Step.TAKEOVER_HELD)
-        self._brokers.update(members, legacy.brokers if legacy else {})
+        self._brokers.update(members, state.brokers if state else {})
         self._steps.at(Step.TAKEOVER_ANSWERED)
         self._start(earlier)
 
@@ -318,37 +306,37 @@ class Takeover:
             after=earlier,
             lanes=len(lanes.by_number),
             brokers=len(self._brokers.sources),
-            waiting=lanes.held.used,
+            waiting=lanes.buffer.used,
             recovering=len(lanes.recovery.lanes),
         )
         self._upkeep.begin(earlier)
         self._brokers.wake(list(self._brokers.sources.values()), grown=True)
 
     # --- lanes --------------------------------------------------------------------------------------------------------
-    def _take_lane(self, topic: Topic, legacy: Legacy | None) -> None:
+    def _take_lane(self, topic: Topic, state: PredecessorState | None) -> None:
         leader, lanes = self._leader, self._lanes
         if not lanes.is_ordered_here(topic):
             return
         ranges = lanes.ranges_of(topic)
-        if legacy and self._go_on_with(topic, legacy, ranges):
+        if state and self._go_on_with(topic, state, ranges):
             return
-        inherited = legacy.lane(topic, leader.sizes, lanes.held, leader.now_us) if legacy else None
+        inherited = state.lane(topic, leader.sizes, lanes.buffer, leader.now_us) if state else None
         lanes.make(topic, ranges, inherited)
 
-    def _go_on_with(self, topic: Topic, legacy: Legacy, ranges: list[Range]) -> bool:
+    def _go_on_with(self, topic: Topic, state: PredecessorState, ranges: list[Range]) -> bool:
         """Bring a lane that was prefetched up to its end; False if there is none, or if it has to be read again."""
-        lane = self._early.get(topic.lane)
+        lane = self._prefetched_lanes.get(topic.lane)
         if lane is None:
             return False
-        entries = legacy.rest(lane.order, self._leader.now_us) if lane.order.topic == topic else None
+        entries = state.rest(lane.order, self._leader.now_us) if lane.order.topic == topic else None
         if entries is None or (ranges and lane.order.next_index < ranges[-1].start):
-            self._give_up_early(topic.lane)
+            self._give_up_prefetched(topic.lane)
             return False
         lane.inherit_more(entries)
-        del self._early[topic.lane]
+        del self._prefetched_lanes[topic.lane]
         self._lanes.put(lane, ranges[-1] if ranges else None)
         return True
 
-    def _give_up_early(self, number: int) -> None:
-        for name in self._early.pop(number).regions:
+    def _give_up_prefetched(self, number: int) -> None:
+        for name in self._prefetched_lanes.pop(number).regions:
             self._fabric.remove(name)

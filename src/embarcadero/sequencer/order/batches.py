@@ -8,31 +8,28 @@ Theory of operation. A step takes many batches at once and decides in four moves
    round; else all are sorted by (row, sequence), together with what waited in sessions whose hole was filled just
    now. A step with both kinds is ordered as it came if it can be; else weak batches first, then strong ones.
 2. append: one addition gives all indices, one cumulative sum all seqs; the windows learn them.
-3. hold: a strong session's batch ahead of a gap waits in a held slot. Without room, sessions with the oldest gaps are
-   fenced.
+3. hold: a strong session's batch ahead of a gap waits in the reorder buffer. When that is full, sessions with the
+   oldest gaps are fenced.
 4. settle: everything else is answered from the windows as they are now, so a duplicate within the step is no special
    case.
 The window of a step begins at `expected` (strong) or `low` (weak) as they are when the step begins. Sessions share
 nothing but the positions that they are given: no session waits for another.
 
-A round that is one batch, in plain numbers.
+Rounds of one batch. A publisher that waits for each answer makes rounds of one entry, and for one entry plain numbers
+are several times quicker than arrays (`order_one`). Only the common case is decided so: the next batch of a strong
+session, or a batch that is new in the window of a weak session. For any other, nothing is changed, and the round goes
+the usual way.
 
-A publisher that waits for each answer makes rounds of one entry, and for one entry plain numbers are several times
-quicker than arrays. Only the common case is decided here: the next batch of a strong session, or a batch that is new in
-the window of a weak session. For any other, nothing is changed, and the round goes the usual way.
-
-What a lane decided in a round: order entries to append, and outcomes of pending entries.
-
-Entries are built by whole columns. Bytes 28 to 55 of a pending entry (session to flags) are bytes 32 to 59 of its order
-entry, so they move as one block.
-
-What a sequencer counts: plain numbers, touched once per round or per session request.
+`Decisions` has what a lane decided: order entries to append, and outcomes of pending entries. Entries are built by
+whole columns. Bytes 28 to 55 of a pending entry (session to flags) are bytes 32 to 59 of its order entry, so they move
+as one block.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -55,9 +52,29 @@ from embarcadero.fabric.layout import (
     pick,
 )
 from embarcadero.limits import GAP_TIMEOUT_DEPARTED_MS, SESSION_SEQUENCE_MAX
-from embarcadero.sequencer.order.reorder import HeldSlots
-from embarcadero.sequencer.order.sessions import FENCED, LOST, NEVER, W_MASK, Ints, SessionTable, W
-from embarcadero.types import BATCH_KIND, NO_HANDLE, NO_INDEX, NO_SESSION, EntryKind, OnGap, Order, Outcome, Topic
+from embarcadero.sequencer.order.sessions import (
+    FENCED,
+    I64,
+    LOST,
+    NEVER,
+    U64,
+    W_MASK,
+    ReorderBuffer,
+    SessionTable,
+    W,
+)
+from embarcadero.types import (
+    BATCH_KIND,
+    NO_HANDLE,
+    NO_INDEX,
+    NO_SESSION,
+    EntryKind,
+    LanePosition,
+    OnGap,
+    Order,
+    Outcome,
+    Topic,
+)
 
 _WAITS: Final = 255
 """Not an outcome: the batch waits for its gap to close."""
@@ -66,7 +83,7 @@ _ID_BITS: Final = 24
 _AHEAD_BITS: Final = 8
 _ID_MASK: Final = (1 << _ID_BITS) - 1
 _AHEAD_MASK: Final = (1 << _AHEAD_BITS) - 1
-_NONE: Final[Ints] = np.empty(0, dtype=np.int64)
+_NONE: Final[I64] = np.empty(0, dtype=np.int64)
 invariant(W == 1 << _AHEAD_BITS, "how far ahead a sequence is fits its part of a sort key")
 
 
@@ -79,7 +96,7 @@ class _Step:
         self.sessions = entries["session"].astype(np.int64)
         self.rows = self.sessions & table.mask
         self.seqs = entries["session_seq"].astype(np.int64)
-        if int(self.seqs.view(np.uint64).max(initial=0)) > SESSION_SEQUENCE_MAX:  # nobody gets there honestly
+        if int(self.seqs.view(np.uint64).max(initial=0)) > SESSION_SEQUENCE_MAX:  # no publisher gets there
             self.seqs[self.seqs.view(np.uint64) > SESSION_SEQUENCE_MAX] = SESSION_SEQUENCE_MAX + 1
         self.slots = self.rows * W + (self.seqs & W_MASK)
         self.crcs = entries["crc"].astype(np.uint32)
@@ -88,7 +105,7 @@ class _Step:
         self.seq = np.full(count, NO_INDEX, dtype=np.uint64)
         self.extra = np.zeros(count, dtype=np.uint64)
 
-    def join_waiting(self, entries: Entries, rows: Ints, seqs: Ints) -> None:
+    def join_waiting(self, entries: Entries, rows: I64, seqs: I64) -> None:
         """Batches that have been waiting take part."""
         count = len(entries)
         self.entries = join([self.entries, entries])
@@ -101,54 +118,78 @@ class _Step:
         self.extra = np.concatenate([self.extra, np.zeros(count, dtype=np.uint64)])
 
 
+class LaneTerms(NamedTuple):
+    """What a leader lets the orders of its lanes use."""
+
+    free_slots: Callable[[int], None] = lambda _count: None
+    """Asked when that many slots of the reorder buffer are needed and not free; may fence sessions of any lane."""
+    journal: Journal = SilentJournal()
+    peer_share: float = 1.0  # of a table, for the sessions of one address
+    departed_timeout_ms: int = GAP_TIMEOUT_DEPARTED_MS  # how long a gap may stay once its session's connection is gone
+
+
 class LaneOrder:
     """The order of one lane: its sessions and counters."""
 
-    def __init__(self, topic: Topic, table: SessionTable, held: HeldSlots) -> None:
-        self.table, self.held = table, held
+    def __init__(self, topic: Topic, table: SessionTable, buffer: ReorderBuffer) -> None:
+        self.table, self.buffer = table, buffer
         self.all_strong = topic.order == Order.STRONG  # the topic takes no weak sessions
-        self.peer_share = 1.0  # of the table, for the sessions of one address
         self.next_index = self.next_seq = self.append_us = 0
         self.due_us = NEVER  # no gap times out before
         self.idle_due_us = NEVER  # no session expires before
         self.out = Decisions()
         self.counters = LaneCounters()
-        self.journal: Journal = SilentJournal()
-        self.make_room: Callable[[int], None] = lambda _count: None
-        """Asked when that many held slots are needed and not free; may fence sessions, here and in other lanes."""
+        self.terms = LaneTerms()
         self.reserve: Callable[[int], None] = lambda _count: None
-        """Told before that many order entries are decided, at a moment when sessions and decisions agree."""
-        self._departed_ms = GAP_TIMEOUT_DEPARTED_MS
+        """Called before that many order entries are decided, at a moment when sessions and decisions agree."""
         self._follow(topic)
 
-    def set_departed_timeout(self, timeout_ms: int) -> None:
-        """How long a gap may stay once its session's connection is gone; also for the topic as it is altered later."""
-        self._departed_ms = timeout_ms
+    def begin(self, terms: LaneTerms, reserve: Callable[[int], None]) -> None:
+        """A lane of a leader is ordered from here on."""
+        self.terms, self.reserve = terms, reserve
         self._follow(self.topic)
+
+    def end(self) -> None:
+        """Let go of the lane and its leader: memory that is in a cycle waits for the garbage collector."""
+        self.terms, self.reserve = LaneTerms(), lambda _count: None
 
     def alter(self, topic: Topic) -> None:
         """The topic was altered: what waits is judged by its new times from the next round on."""
         self._follow(topic)
         self.due_us = self.idle_due_us = 0
 
+    def resume(self, position: LanePosition, append_us: int) -> None:
+        """Go on where the order ended: at this position, and not before this time."""
+        self.next_index, self.next_seq = position
+        self.append_us = append_us
+
+    def not_before(self, wall_us: int) -> None:
+        """Append no entry with an earlier time."""
+        self.append_us = max(self.append_us, wall_us)
+
+    def settle_in(self, now_us: int) -> None:
+        """Take over sessions whose connections are not known: do not hurry to end their gaps."""
+        self.table.assume_connected(NO_HANDLE)
+        self.idle_due_us = now_us
+
     def _follow(self, topic: Topic) -> None:
         self.topic = topic
         self.skips = topic.on_gap == OnGap.SKIP
         self.gap_timeout_us = topic.gap_timeout_ms * 1000
-        self.departed_timeout_us = min(self.gap_timeout_us, self._departed_ms * 1000)
+        self.departed_timeout_us = min(self.gap_timeout_us, self.terms.departed_timeout_ms * 1000)
 
     # --- the step -----------------------------------------------------------------------------------------------------
     def order(self, entries: Entries, now_us: int) -> None:
         """Decide on batches of this lane, as they came."""
         if not len(entries):
             return
-        self.reserve(len(entries) + self.table.waiting)
+        self.reserve(len(entries) + self.table.waiting.total)
         step, table = _Step(entries, self.table), self.table
         is_open: Flags = table.live.take(step.rows) == step.sessions
         chosen, waiting, woken = self._choose(step, is_open)
         self._append(step, chosen)
         came = step.rows[: step.came]
-        table.active_us[came if every(is_open) else came[is_open]] = now_us
+        table.touch(came if every(is_open) else came[is_open], now_us)
         if chosen is not None:
             self._restart_gaps(woken, now_us)  # before anyone looks for the oldest gap
             if len(waiting):
@@ -157,16 +198,17 @@ class LaneOrder:
         self._answer(step)
 
     def ordered_before(self, entries: Entries) -> Flags:
-        """Which of these are batches that have a position already: whoever decides on them again needs none."""
+        """Which of these are batches that have a position already: to decide on them again takes none."""
         step, table = _Step(entries, self.table), self.table
-        found: Flags = (table.handle.take(step.rows) == step.sessions) & (table.tag.take(step.slots) == step.seqs + 1)
+        found: Flags = table.handle.take(step.rows) == step.sessions
+        found &= table.windows.tag.take(step.slots) == step.seqs + 1
         found &= ~table.strong.take(step.rows) | (step.seqs < table.expected.take(step.rows))  # others wait
         found &= entries["kind"] == BATCH_KIND
         return found
 
-    def release(self, rows: Ints, now_us: int) -> None:
+    def release(self, rows: I64, now_us: int) -> None:
         """The holes at `expected` of these sessions are gone: order what waited right behind them."""
-        step = _Step(self.held.entries[:0], self.table)
+        step = _Step(self.buffer.entries[:0], self.table)
         chosen, _, woken = self._sorted_prefixes(step, _NONE, _NONE, rows)
         self._append(step, chosen)
         self._restart_gaps(woken, now_us)
@@ -187,7 +229,7 @@ class LaneOrder:
                 self.out.answer(pick(step.entries, at), step.outcome[at], step.index[at], step.seq[at], step.extra[at])
 
     # --- choose -------------------------------------------------------------------------------------------------------
-    def _choose(self, step: _Step, is_open: Flags) -> tuple[Ints | None, Ints, Ints]:
+    def _choose(self, step: _Step, is_open: Flags) -> tuple[I64 | None, I64, I64]:
         """(to be ordered, None means all; to be held; rows whose waiting batches were woken)."""
         if self.all_strong:
             return self._choose_strong(step, is_open)
@@ -207,16 +249,18 @@ class LaneOrder:
     def _all_new(self, step: _Step, is_open: Flags, strong: Flags) -> bool:
         """Take a step of both kinds of sessions as it came, if all of it is new, and strong sessions are in order."""
         table = self.table
-        if not every(is_open) or np.count_nonzero(table.held.take(step.rows)):
+        if not every(is_open) or np.count_nonzero(table.waiting.count.take(step.rows)):
             return False
         self._raise_lows(step, ~strong)
         ahead = step.seqs - np.where(strong, table.expected.take(step.rows), table.low.take(step.rows))
-        if not every(ahead.view(np.uint64) < W) or np.count_nonzero(table.tag.take(step.slots) == step.seqs + 1):
+        if not every(ahead.view(np.uint64) < W):
+            return False
+        if np.count_nonzero(table.windows.tag.take(step.slots) == step.seqs + 1):
             return False
         ahead[~strong] = 0
         if not self._in_order(step, ahead):
             return False
-        np.maximum.at(table.expected, step.rows, step.seqs + 1)
+        table.expect_after(step.rows, step.seqs)
         return True
 
     def _raise_lows(self, step: _Step, of: Flags) -> None:
@@ -224,81 +268,74 @@ class LaneOrder:
         lows = np.minimum(words(step.entries)[:, 2].astype(np.int64), step.seqs)
         lows[step.seqs > SESSION_SEQUENCE_MAX] = 0
         everyone = every(of)
-        np.maximum.at(self.table.low, step.rows if everyone else step.rows[of], lows if everyone else lows[of])
+        self.table.raise_lows(step.rows if everyone else step.rows[of], lows if everyone else lows[of])
 
-    def _choose_weak(self, step: _Step, is_open: Flags) -> Ints | None:
+    def _choose_weak(self, step: _Step, is_open: Flags) -> I64 | None:
         """Of weak sessions: everything new in [low, low + W). None means all."""
         table = self.table
         self._raise_lows(step, is_open)
         near = (step.seqs - table.low.take(step.rows)).view(np.uint64) < W
-        new = is_open & near & (table.tag.take(step.slots) != step.seqs + 1)
+        new = is_open & near & (table.windows.tag.take(step.slots) != step.seqs + 1)
         chosen = None
-        if not (every(new) and every(self._claim(step.slots))):
+        if not (every(new) and every(table.windows.claim(step.slots))):
             chosen = new.nonzero()[0]
-            chosen = chosen[self._claim(step.slots[chosen])]
+            chosen = chosen[table.windows.claim(step.slots[chosen])]
         rows, seqs = (step.rows, step.seqs) if chosen is None else (step.rows[chosen], step.seqs[chosen])
-        np.maximum.at(table.expected, rows, seqs + 1)
+        table.expect_after(rows, seqs)
         return chosen
 
-    def _claim(self, slots: Ints) -> Flags:
-        """Which of these new batches are the first with their sequence. Their slots are theirs from here on."""
-        numbers = np.arange(len(slots), dtype=np.uint64)
-        self.table.index[slots[::-1]] = numbers[::-1]  # of several stores to one place the last stays
-        first: Flags = self.table.index.take(slots) == numbers
-        return first
-
-    def _choose_strong(self, step: _Step, is_open: Flags) -> tuple[Ints | None, Ints, Ints]:
+    def _choose_strong(self, step: _Step, is_open: Flags) -> tuple[I64 | None, I64, I64]:
         """Of strong sessions: unbroken prefixes from `expected` on; the rest waits."""
         table = self.table
         ahead = step.seqs - table.expected.take(step.rows)
         new = is_open & (ahead.view(np.uint64) < W)
-        if every(new) and not np.count_nonzero(table.held.take(step.rows)) and self._in_order(step, ahead):
-            table.expected[step.rows] = step.seqs + 1
+        if every(new) and not np.count_nonzero(table.waiting.count.take(step.rows)) and self._in_order(step, ahead):
+            table.expect_next(step.rows, step.seqs)
             return None, _NONE, _NONE
-        new &= table.tag.take(step.slots) != step.seqs + 1  # those wait already
+        new &= table.windows.tag.take(step.slots) != step.seqs + 1  # those wait already
         fresh = new.nonzero()[0]
-        fresh = fresh[self._claim(step.slots[fresh])]
+        fresh = fresh[table.windows.claim(step.slots[fresh])]
         fronts = step.rows[fresh[ahead[fresh] == 0]]
-        return self._sorted_prefixes(step, fresh, ahead[fresh], fronts[table.held.take(fronts) > 0])
+        return self._sorted_prefixes(step, fresh, ahead[fresh], fronts[table.waiting.count.take(fronts) > 0])
 
-    def _in_order(self, step: _Step, ahead: Ints) -> bool:
+    def _in_order(self, step: _Step, ahead: I64) -> bool:
         """Whether every batch is its session's next or comes after its predecessor; nothing waits in these sessions."""
-        numbers, claims = np.arange(len(ahead), dtype=np.uint64), self.table.index
-        claims[step.slots] = numbers
-        if not np.array_equal(claims.take(step.slots), numbers):
+        windows = self.table.windows
+        numbers = windows.claim_all(step.slots)
+        if numbers is None:
             return False
         before = step.rows * W + ((step.seqs - 1) & W_MASK)
-        predecessor = claims.take(before)
+        predecessor = windows.index.take(before)
         follows = predecessor < numbers
         follows &= step.slots.take(predecessor.view(np.int64), mode="clip") == before
         follows |= ahead == 0
         return every(follows)
 
-    def _sorted_prefixes(self, step: _Step, fresh: Ints, ahead: Ints, woken: Ints) -> tuple[Ints, Ints, Ints]:
+    def _sorted_prefixes(self, step: _Step, fresh: I64, ahead: I64, woken: I64) -> tuple[I64, I64, I64]:
         """Unbroken prefixes of fresh batches and of what waits in the woken sessions."""
         table = self.table
         keys = (step.rows[fresh] << (_ID_BITS + _AHEAD_BITS)) | (ahead << _ID_BITS) | fresh
-        held_slots = _NONE
+        buffered = _NONE
         if len(woken):
-            rows, seqs, held_slots = table.held_of(woken)
+            rows, seqs, buffered = table.waiting_of(woken)
             numbers = np.arange(step.came, step.came + len(rows))
             waited = (rows << (_ID_BITS + _AHEAD_BITS)) | ((seqs - table.expected[rows]) << _ID_BITS) | numbers
             keys = np.concatenate([keys, waited])
-            step.join_waiting(pick(self.held.entries, held_slots), rows, seqs)
+            step.join_waiting(pick(self.buffer.entries, buffered), rows, seqs)
         keys.sort()
         prefix = _rank_in_group(keys >> (_ID_BITS + _AHEAD_BITS)) == (keys >> _ID_BITS & _AHEAD_MASK)
         numbers = keys & _ID_MASK
         chosen, waiting = numbers[prefix], numbers[~prefix]
-        table.expected[step.rows[chosen]] = step.seqs[chosen] + 1  # ascending in each session: the last one stays
+        table.expect_next(step.rows[chosen], step.seqs[chosen])
         released = chosen[chosen >= step.came]
         if len(released):
-            table.release(step.rows[released])
-            self.held.release(held_slots[released - step.came])
+            table.waiting.end(step.rows[released])
+            self.buffer.release(buffered[released - step.came])
             self.counters.cascades.add(len(released))
         return chosen, waiting[waiting < step.came], woken
 
     # --- append, hold, settle -----------------------------------------------------------------------------------------
-    def _append(self, step: _Step, chosen: Ints | None) -> None:
+    def _append(self, step: _Step, chosen: I64 | None) -> None:
         """Give positions to the chosen, in this order, and let the windows know."""
         if chosen is None:
             pending, slots, seqs, crcs = step.entries, step.slots, step.seqs, step.crcs
@@ -307,7 +344,7 @@ class LaneOrder:
             seqs, crcs = step.seqs[chosen], step.crcs[chosen]
         else:
             return
-        count, table = len(pending), self.table
+        count = len(pending)
         index = np.arange(self.next_index, self.next_index + count, dtype=np.uint64)
         counts = pending["count"].astype(np.uint64)
         ends = np.cumsum(counts)
@@ -315,7 +352,7 @@ class LaneOrder:
         self.out.order.append(order_entries(pending, index, first, self.append_us))
         self.next_index += count
         self.next_seq += int(ends[-1])
-        table.tag[slots], table.index[slots], table.seq[slots], table.crc[slots] = seqs + 1, index, first, crcs
+        self.table.windows.store(slots, seqs, index, first, crcs)
         if chosen is None:
             step.outcome.fill(Outcome.ORDERED)
             step.index, step.seq = index, first
@@ -330,34 +367,48 @@ class LaneOrder:
         self.next_index += 1
         return index
 
-    def _hold(self, step: _Step, waiting: Ints, now_us: int) -> None:
-        """Let these wait; what finds no room is left to be settled."""
+    def _hold(self, step: _Step, waiting: I64, now_us: int) -> None:
+        """Let these wait; what the reorder buffer can not take is left to be settled."""
         table = self.table
-        if len(waiting) > self.held.free:
-            table.tag[step.slots[waiting]] = 0  # those that get no room have claimed their slots too
-            self.make_room(len(waiting))
-            waiting = waiting[table.live.take(step.rows[waiting]) == step.sessions[waiting]][: self.held.free]
+        if len(waiting) > self.buffer.free:
+            table.windows.clear(step.slots[waiting])  # those that can not wait have claimed their slots too
+            self.terms.free_slots(len(waiting))
+            waiting = waiting[table.live.take(step.rows[waiting]) == step.sessions[waiting]][: self.buffer.free]
         rows = step.rows[waiting]
-        table.hold(rows, step.seqs[waiting], self.held.hold(pick(step.entries, waiting)), step.crcs[waiting])
-        table.gap_us[rows] = np.minimum(table.gap_us[rows], now_us)
+        buffered = self.buffer.hold(pick(step.entries, waiting))
+        table.hold(rows, step.seqs[waiting], buffered, step.crcs[waiting], now_us)
         step.outcome[waiting] = _WAITS
+        self.look_for_gaps(now_us)
+
+    def look_for_idle(self, due_us: int) -> None:
+        """A session may expire at this time: look then at the latest."""
+        self.idle_due_us = min(self.idle_due_us, due_us)
+
+    def end_of_gaps(self, due_us: int) -> None:
+        """No gap is over before this time: all were looked at."""
+        self.due_us = due_us
+
+    def end_of_idle(self, due_us: int) -> None:
+        """No session expires before this time: all were looked at."""
+        self.idle_due_us = due_us
+
+    def _restart_gaps(self, woken: I64, now_us: int) -> None:
+        """`expected` moved in these sessions: if there is a gap still, it is another one."""
+        if len(woken) and self.table.waiting.restart_gaps(woken, now_us):
+            self.look_for_gaps(now_us)
+
+    def look_for_gaps(self, now_us: int) -> None:
+        """A gap began to count, or its session's last connection ended: look when it may time out at the earliest."""
         self.due_us = min(self.due_us, now_us + self.departed_timeout_us)
 
-    def _restart_gaps(self, woken: Ints, now_us: int) -> None:
-        """`expected` moved in these sessions: if there is a gap still, it is another one."""
-        if len(woken):
-            still = self.table.held.take(woken) > 0
-            self.table.gap_us[woken] = np.where(still, now_us, NEVER)
-            self.due_us = min(self.due_us, now_us + self.departed_timeout_us) if still.any() else self.due_us
-
-    def _settle(self, step: _Step, rest: Ints) -> None:
+    def _settle(self, step: _Step, rest: I64) -> None:
         """Answer what was neither ordered nor held, from the sessions as they are now."""
         if not len(rest):
             return
         table, rows, seqs, slots = self.table, step.rows[rest], step.seqs[rest], step.slots[rest]
         known = table.handle.take(rows) == step.sessions[rest]
-        expected, index = table.expected.take(rows), table.index.take(slots)
-        hit, same = table.tag.take(slots) == seqs + 1, table.crc.take(slots) == step.crcs[rest]
+        windows, expected, index = table.windows, table.expected.take(rows), table.windows.index.take(slots)
+        hit, same = windows.tag.take(slots) == seqs + 1, windows.crc.take(slots) == step.crcs[rest]
         below = seqs < table.low.take(rows)  # strong: only a session that was opened at a sequence has any there
         strong, late = table.strong.take(rows), seqs < expected
         found, old = hit & np.where(strong, late, ~below), np.where(strong, late & ~hit, below)
@@ -390,12 +441,12 @@ class LaneOrder:
         ).astype(np.uint8)
         step.outcome[rest] = outcome
         there = outcome == Outcome.DUP_OF
-        step.index[rest[there]], step.seq[rest[there]] = index[there], table.seq.take(slots[there])
+        step.index[rest[there]], step.seq[rest[there]] = index[there], windows.seq.take(slots[there])
         fenced = outcome == Outcome.FENCED
         step.extra[rest[fenced]] = expected[fenced]
 
 
-def _rank_in_group(groups: Ints) -> Ints:
+def _rank_in_group(groups: I64) -> I64:
     """Each element's number within its run of equal groups."""
     count = len(groups)
     if not count:
@@ -416,42 +467,36 @@ def is_batch(line: Line, index: int) -> bool:
 
 def order_one(lane: LaneOrder, line: Line, now_us: int) -> tuple[int, int] | None:
     """Give a batch its index and seq, if it is the common case."""
-    table, session, sequence = lane.table, line[3] >> 32, line[1]
+    table, session, sequence, extent = lane.table, line[3] >> 32, line[1], line[5]
     row = session & table.mask
-    slot = row * W + (sequence & W_MASK)
-    if table.live[row] != session or sequence > SESSION_SEQUENCE_MAX:
+    if table.live.item(row) != session or sequence > SESSION_SEQUENCE_MAX:
         return None
-    strong = table.strong[row]
-    if strong:
-        if table.expected[row] != sequence or table.held[row]:
+    if table.strong.item(row):
+        low = -1
+        if table.expected.item(row) != sequence or table.waiting.count.item(row):
             return None
-        expected = sequence + 1
     else:
-        low = max(int(table.low[row]), min(line[2], sequence))
-        if not 0 <= sequence - low < W or table.tag[slot] == sequence + 1:
+        low, slot = max(table.low.item(row), min(line[2], sequence)), row * W + (sequence & W_MASK)
+        if not 0 <= sequence - low < W or table.windows.tag.item(slot) == sequence + 1:
             return None
-        expected = max(int(table.expected[row]), sequence + 1)
     lane.reserve(1)
-    if not strong:
-        table.low[row] = low
     index, seq = lane.next_index, lane.next_seq
-    lane.next_index, lane.next_seq = index + 1, seq + (line[5] & _LOW)
-    table.expected[row], table.active_us[row] = expected, now_us
-    table.tag[slot], table.index[slot], table.seq[slot], table.crc[slot] = sequence + 1, index, seq, line[5] >> 32
+    lane.next_index, lane.next_seq = index + 1, seq + (extent & _LOW)
+    table.append_one(row, low, sequence, index, seq, extent >> 32, now_us)
     return index, seq
 
 
 def order_line(pending: Line, origin: int, index: int, seq: int, append_us: int) -> Line:
     """The order entry of a batch: the block that both kinds of entries share is four bytes further on."""
-    _, sequence, _, lane, place, extent, tags, _ = pending
+    _, sequence, _, lane, location, extent, tags, _ = pending
     tags = tags & ~0xFFFF | origin
     return [
         index,
         seq,
         sequence,
         append_us,
-        lane >> 32 | (place & _LOW) << 32,
-        place >> 32 | (extent & _LOW) << 32,
+        lane >> 32 | (location & _LOW) << 32,
+        location >> 32 | (extent & _LOW) << 32,
         extent >> 32 | (tags & _LOW) << 32,
         tags >> 32,
     ]
@@ -462,7 +507,6 @@ def result_line(pending: Line, index: int, seq: int) -> Line:
     return [0, pending[0], index, seq, pending[1], 0, pending[3] >> 32 | _ORDERED, 0]
 
 
-U64 = npt.NDArray[np.uint64]
 U8 = npt.NDArray[np.uint8]
 
 _SHARED: Final = ("session", "location", "size", "count", "crc", "origin", "partition", "schema", "kind", "flags")
@@ -584,14 +628,26 @@ class Decisions:
         return taken
 
 
+class FenceReason(StrEnum):
+    """Why a session was fenced."""
+
+    GAP = "gap"
+    OVERFLOW = "overflow"
+    IDLE = "idle"
+    REPLACED = "replaced"
+    MOVED = "moved"
+    ABANDONED = "abandoned"
+    RESTART = "restart"
+
+
 class LaneCounters:
     """Counters of one lane."""
 
     def __init__(self) -> None:
         self.opened = self.closed = 0
-        self.fenced: Counter[str] = Counter()  # by reason: gap, overflow, idle, replaced, moved, restart
+        self.fenced: Counter[FenceReason] = Counter()
         self.gap_timeouts = self.skips = 0
         self.cascades = Histogram(COUNTS)  # waiting batches that one round released
         self.checkpoints = self.checkpoint_us = self.checkpoint_sessions = 0  # how many; the last one's duration, rows
         self.checkpoint_at_us = 0
-        self.roomless = 0  # entries refused because the lane's ring, or what is reserved for it, was full
+        self.refused = 0  # entries refused because the lane's ring, or what is reserved for it, was full

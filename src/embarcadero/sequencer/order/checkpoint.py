@@ -12,7 +12,7 @@ order 2, strong in order 5.
     48 next_handle u64, 56 now_us u64                        40 active_us u64
     64 rows_crc u32, 68 capacity u32, 124 check u32          48 stored 32 bytes, 80 lost 32 bytes: a bit per slot
 
-From order entries back to the session table: what a takeover does with the entries after a checkpoint.
+`replay` applies order entries to the session table: what a takeover does with the entries after a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import Corrupt, invariant
-from embarcadero.fabric.layout import SUPERBLOCK, Entries, RegionKind, pick, table
+from embarcadero.fabric.layout import SUPERBLOCK, Entries, Flags, RegionKind, pick, table
 from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.limits import SESSION_SEQUENCE_MAX
 from embarcadero.sequencer.order.batches import LaneOrder, opened_facts
-from embarcadero.sequencer.order.control import mark_lost
-from embarcadero.sequencer.order.sessions import LOST, NEVER, NOBODY, OPEN, W_MASK, Ints, SessionTable, W, zeros
+from embarcadero.sequencer.order.sessions import I64, LOST, NEVER, W_MASK, W, zeros
 from embarcadero.steps import Step
-from embarcadero.types import NO_INDEX, NO_SESSION, EntryKind
+from embarcadero.types import EntryKind, LanePosition
 from embarcadero.wire.codec import payload_crc
 
 _MAGIC: Final = int.from_bytes(b"EMBCHECK", "little")
@@ -203,31 +201,32 @@ def _load(region: Region, offset: int, count: int) -> Entries:
 
 
 # --- rows and windows -------------------------------------------------------------------------------------------------
-def _window_seqs(order: LaneOrder, rows: Ints) -> Ints:
+def _window_seqs(order: LaneOrder, rows: I64) -> I64:
     """The sequence of each slot of each row's window: strong: the last W below `expected`; weak: W from `low` on."""
     sessions, slots = order.table, np.arange(W)
     first = np.where(sessions.strong[rows], sessions.expected[rows] - W, sessions.low[rows])[:, None]
-    seqs: Ints = first + ((slots - first) & (W - 1))
+    seqs: I64 = first + ((slots - first) & (W - 1))
     return seqs
 
 
-def _rows(order: LaneOrder, rows: Ints) -> Entries:
+def _rows(order: LaneOrder, rows: I64) -> Entries:
     sessions = order.table
     made = np.zeros(len(rows), dtype=_ROW)
     for name in ("handle", "successor", "state", "strong", "expected", "low", "name", "active_us"):
         made[name] = getattr(sessions, name)[rows]
     seqs = _window_seqs(order, rows)
-    known = (sessions.tag.reshape(-1, W)[rows] == seqs + 1) & (seqs >= 0)
-    lost = known & (sessions.index.reshape(-1, W)[rows] == LOST)
+    windows = sessions.windows
+    known = (windows.tag.reshape(-1, W)[rows] == seqs + 1) & (seqs >= 0)
+    lost = known & (windows.index.reshape(-1, W)[rows] == LOST)
     made["stored"], made["lost"] = _pack(known & ~lost), _pack(lost)
     return made
 
 
-def _pack(bits: npt.NDArray[np.bool_]) -> Entries:
+def _pack(bits: Flags) -> Entries:
     return np.packbits(bits, axis=1).view("V32")[:, 0] if len(bits) else np.zeros(0, dtype="V32")
 
 
-def _unpack(packed: Entries) -> npt.NDArray[np.bool_]:
+def _unpack(packed: Entries) -> Flags:
     plain = np.frombuffer(packed.tobytes(), dtype=np.uint8).reshape(-1, W // 8)
     return np.unpackbits(plain, axis=1).astype(bool)
 
@@ -237,28 +236,19 @@ def restore(order: LaneOrder, checkpoint: Checkpoint, now_us: int) -> None:
     header, saved, sessions = checkpoint.header, checkpoint.rows, order.table
     if max(int(header[name]) for name in ("index", "seq", "append_us", "next_handle", "now_us")) >= _NUMBER_MAX:
         raise Corrupt(f"a checkpoint as of index {int(header['index'])}: numbers that can't be", _DO)
-    order.next_index, order.next_seq = int(header["index"]), int(header["seq"])
-    order.append_us, sessions.next_handle = int(header["append_us"]), int(header["next_handle"])
-    rows = saved["handle"].astype(np.int64) & sessions.mask
-    if len(np.unique(rows)) != len(rows):
-        raise Corrupt(f"a checkpoint of {len(rows)} sessions, of which two need the same row", _DO)
-    for name in ("handle", "successor", "state", "expected", "low", "name"):
-        getattr(sessions, name)[rows] = saved[name]
-    sessions.strong[rows] = order.all_strong | (saved["strong"] != 0)
-    sessions.live[rows] = np.where(saved["state"] == OPEN, saved["handle"].astype(np.int64), NOBODY)
-    sessions.active_us[rows] = now_us - (int(header["now_us"]) - saved["active_us"].astype(np.int64))
-    sessions.used = len(rows)
-    _restore_windows(order, sessions, rows, saved)
-    newest = saved["successor"] == NO_SESSION
-    for name, handle in zip(saved["name"][newest].tolist(), saved["handle"][newest].tolist(), strict=True):
-        if name:
-            sessions.by_name[name] = handle
+    if len(np.unique(saved["handle"].astype(np.int64) & sessions.mask)) != len(saved):
+        raise Corrupt(f"a checkpoint of {len(saved)} sessions, of which two need the same row", _DO)
+    order.resume(LanePosition(int(header["index"]), int(header["seq"])), int(header["append_us"]))
+    strong = order.all_strong | (saved["strong"] != 0)
+    active_us = now_us - (int(header["now_us"]) - saved["active_us"].astype(np.int64))
+    rows = sessions.restore(saved, strong, active_us)
+    sessions.count_on(int(header["next_handle"]))
+    _restore_windows(order, rows, saved)
 
 
-def _restore_windows(order: LaneOrder, sessions: SessionTable, rows: Ints, saved: Entries) -> None:
+def _restore_windows(order: LaneOrder, rows: I64, saved: Entries) -> None:
     stored, lost, seqs = _unpack(saved["stored"]), _unpack(saved["lost"]), _window_seqs(order, rows)
-    sessions.tag.reshape(-1, W)[rows] = np.where(stored | lost, seqs + 1, 0)
-    sessions.index.reshape(-1, W)[rows] = np.where(lost, np.uint64(LOST), np.uint64(NO_INDEX))
+    order.table.windows.restore(rows, seqs, stored, lost)
 
 
 def replay(order: LaneOrder, entries: Entries, now_us: int) -> None:
@@ -272,27 +262,16 @@ def replay(order: LaneOrder, entries: Entries, now_us: int) -> None:
         _replay_control(order, entries[at], now_us)
         done = at + 1
     _replay_batches(order, entries[done:], now_us)
-    rows = np.flatnonzero(order.table.state)  # few of very many: the memory of the others is not touched
-    rows = rows[~order.table.strong[rows]]
-    if len(rows):  # entries do not carry `low` of weak sessions, but it is never more than a window behind
-        order.table.low[rows] = np.maximum(order.table.low[rows], order.table.expected[rows] - W)
+    order.table.follow_lows()
     last = entries[-1]
-    order.next_index, order.append_us = int(last["index"]) + 1, int(last["append_us"])
-    order.next_seq = int(last["seq"]) + int(last["count"])
+    after = LanePosition(int(last["index"]) + 1, int(last["seq"]) + int(last["count"]))
+    order.resume(after, int(last["append_us"]))
 
 
 def _replay_batches(order: LaneOrder, entries: Entries, now_us: int) -> None:
-    if not len(entries):
-        return
-    table = order.table
-    _possible(order, int(entries["session_seq"].max()))
-    rows = entries["session"].astype(np.int64) & table.mask
-    seqs = entries["session_seq"].astype(np.int64)
-    slots = rows * W + (seqs & W_MASK)
-    table.tag[slots], table.index[slots] = seqs + 1, entries["index"]
-    table.seq[slots], table.crc[slots] = entries["seq"], entries["crc"]
-    np.maximum.at(table.expected, rows, seqs + 1)
-    table.active_us[rows] = now_us
+    if len(entries):
+        _possible(order, int(entries["session_seq"].max()))
+        order.table.replay(entries, now_us)
 
 
 def _replay_control(order: LaneOrder, entry: np.void, now_us: int) -> None:
@@ -315,13 +294,13 @@ def _replay_control(order: LaneOrder, entry: np.void, now_us: int) -> None:
         table.forget(row)
     elif kind == EntryKind.SKIP:
         first = int(entry["session_seq"])
-        mark_lost(order, row, first, first + int(entry["location"]))
+        table.mark_lost(row, first, first + int(entry["location"]))
 
 
 def _possible(order: LaneOrder, sequence: int) -> int:
     if sequence > SESSION_SEQUENCE_MAX + 1:
-        what = f"the order ring of topic {order.topic.name} has session sequence {sequence}, which nobody gets to"
-        raise Corrupt(what, "restart the cluster")
+        what = f"corrupt order ring of topic {order.topic.name}: session sequence {sequence} exceeds the maximum of "
+        raise Corrupt(f"{what}{SESSION_SEQUENCE_MAX + 1}", "restart the cluster")
     return sequence
 
 
@@ -340,12 +319,8 @@ def learn_positions(order: LaneOrder, entries: Entries) -> None:
     table = order.table
     while len(batches):
         rows = sessions & table.mask
-        seqs = batches["session_seq"].astype(np.int64)
-        slots = rows * W + (seqs & W_MASK)
-        known = (table.handle[rows] == sessions) & (table.tag[slots] == seqs + 1) & (table.index[slots] == NO_INDEX)
-        at = slots[known]
-        table.index[at], table.seq[at] = batches["index"][known], batches["seq"][known]
-        table.crc[at] = batches["crc"][known]
+        slots = rows * W + (batches["session_seq"].astype(np.int64) & W_MASK)
+        table.windows.learn(table.handle[rows] == sessions, slots, batches)
         if not successors:
             return
         heirs, which = np.unique(sessions, return_inverse=True)

@@ -1,12 +1,13 @@
-"""The sessions of one lane, as columns of numbers: a round looks up thousands of them with a handful of array reads.
+"""The sessions of one lane as columns of numbers, and the reorder buffer where batches of all lanes wait for a gap.
 
 Theory of operation. A session's row is `handle & mask`: handles grow and are never reused, and the allocator skips
-those whose row is taken, so a lookup is one comparison (`live[row] == handle`), without hashing in the hot path.
+those whose row is taken, so a lookup is one comparison (`live[row] == handle`), without hashing in the hot path. A
+round looks up thousands of sessions with a handful of array reads.
 
 Each row has a window of W slots; sequence s lives in slot s mod W. A slot belongs to s iff its `tag` is s + 1. For a
-sequence in the log, the slot has index, seq and CRC; for one that waits (strong: s > expected), `index` is its
-held slot. A sequence that enters the window displaces the one W before it, which the publisher settled long ago.
-A window is W * 28 bytes; the operating system commits memory only for rows that were ever used.
+sequence in the log, the slot has index, seq and CRC; for one that waits (strong: s > expected), `index` is its slot of
+the reorder buffer. A sequence that enters the window displaces the one W before it, which the publisher settled long
+ago. A window is W * 28 bytes; the operating system commits memory only for rows that were ever used.
 
 Each session is strong or weak for life. A strong session's batches keep their submission order: those behind a gap
 wait. A weak session never waits. Both kinds may share a lane. A window covers the last W sequences below `expected`
@@ -15,6 +16,13 @@ of a strong session, and W sequences from `low` on of a weak one.
 A session that continues another inherits its kind and its window and counts on in the same sequence space. The earlier
 one is fenced and remembers its successor, so that its holder can ask again when an answer was lost; TAKEN means that
 another publisher opened the name, and the earlier holder is out.
+
+Ordering is arithmetic on the columns: other modules read them. Only the classes of this module write them.
+
+The reorder buffer has slots shared by all lanes, and a copy in the fabric. A slot is written before its pending slot is
+given free, and zeroed only after its outcome is flushed; so at any crash a waiting batch is in the pending ring, or
+here, or has its outcome. A slot given free in a round may be used again in the same round, because the fabric's copy is
+written after the round's outcomes are flushed.
 """
 
 from __future__ import annotations
@@ -27,18 +35,21 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.limits import CEILING_AHEAD_HANDLES, KIB, SESSION_WINDOW
-from embarcadero.types import NO_INDEX, NO_SESSION
+from embarcadero.errors import invariant
+from embarcadero.fabric.layout import PENDING, SLOTS_OFFSET, Entries, Flags, RegionKind, pick, seal, sealed
+from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
+from embarcadero.limits import CEILING_AHEAD_HANDLES, KIB, LINE_BYTES, REGION_HANDLES, SESSION_WINDOW
+from embarcadero.types import NO_INDEX, NO_SESSION, EntryKind
 
 FREE, OPEN, FENCED = 0, 1, 2
 NEVER: Final = (1 << 63) - 1
 """A time that does not come."""
 
-NOBODY: Final = 1 << 32
-"""A handle that no session has."""
+NO_SESSION_HERE: Final = 1 << 32
+"""In a row: no session. No session has this handle."""
 
 TAKEN: Final = NO_SESSION - 1
-"""As a successor: somebody else opened the session's name."""
+"""As a successor: another publisher opened the session's name."""
 
 LOST: Final = NO_INDEX - 1
 """As an index in a window: the sequence was skipped."""
@@ -48,7 +59,9 @@ _LED_MAX: Final = 8
 W: Final = SESSION_WINDOW
 W_MASK: Final = W - 1
 
-Ints = npt.NDArray[np.int64]
+I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
 
 
 def zeros(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -62,40 +75,189 @@ def zeros(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.frombuffer(mmap(-1, size), dtype)
 
 
-class SessionTable:
-    """Rows of sessions. Columns are public: ordering is arithmetic on them."""
+# --- groups of columns ------------------------------------------------------------------------------------------------
+class Windows:
+    """What became of the sequences in the windows of all rows, by slot."""
 
-    def __init__(self, sessions: int) -> None:
+    def __init__(self, rows: int) -> None:
+        slots = rows * W
+        self.tag: I64 = zeros(slots, dtype=np.int64)
+        self.index: U64 = zeros(slots, dtype=np.uint64)
+        self.seq: U64 = zeros(slots, dtype=np.uint64)
+        self.crc: U32 = zeros(slots, dtype=np.uint32)
+
+    def claim(self, slots: I64) -> Flags:
+        """Let new batches claim their slots, and return which ones are the first with their sequence."""
+        numbers = np.arange(len(slots), dtype=np.uint64)
+        self.index[slots[::-1]] = numbers[::-1]  # of several stores to one slot the last stays
+        first: Flags = self.index.take(slots) == numbers
+        return first
+
+    def claim_all(self, slots: I64) -> U64 | None:
+        """The same if all of these batches are the first: their numbers, which their slots have now. None if not."""
+        numbers = np.arange(len(slots), dtype=np.uint64)
+        self.index[slots] = numbers
+        return numbers if np.array_equal(self.index.take(slots), numbers) else None
+
+    def store(self, slots: I64, seqs: I64, index: U64, seq: U64, crcs: U32) -> None:
+        """Note the positions of these sequences."""
+        self.tag[slots], self.index[slots], self.seq[slots], self.crc[slots] = seqs + 1, index, seq, crcs
+
+    def learn(self, mine: Flags, slots: I64, batches: Entries) -> None:
+        """Note the positions of ordered batches where the windows only know that they are stored."""
+        stored = self.tag[slots] == batches["session_seq"].astype(np.int64) + 1
+        known = mine & stored & (self.index[slots] == NO_INDEX)
+        at = slots[known]
+        self.index[at], self.seq[at], self.crc[at] = (batches[name][known] for name in ("index", "seq", "crc"))
+
+    def restore(self, rows: I64, seqs: I64, stored: Flags, lost: Flags) -> None:
+        """Fill whole windows; positions of what is stored are not known."""
+        self.tag.reshape(-1, W)[rows] = np.where(stored | lost, seqs + 1, 0)
+        self.index.reshape(-1, W)[rows] = np.where(lost, np.uint64(LOST), np.uint64(NO_INDEX))
+
+    def clear(self, slots: I64 | slice) -> None:
+        """Forget what was in these slots."""
+        self.tag[slots] = 0
+
+    def copy(self, source: int, target: int) -> None:
+        """Give one row the window of another."""
+        mine, theirs = self.of(target), self.of(source)
+        for column in (self.tag, self.index, self.seq, self.crc):
+            column[mine] = column[theirs]
+
+    @staticmethod
+    def of(row: int) -> slice:
+        """The slots of a row."""
+        return slice(row * W, row * W + W)
+
+
+class WaitingSessions:
+    """Which sessions have batches in the reorder buffer."""
+
+    def __init__(self, rows: int) -> None:
+        self.total = 0  # batches of all sessions
+        self.count: I64 = zeros(rows, dtype=np.int64)
+        self.gap_us: I64 = np.full(rows, NEVER, dtype=np.int64)  # since when a gap is open
+
+    def begin(self, rows: I64, now_us: int) -> None:
+        """One batch of each of these sessions (repeated rows: several) begins to wait."""
+        np.add.at(self.count, rows, 1)
+        self.total += len(rows)
+        self.gap_us[rows] = np.minimum(self.gap_us[rows], now_us)
+
+    def end(self, rows: I64) -> None:
+        """One batch of each of these sessions (repeated rows: several) waits no longer."""
+        np.subtract.at(self.count, rows, 1)
+        self.total -= len(rows)
+
+    def end_all(self, row: int) -> None:
+        """No batch of this session waits any longer."""
+        self.total -= int(self.count[row])
+        self.count[row], self.gap_us[row] = 0, NEVER
+
+    def restart_gaps(self, rows: I64, now_us: int) -> bool:
+        """Begin gaps anew, where batches still wait. True if some do."""
+        still = self.count.take(rows) > 0
+        self.gap_us[rows] = np.where(still, now_us, NEVER)
+        return bool(still.any())
+
+    def oldest(self) -> int:
+        """The row with the oldest gap."""
+        return int(self.gap_us.argmin())
+
+    @property
+    def oldest_us(self) -> int:
+        """Since when the oldest gap is open; NEVER without one."""
+        return int(self.gap_us.min())
+
+
+class Connections:
+    """Which brokers have a connection of which session."""
+
+    def __init__(self, rows: int) -> None:
+        self.brokers: dict[int, set[int]] = {}  # row -> region handles
+        self.departed_us: I64 = np.full(rows, NEVER, dtype=np.int64)  # since when no broker has one
+
+    def attach(self, row: int, origin: int) -> None:
+        """A broker has a connection of this session."""
+        self.brokers.setdefault(row, set()).add(origin)
+        self.departed_us[row] = NEVER
+
+    def detach(self, row: int, origin: int, now_us: int) -> bool:
+        """A broker has no connection of this session any more. True if no other one has, either."""
+        brokers = self.brokers.get(row, set())
+        brokers.discard(origin)
+        if not brokers:
+            self.departed_us[row] = now_us
+        return not brokers
+
+    def rows_of(self, origin: int) -> list[int]:
+        """The sessions of which a broker has a connection."""
+        return [row for row, brokers in self.brokers.items() if origin in brokers]
+
+    def forget(self, row: int) -> None:
+        """The session is gone."""
+        self.departed_us[row] = NEVER
+        self.brokers.pop(row, None)
+
+
+class Peers:
+    """Which address opened which session; 0: unknown, as after a takeover."""
+
+    def __init__(self, rows: int) -> None:
+        self.address: U32 = zeros(rows, dtype=np.uint32)
+        self.counts: Counter[int] = Counter()  # how many rows each address has
+
+    def note(self, row: int, address: int) -> None:
+        """This address opened a session."""
+        self.address[row] = address
+        if address:
+            self.counts[address] += 1
+
+    def forget(self, row: int) -> None:
+        """The session is gone."""
+        if address := int(self.address[row]):
+            self.counts[address] -= 1
+            if not self.counts[address]:
+                del self.counts[address]
+            self.address[row] = 0
+
+    def are(self, rows: I64, address: int) -> Flags:
+        """Which of these rows an address has; address 0 stands for all addresses."""
+        found: Flags = (self.address[rows] == address) | (address == 0)
+        return found
+
+
+class SessionTable:
+    """Rows of sessions."""
+
+    def __init__(self, sessions: int, rows: int | None = None) -> None:
+        """`sessions`: how many there may be. `rows`: have more rows than they need, as many as another table has."""
         self.sessions_max = sessions
-        self.capacity = 1 << sessions.bit_length()  # more than there may be sessions: one row is always free
-        self.mask = self.capacity - 1
-        rows, slots = self.capacity, self.capacity * W
-        self.handle = np.full(rows, NOBODY, dtype=np.int64)
-        self.live = np.full(rows, NOBODY, dtype=np.int64)  # the handle while the session is open
-        self.state = zeros(rows, dtype=np.uint8)
-        self.expected: Ints = zeros(rows, dtype=np.int64)
-        self.low: Ints = zeros(rows, dtype=np.int64)
-        self.strong = zeros(rows, dtype=np.bool_)  # its batches keep their submission order
-        self.name = zeros(rows, dtype=np.uint64)
-        self.successor = np.full(rows, NO_SESSION, dtype=np.uint32)
-        self.active_us = zeros(rows, dtype=np.int64)  # when the row last changed
-        self.gap_us = np.full(rows, NEVER, dtype=np.int64)  # since when a gap is open
-        self.departed_us = np.full(rows, NEVER, dtype=np.int64)  # since when no broker has a connection of it
-        self.held = zeros(rows, dtype=np.int64)  # how many of its batches wait
-        self.peer = zeros(rows, dtype=np.uint32)  # the address that opened it; 0: unknown, as after a takeover
-        self.by_peer: Counter[int] = Counter()  # how many rows each address has
-        self.tag = zeros(slots, dtype=np.int64)
-        self.index = zeros(slots, dtype=np.uint64)
-        self.seq = zeros(slots, dtype=np.uint64)
-        self.crc = zeros(slots, dtype=np.uint32)
-        self.attached: dict[int, set[int]] = {}  # row -> region handles of brokers that have a connection of it
+        self.mask = (1 << (sessions if rows is None else rows).bit_length()) - 1  # one row is always free
+        count = self.capacity
+        self.handle: I64 = np.full(count, NO_SESSION_HERE, dtype=np.int64)
+        self.live: I64 = np.full(count, NO_SESSION_HERE, dtype=np.int64)  # the handle while the session is open
+        self.state = zeros(count, dtype=np.uint8)
+        self.expected: I64 = zeros(count, dtype=np.int64)
+        self.low: I64 = zeros(count, dtype=np.int64)
+        self.strong: Flags = zeros(count, dtype=np.bool_)  # its batches keep their submission order
+        self.name: U64 = zeros(count, dtype=np.uint64)
+        self.successor: U32 = np.full(count, NO_SESSION, dtype=np.uint32)
+        self.active_us: I64 = zeros(count, dtype=np.int64)  # when the row last changed
+        self.windows, self.waiting = Windows(count), WaitingSessions(count)
+        self.connections, self.peers = Connections(count), Peers(count)
         self.by_name: dict[int, int] = {}  # hash of a name -> handle of its newest session
         self.next_handle = 0
         self.handles_reserved = TAKEN  # no handle from here on may be handed out; lanes without replicas have all
         self.used = 0
-        self.waiting = 0  # batches of all sessions that wait
 
-    # --- one session (control rate) -----------------------------------------------------------------------------------
+    @property
+    def capacity(self) -> int:
+        """How many rows there are: more than there may be sessions."""
+        return self.mask + 1
+
+    # --- handles ------------------------------------------------------------------------------------------------------
     def row_of(self, handle: int) -> int | None:
         """The row of a known session, open or fenced."""
         row = handle & self.mask
@@ -109,23 +271,32 @@ class SessionTable:
         handle = self.next_handle + ((at - start) & self.mask)
         return handle if handle < TAKEN else None
 
-    def pass_over(self, reserved: int) -> None:
-        """Handles below `reserved` may belong to sessions that are lost: they are never handed out again.
+    def reserve_handles(self, below: int) -> None:
+        """The store has reserved the handles below this one."""
+        self.handles_reserved = min(TAKEN, below)
 
-        The rows go on in turn, in a table of any size: the handles of the log take no more room than if none were left
+    def count_on(self, handle: int) -> None:
+        """Hand out no handle below this one: a session had it."""
+        self.next_handle = max(self.next_handle, handle)
+
+    def pass_over(self, reserved: int) -> None:
+        """Hand out no handle below `reserved`: it may belong to a session that is lost.
+
+        The rows go on in turn, in a table of any size: the handles of the log take no more rows than if none were left
         out, so that a table can be made of the log alone.
         """
         if reserved > self.next_handle:
             span = max(self.capacity, CEILING_AHEAD_HANDLES)
             self.next_handle = reserved + (self.next_handle - reserved) % span
 
+    # --- which session has to leave -----------------------------------------------------------------------------------
     def has_its_share(self, peer: int, share: float) -> bool:
         """Whether an address has as many rows as it may have: a share of those that are not of unknown addresses.
 
         So one address never fills the table, not even with what it left behind before a takeover.
         """
-        known = self.by_peer.total()
-        return peer != 0 and self.by_peer[peer] >= max(1, int(share * (self.sessions_max - (self.used - known))))
+        counts = self.peers.counts
+        return peer != 0 and counts[peer] >= max(1, int(share * (self.sessions_max - (self.used - counts.total()))))
 
     def oldest_fenced(self, but: Sequence[int], peer: int = 0) -> int | None:
         """The row of the fenced session that was quiet for longest, one to come back only at last; none of `but`.
@@ -134,7 +305,7 @@ class SessionTable:
         this address.
         """
         fenced = np.flatnonzero(self.state == FENCED)
-        fenced = fenced[~np.isin(fenced, but) & self._are_of(fenced, peer)]
+        fenced = fenced[~np.isin(fenced, but) & self.peers.are(fenced, peer)]
         if not len(fenced):
             return None
         return int(fenced[np.lexsort((self.active_us[fenced], self.awaited(fenced)))[0]])
@@ -145,19 +316,17 @@ class SessionTable:
         Sessions with a name stay: their publishers may continue them much later. So do sessions with batches that wait.
         `peer`: only of this address.
         """
-        gone = np.flatnonzero((self.departed_us <= before_us) & (self.state == OPEN) & (self.name == 0))
-        gone = gone[(self.held[gone] == 0) & self._are_of(gone, peer)]
-        return int(gone[np.argmin(self.departed_us[gone])]) if len(gone) else None
+        departed_us = self.connections.departed_us
+        gone = np.flatnonzero((departed_us <= before_us) & (self.state == OPEN) & (self.name == 0))
+        gone = gone[(self.waiting.count[gone] == 0) & self.peers.are(gone, peer)]
+        return int(gone[np.argmin(departed_us[gone])]) if len(gone) else None
 
-    def _are_of(self, rows: Ints, peer: int) -> npt.NDArray[np.bool_]:
-        found: npt.NDArray[np.bool_] = (self.peer[rows] == peer) | (peer == 0)
-        return found
-
-    def awaited(self, rows: Ints) -> npt.NDArray[np.bool_]:
+    def awaited(self, rows: I64) -> Flags:
         """Which of these may still be continued by their name."""
-        named: npt.NDArray[np.bool_] = (self.name[rows] != 0) & (self.successor[rows] == NO_SESSION)
+        named: Flags = (self.name[rows] != 0) & (self.successor[rows] == NO_SESSION)
         return named
 
+    # --- the life of one session (control rate) -----------------------------------------------------------------------
     def open(
         self,
         handle: int,
@@ -171,15 +340,14 @@ class SessionTable:
     ) -> int:
         """Fill the row of a new session; `earlier` is the row that it continues. Returns its row."""
         row = handle & self.mask
-        self.strong[row], self.peer[row] = strong, peer
-        if peer:
-            self.by_peer[peer] += 1
+        self.strong[row] = strong
+        self.peers.note(row, peer)
         self.used += 1
         self.handle[row] = self.live[row] = handle
         self.state[row], self.active_us[row] = OPEN, now_us
-        self.next_handle = max(self.next_handle, handle + 1)
-        window, self.expected[row], self.low[row] = self.window(row), 0, 0
-        self.tag[window] = 0
+        self.count_on(handle + 1)
+        self.expected[row], self.low[row] = 0, 0
+        self.windows.clear(self.windows.of(row))
         if earlier is not None:
             self._inherit(row, earlier)
             name = name or int(self.name[earlier])
@@ -191,34 +359,35 @@ class SessionTable:
 
     def _inherit(self, row: int, earlier: int) -> None:
         self.expected[row], self.low[row] = self.expected[earlier], self.low[earlier]
-        mine, theirs = self.window(row), self.window(earlier)
-        for column in (self.tag, self.index, self.seq, self.crc):
-            column[mine] = column[theirs]
+        self.windows.copy(earlier, row)
 
     def advance(self, row: int, expected: int) -> None:
         """A session that was opened at a sequence goes on there, and never comes back to those before it."""
         if expected > self.expected[row]:
             self.expected[row] = self.low[row] = expected
 
+    def mark_lost(self, row: int, start: int, stop: int) -> None:
+        """The sequences [start, stop) of this session will never come: it goes on behind them."""
+        lost = np.arange(start, stop)
+        slots = row * W + (lost & W_MASK)
+        self.windows.tag[slots], self.windows.index[slots] = lost + 1, LOST
+        self.expected[row] = stop
+
     def fence(self, row: int, now_us: int) -> None:
         """No more batches of this session. What waited was taken out before."""
-        self.state[row], self.live[row], self.active_us[row] = FENCED, NOBODY, now_us
+        self.state[row], self.live[row], self.active_us[row] = FENCED, NO_SESSION_HERE, now_us
 
     def forget(self, row: int) -> None:
         """The session is gone; its row is free."""
         name, handle = int(self.name[row]), int(self.handle[row])
         if self.by_name.get(name) == handle:
             del self.by_name[name]
-        self.handle[row] = self.live[row] = NOBODY
+        self.handle[row] = self.live[row] = NO_SESSION_HERE
         self.state[row], self.successor[row], self.name[row] = FREE, NO_SESSION, 0
-        self.gap_us[row] = self.departed_us[row] = NEVER
-        self.attached.pop(row, None)
+        self.waiting.end_all(row)
+        self.connections.forget(row)
+        self.peers.forget(row)
         self.used -= 1
-        if peer := int(self.peer[row]):
-            self.by_peer[peer] -= 1
-            if not self.by_peer[peer]:
-                del self.by_peer[peer]
-            self.peer[row] = 0
 
     def newest(self, row: int) -> int | None:
         """The last in the chain of sessions that continue this one; None when that one is gone. Check for TAKEN."""
@@ -230,7 +399,7 @@ class SessionTable:
     def before(self, row: int) -> list[int]:
         """The rows of those that led to this session, each continued by the next one, the oldest first; of many, a few.
 
-        Nobody looks for more: each look costs a pass over the table.
+        No caller needs more: each look costs a pass over the table.
         """
         chain: list[int] = []
         while len(chain) < _LED_MAX and len(found := np.flatnonzero(self.successor == np.uint32(self.handle[row]))):
@@ -238,34 +407,210 @@ class SessionTable:
             chain.insert(0, row)
         return chain
 
-    def window(self, row: int) -> slice:
-        """The window's slots of a row."""
-        return slice(row * W, row * W + W)
+    # --- many at once (each round) ------------------------------------------------------------------------------------
+    def touch(self, rows: I64, now_us: int) -> None:
+        """These sessions are in use now."""
+        self.active_us[rows] = now_us
 
-    # --- many at once -------------------------------------------------------------------------------------------------
-    def held_of(self, rows: npt.NDArray[Any]) -> tuple[Ints, Ints, Ints]:
-        """All batches of these (distinct) sessions that wait: (row, sequence, held slot) of each."""
-        tags = self.tag.reshape(-1, W)[rows]
+    def raise_lows(self, rows: I64, lows: I64) -> None:
+        """Move the windows of weak sessions up to these sequences."""
+        np.maximum.at(self.low, rows, lows)
+
+    def expect_after(self, rows: I64, seqs: I64) -> None:
+        """Expect what comes after the highest of these sequences, which may come in any order."""
+        np.maximum.at(self.expected, rows, seqs + 1)
+
+    def expect_next(self, rows: I64, seqs: I64) -> None:
+        """Expect what comes after these sequences, which ascend in each session: the last one stays."""
+        self.expected[rows] = seqs + 1
+
+    def append_one(self, row: int, low: int, sequence: int, index: int, seq: int, crc: int, now_us: int) -> None:
+        """One batch is in the log here: a strong session's next (`low` is -1), or a new one of a weak session.
+
+        The window of a weak session begins at `low` from here on, which is not below where it began.
+        """
+        windows, slot, after = self.windows, row * W + (sequence & W_MASK), sequence + 1
+        if low < 0:
+            self.expected[row] = after
+        else:
+            self.low[row], self.expected[row] = low, max(self.expected.item(row), after)
+        self.active_us[row] = now_us
+        windows.tag[slot], windows.index[slot], windows.seq[slot], windows.crc[slot] = after, index, seq, crc
+
+    def waiting_of(self, rows: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
+        """All batches of these (distinct) sessions that wait: (row, sequence, slot of the reorder buffer) of each."""
+        tags = self.windows.tag.reshape(-1, W)[rows]
         at, slot = np.nonzero(tags > self.expected[rows][:, None])
         owner = rows[at]
-        return owner, tags[at, slot] - 1, self.index.take(owner * W + slot).astype(np.int64)
+        return owner, tags[at, slot] - 1, self.windows.index.take(owner * W + slot).astype(np.int64)
 
-    def hold(self, rows: Ints, seqs: Ints, held_slots: Ints, crcs: npt.NDArray[np.uint32]) -> None:
-        """Batches begin to wait in these held slots."""
+    def hold(self, rows: I64, seqs: I64, buffered: I64, crcs: U32, now_us: int) -> None:
+        """Batches begin to wait in these slots of the reorder buffer."""
         slots = rows * W + (seqs & W_MASK)
-        self.tag[slots], self.index[slots], self.crc[slots] = seqs + 1, held_slots, crcs
-        np.add.at(self.held, rows, 1)
-        self.waiting += len(rows)
+        self.windows.tag[slots], self.windows.index[slots], self.windows.crc[slots] = seqs + 1, buffered, crcs
+        self.waiting.begin(rows, now_us)
 
-    def release(self, rows: Ints) -> None:
-        """One batch of each of these sessions (repeated rows: several) waits no longer."""
-        np.subtract.at(self.held, rows, 1)
-        self.waiting -= len(rows)
+    def drop_waiting(self, row: int) -> I64:
+        """Take out everything that waits in a session. Returns the slots of the reorder buffer."""
+        _, seqs, buffered = self.waiting_of(np.array([row]))
+        self.windows.clear(row * W + (seqs & W_MASK))
+        self.waiting.end_all(row)
+        return buffered
 
-    def drop_held(self, row: int) -> Ints:
-        """Take out everything that waits in a session. Returns the held slots."""
-        _, seqs, slots = self.held_of(np.array([row]))
-        self.tag[row * W + (seqs & W_MASK)] = 0
-        self.waiting -= int(self.held[row])
-        self.held[row], self.gap_us[row] = 0, NEVER
+    # --- coming back --------------------------------------------------------------------------------------------------
+    def restore(self, saved: Entries, strong: Flags, active_us: I64) -> I64:
+        """Fill an empty table with the rows of a checkpoint, windows left out. Returns where they are."""
+        rows = saved["handle"].astype(np.int64) & self.mask
+        self.handle[rows], self.successor[rows], self.state[rows] = saved["handle"], saved["successor"], saved["state"]
+        self.expected[rows], self.low[rows], self.name[rows] = saved["expected"], saved["low"], saved["name"]
+        self.strong[rows], self.active_us[rows] = strong, active_us
+        self.live[rows] = np.where(saved["state"] == OPEN, saved["handle"].astype(np.int64), NO_SESSION_HERE)
+        self.used = len(rows)
+        newest = saved["successor"] == NO_SESSION
+        for name, handle in zip(saved["name"][newest].tolist(), saved["handle"][newest].tolist(), strict=True):
+            if name:
+                self.by_name[name] = handle
+        return rows
+
+    def replay(self, entries: Entries, now_us: int) -> None:
+        """Ordered batches are in the log."""
+        rows, seqs = entries["session"].astype(np.int64) & self.mask, entries["session_seq"].astype(np.int64)
+        slots = rows * W + (seqs & W_MASK)
+        self.windows.store(slots, seqs, entries["index"], entries["seq"], entries["crc"])
+        self.expect_after(rows, seqs)
+        self.touch(rows, now_us)
+
+    def follow_lows(self) -> None:
+        """Move the windows of weak sessions up: `low` is never more than a window behind, and no entry carries it."""
+        rows = np.flatnonzero(self.state)  # few of very many: the memory of the others is not touched
+        rows = rows[~self.strong[rows]]
+        if len(rows):
+            self.low[rows] = np.maximum(self.low[rows], self.expected[rows] - W)
+
+    def assume_connected(self, origin: int) -> None:
+        """Take all open sessions for connected, by way of `origin`: where their publishers are is not known."""
+        for row in np.flatnonzero(self.state == OPEN).tolist():
+            self.connections.attach(row, origin)
+
+
+# --- the reorder buffer -----------------------------------------------------------------------------------------------
+Slots = npt.NDArray[np.int64]
+
+_NONE: Final[Slots] = np.empty(0, dtype=np.int64)
+_LINE = np.dtype(f"V{LINE_BYTES}")
+_FEW = 256
+_FIRST = 2_048
+"""Where free slots are looked for first: usually few batches wait, and low slots stay close together."""
+
+_FLUSH_ACROSS = 16
+"""Flushing a few untouched lines between two slots is cheaper than another call."""
+
+
+class ReorderBuffer:
+    """The slots as the sequencer knows them. Dirty ones differ from the fabric."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.entries: Entries = np.zeros(slots, dtype=PENDING)
+        self._taken = np.zeros(slots, dtype=bool)
+        self._dirty: list[Slots] = []
+        self.used = 0
+        self.by_origin = np.zeros(REGION_HANDLES + 1, dtype=np.int64)
+
+    def resize(self, slots: int) -> None:
+        """Have so many slots; no batch waits yet."""
+        invariant(not self.used, "no batch waits while the reorder buffer is made larger")
+        self.slots = slots
+        self.entries = np.zeros(slots, dtype=PENDING)
+        self._taken = np.zeros(slots, dtype=bool)
+        self._dirty.clear()
+
+    @property
+    def free(self) -> int:
+        """Slots that are free now."""
+        return self.slots - self.used
+
+    def hold(self, entries: Entries) -> Slots:
+        """Keep these entries; there are enough free slots."""
+        invariant(len(entries) <= self.free, "waiting batches fit their slots")
+        slots = (~self._taken[:_FIRST]).nonzero()[0]
+        if len(slots) < len(entries):
+            slots = (~self._taken).nonzero()[0]
+        slots = slots[: len(entries)]
+        self.entries.view(_LINE)[slots] = entries.view(_LINE)
+        self._taken[slots] = True
+        self._dirty.append(slots)
+        self.used += len(slots)
+        np.add.at(self.by_origin, entries["origin"], 1)
         return slots
+
+    def release(self, slots: Slots) -> None:
+        """These have their outcome."""
+        self._taken[slots] = False
+        self._dirty.append(slots)
+        self.used -= len(slots)
+        np.subtract.at(self.by_origin, self.entries["origin"][slots], 1)
+
+    def of_lane(self, lane: int) -> Slots:
+        """Slots of all batches of a lane."""
+        return np.flatnonzero(self._taken & (self.entries["lane"] == lane))
+
+    def take_dirty(self) -> tuple[Slots, Slots]:
+        """Slots whose copy must be written, and slots whose copy must be zeroed, since the last call."""
+        if not self._dirty:
+            return _NONE, _NONE
+        dirty = np.concatenate(self._dirty)
+        self._dirty.clear()
+        if len(dirty) < _FEW:
+            dirty = np.unique(dirty)
+        else:  # flags are quicker than sorting many
+            flags = np.zeros(self.slots, dtype=bool)
+            flags[dirty] = True
+            dirty = flags.nonzero()[0]
+        taken = self._taken[dirty]
+        return dirty[taken], dirty[~taken]
+
+
+class ReorderRegion:
+    """The fabric's copy: `epoch-<e>/held`."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self._lines = region.data[SLOTS_OFFSET : SLOTS_OFFSET + region.shape.slots * LINE_BYTES].view(_LINE)
+
+    def write(self, slots: Slots, entries: Entries) -> None:
+        """Copy these entries into these (ascending) slots, and flush."""
+        if not len(slots):
+            return
+        self._lines[slots] = seal(entries).view(_LINE)
+        self._flush(slots)
+
+    def zero(self, slots: Slots) -> None:
+        """Clear these (ascending) slots, and flush."""
+        if not len(slots):
+            return
+        self._lines[slots] = np.zeros(1, dtype=_LINE)
+        self._flush(slots)
+
+    def _flush(self, slots: Slots) -> None:
+        cuts = np.flatnonzero(np.diff(slots) > _FLUSH_ACROSS) + 1
+        for run in np.split(slots, cuts):
+            first, last = int(run[0]), int(run[-1])
+            self._region.flush(SLOTS_OFFSET + first * LINE_BYTES, (last - first + 1) * LINE_BYTES)
+
+
+def create_reorder_region(fabric: Fabric, name: str, slots: int) -> ReorderRegion:
+    """Make the region of an epoch's waiting batches."""
+    size = SLOTS_OFFSET + slots * LINE_BYTES
+    return ReorderRegion(fabric.create(name, Shape(RegionKind.HELD, size, slots, LINE_BYTES)))
+
+
+def read_waiting(fabric: Fabric, name: str) -> Entries:
+    """All whole entries that an earlier sequencer kept waiting."""
+    region = fabric.attach(name)
+    stop = SLOTS_OFFSET + region.shape.slots * LINE_BYTES
+    require_shape(region, stop <= region.shape.size)
+    region.invalidate(SLOTS_OFFSET, region.shape.slots * LINE_BYTES)
+    there = region.data[SLOTS_OFFSET:stop].view(PENDING)
+    entries = pick(there, there["kind"] == EntryKind.BATCH)  # few of very many: only these are copied and checked
+    return pick(entries, sealed(entries) & (entries["kind"] == EntryKind.BATCH))

@@ -1,16 +1,16 @@
-"""Open ranges: who keeps which lane on disk, how far it is durable, and when another set of replicas has to go on.
+"""Open ranges: which replicas keep which lane on disk, how far it is durable, and when other replicas have to go on.
 
 Theory of operation. The epoch's range words say which range of a lane is open. A word is closing, flushed and fenced,
-before the sealer reads a single durable line, and whoever counts looks at the word again after its own reads: so
-either the counter sees that the range is closing, or the sealer sees every line that was counted. The end is the A-th
-largest line of all R replicas, dead ones included, and the seq there comes from the order ring. One transaction of the
-store, which holds only while our epoch is the newest one handed out, seals the range and opens the next one at that
-very place; only then does the word name it. Positions never move, and ordering does not wait.
+before the sealer reads a single durable line, and a counter looks at the word again after its own reads: so either the
+counter sees that the range is closing, or the sealer sees every line that was counted. The end is the A-th largest line
+of all R replicas, dead ones included, and the seq there comes from the order ring. One transaction of the store, which
+holds only while our epoch is the newest one handed out, seals the range and opens the next one at that very position;
+only then does the word name it. Positions never move, and ordering does not wait.
 
 A successor adopts open ranges as they are in the store: whatever a replica appended is in the successor's order too,
 since replicas append only while no later epoch is open.
 
-Which replicas can be relied on, as the sequencer sees it: by the store's word, heartbeat, and health.
+`Replicas` says which replicas can be relied on, as the sequencer sees it: by the store, their heartbeats, their health.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from embarcadero.env import COUNTS, LATENCY_US, Env, Histogram
+from embarcadero.env import COUNTS, LATENCY_US, Histogram
 from embarcadero.fabric.layout import ORDER, RangeWord
 from embarcadero.fabric.leader import NO_RANGE, DurableLines, create_ranges, durable_through, first_woken
 from embarcadero.fabric.lines import RingReader, attach_ring
-from embarcadero.fabric.region import Fabric, durable_region
+from embarcadero.fabric.region import durable_region
 from embarcadero.limits import (
     CEILING_AHEAD,
     CEILING_AHEAD_HANDLES,
@@ -41,10 +41,9 @@ from embarcadero.limits import (
 )
 from embarcadero.liveness import Pulses
 from embarcadero.placement.directory import Directory
-from embarcadero.sequencer.order.lane import Lane
-from embarcadero.sequencer.order.sessions import TAKEN
+from embarcadero.sequencer.order.lane import Lane, LedEpoch
 from embarcadero.steps import Step
-from embarcadero.types import Range, RangeKey, ReplicaMember, ReplicaRef, ReplicaState, Topic, TopicLane
+from embarcadero.types import LanePosition, Range, RangeKey, ReplicaMember, ReplicaRef, ReplicaState, Topic, TopicLane
 
 _LOOK_US: Final = 20_000
 _MEMBERS_US: Final = 100_000
@@ -57,20 +56,20 @@ def _us(seconds: float) -> int:
 
 
 class SequencerCounters:
-    """Counters of one reign."""
+    """Counters of one leadership."""
 
     def __init__(self) -> None:
         self.rounds = self.entries = 0
         self.round_us = Histogram(LATENCY_US)  # of rounds with work
         self.round_entries = Histogram(COUNTS)
         self.brokers_closed = 0
-        self.seals = self.seals_failed = 0  # ranges that were sealed and replaced, in this reign
+        self.seals = self.seals_failed = 0  # ranges that were sealed and replaced
         self.recovered = 0  # lanes that a restart brought back
-        self.recovery_us = 0  # from the start of the reign to the last lane that came back
+        self.recovery_us = 0  # from the start of the leadership to the last lane that came back
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class LaneRange:
     """A lane with an open range, or with one that is sealed and waits for enough replicas to go on."""
 
     range_: Range
@@ -80,10 +79,10 @@ class Kept:
     ring: RingReader | None = None
     durable: int = 0
     closing: bool = False
-    sealed_us: int | None = None  # when this reign sealed the range before, if it did
+    sealed_us: int | None = None  # when this leadership sealed the range before, if it did
     bad_us: int | None = None  # since when a replica of it can't be relied on
     retry_us: int = 0
-    told: bool = False  # the journal says that there are too few replicas
+    reported: bool = False  # the journal says that there are too few replicas
     slow_us: dict[ReplicaRef, int] = field(default_factory=dict)  # since when replicas lag beyond the limit
     late_us: dict[int, int] = field(default_factory=dict)  # replicas that were put out for it, and when
 
@@ -91,6 +90,39 @@ class Kept:
     def number(self) -> int:
         """The lane's number."""
         return self.range_.lane
+
+    def follow(self, topic: Topic, broker_lane: TopicLane | None) -> bool:
+        """Take over what the store has of the topic and the lane. True if that is news."""
+        news = self.topic != topic or self.broker_lane != broker_lane
+        self.topic, self.broker_lane = topic, broker_lane
+        return news
+
+    def count(self, durable: int) -> None:
+        """The lane is durable up to this index."""
+        self.durable = max(self.durable, durable)
+
+    def close(self) -> None:
+        """The range is closing: brokers count nothing in it any more."""
+        self.closing = True
+
+    def reopen(self) -> None:
+        """The range is open, and brokers may count in it."""
+        self.closing = False
+
+    def adopt(self, range_: Range) -> None:
+        """The store has this one as the open range."""
+        self.range_ = range_
+
+    def go_on(self, opened: Range, now_us: int) -> None:
+        """The range before is sealed, and this one is open."""
+        self.adopt(opened)
+        self.count(opened.start)
+        self.sealed_us, self.bad_us, self.reported = now_us, None, False
+        self.slow_us.clear()
+
+    def note_bad(self, bad: bool, now_us: int) -> None:
+        """Note since when a replica of the range can't be relied on; None if all can."""
+        self.bad_us = (now_us if self.bad_us is None else self.bad_us) if bad else None
 
     def ordered(self) -> int:
         """Where the lane's order ends now."""
@@ -120,29 +152,25 @@ class Kept:
 class RangeKeeper:
     """The range words of one epoch, and everything that is decided about open ranges."""
 
-    def __init__(
-        self, env: Env, fabric: Fabric, directory: Directory, epoch: int, now_us: int, counters: SequencerCounters
-    ) -> None:
-        self._steps, self._bell, self._journal = env.steps, env.bell, env.journal
-        self._fabric, self._directory, self._epoch = fabric, directory, epoch
-        self._counters, self._now_us = counters, now_us
+    def __init__(self, epoch: LedEpoch, directory: Directory, counters: SequencerCounters, now_us: int) -> None:
+        self._env, self._fabric, self._epoch = epoch.env, epoch.fabric, epoch.number
+        self._directory, self._counters, self._now_us = directory, counters, now_us
         self._wakes = True  # whether replicas are woken for a range that is announced
-        self._words = create_ranges(fabric, epoch)
-        self.lines = DurableLines(fabric)
+        self._words = create_ranges(self._fabric, self._epoch)
+        self.lines = DurableLines(self._fabric)
         self.replicas = Replicas(self.lines, now_us)
-        self.kept: dict[int, Kept] = {}
-        self.grown: set[Kept] = set()  # lanes of ours that got entries since the last look
-        self._moved: set[Kept] = set()  # and since replicas were last compared
-        self._unsaved: set[Kept] = set()  # and since their last checkpoints
-        self._unsettled: dict[int, Kept] = {}  # lanes whose range may have to change
+        self.lanes: dict[int, LaneRange] = {}
+        self.grown: set[LaneRange] = set()  # lanes of ours that got entries since the last look
+        self._moved: set[LaneRange] = set()  # and since replicas were last compared
+        self._unsaved: set[LaneRange] = set()  # and since their last checkpoints
+        self._unsettled: dict[int, LaneRange] = {}  # lanes whose range may have to change
         self._look_us = self._members_us = 0
         self._lag_us = now_us + _LAG_US
-        self._good: set[ReplicaRef] = set()
         self._gone: set[ReplicaRef] = set()  # incarnations that the store lists no more and whose lines are still there
-        self._changing: list[Kept] = []  # lanes whose replicas begin a range that could have waited
+        self._changing: list[LaneRange] = []  # lanes whose replicas begin a range that could have waited
 
     # --- words --------------------------------------------------------------------------------------------------------
-    def say(self, lane: int, number: int, closing: bool, target: int = 0) -> None:
+    def publish(self, lane: int, number: int, closing: bool, target: int = 0) -> None:
         """Publish a lane's range word; what follows a closing word sees all that was counted before."""
         word = RangeWord(number, closing).encode() if number else NO_RANGE
         tags = RangeKey(lane, 0)
@@ -155,25 +183,27 @@ class RangeKeeper:
             self._fabric.fence()
 
     # --- keeping ------------------------------------------------------------------------------------------------------
-    def keep(self, range_: Range, topic: Topic, lane: Lane | None = None, broker_lane: TopicLane | None = None) -> Kept:
+    def keep(
+        self, range_: Range, topic: Topic, lane: Lane | None = None, broker_lane: TopicLane | None = None
+    ) -> LaneRange:
         """Look after a lane from here on. A sealed range is one that ended with a clean stop: it is continued."""
-        kept = self.kept[range_.lane] = Kept(range_, topic, lane, broker_lane)
-        kept.durable = range_.start if range_.open else range_.end or 0
-        self._unsettled[range_.lane] = kept
+        durable = range_.start if range_.open else range_.end or 0
+        lane_range = self.lanes[range_.lane] = LaneRange(range_, topic, lane, broker_lane, durable=durable)
+        self._unsettled[range_.lane] = lane_range
         if range_.open:
-            self._announce(kept)
-        return kept
+            self._announce(lane_range)
+        return lane_range
 
     def drop(self, lane: int) -> None:
         """The lane is gone, or its last range is sealed for good."""
-        kept = self.kept.pop(lane, None)
+        lane_range = self.lanes.pop(lane, None)
         self._unsettled.pop(lane, None)
-        if kept is not None:
-            self.grown.discard(kept)
-            self._moved.discard(kept)
-            self._unsaved.discard(kept)
-            self._changing = [other for other in self._changing if other is not kept]
-            self.say(lane, 0, closing=False)
+        if lane_range is not None:
+            self.grown.discard(lane_range)
+            self._moved.discard(lane_range)
+            self._unsaved.discard(lane_range)
+            self._changing = [other for other in self._changing if other is not lane_range]
+            self.publish(lane, 0, closing=False)
 
     def keep_only(self, lanes: AbstractSet[int]) -> None:
         """Drop the objects of lines of other lanes: their topics are gone."""
@@ -182,26 +212,25 @@ class RangeKeeper:
 
     def follow(self, lane: int, topic: Topic, broker_lane: TopicLane | None = None) -> None:
         """The store has news about a lane."""
-        kept = self.kept[lane]
-        if kept.topic != topic or kept.broker_lane != broker_lane:
-            kept.topic, kept.broker_lane = topic, broker_lane
-            self._unsettled[lane] = kept
+        lane_range = self.lanes[lane]
+        if lane_range.follow(topic, broker_lane):
+            self._unsettled[lane] = lane_range
 
-    def _announce(self, kept: Kept) -> None:
-        self.say(kept.number, kept.range_.number, closing=False)
-        kept.closing = False
-        if kept.lane is not None:
-            kept.lane.bells = tuple(ref.region_prefix for ref in kept.range_.replicas)
-            kept.lane.first_bells = tuple(ref.region_prefix for ref in first_woken(kept.range_))
-        for ref in kept.range_.replicas if self._wakes else ():
-            self._bell.ring(ref.region_prefix)
+    def _announce(self, lane_range: LaneRange) -> None:
+        self.publish(lane_range.number, lane_range.range_.number, closing=False)
+        lane_range.reopen()
+        if lane_range.lane is not None:
+            first = [ref.region_prefix for ref in first_woken(lane_range.range_)]
+            lane_range.lane.wake([ref.region_prefix for ref in lane_range.range_.replicas], first)
+        for ref in lane_range.range_.replicas if self._wakes else ():
+            self._env.bell.ring(ref.region_prefix)
 
     def durable(self, lane: int) -> int:
-        """How far a lane is durable, as its own sealer may count: nobody else closes its range."""
-        kept = self.kept[lane]
-        if kept.range_.open and not kept.closing:
-            kept.durable = max(kept.durable, durable_through(kept.range_, self.lines.load(kept.range_)))
-        return kept.durable
+        """How far a lane is durable, as its own sealer may count: no other process closes its range."""
+        lane_range = self.lanes[lane]
+        if lane_range.range_.open and not lane_range.closing:
+            lane_range.count(durable_through(lane_range.range_, self.lines.load(lane_range.range_)))
+        return lane_range.durable
 
     def wake_replicas(self, yes: bool) -> None:
         """Whether replicas are woken for a range that is announced: not before we have started."""
@@ -209,7 +238,7 @@ class RangeKeeper:
 
     def ring(self, ref: ReplicaRef) -> None:
         """Wake a replica."""
-        self._bell.ring(ref.region_prefix)
+        self._env.bell.ring(ref.region_prefix)
 
     # --- looking ------------------------------------------------------------------------------------------------------
     def look(self, now_us: int) -> None:
@@ -220,31 +249,29 @@ class RangeKeeper:
         self._look_after_grown()
         self._moved |= self.grown
         self.grown.clear()
-        if not self.kept:
+        if not self.lanes:
             return
         self.look_at_replicas(now_us)
         if now_us >= self._lag_us:
             self._lag_us = now_us + _LAG_US
             self._find_slow()
         sealed = 0
-        for kept in list(self._unsettled.values()):
+        for lane_range in list(self._unsettled.values()):
             if sealed < SEALS_PER_LOOK_MAX:
-                sealed += self._settle(kept)
+                sealed += self._settle(lane_range)
 
     def look_at_replicas(self, now_us: int) -> None:
-        """Who is there, and who can be relied on."""
+        """Learn which replicas there are, and which of them can be relied on."""
         if now_us >= self._members_us:
             self._members_us = now_us + _MEMBERS_US
             self._gone |= self.replicas.update(self._directory.replicas.all())
             if self._gone:
                 self._remove_lines()
-        self.replicas.look(now_us)
-        if self.replicas.good != self._good:
-            self._good = self.replicas.good
-            self._unsettled = dict(self.kept)
+        if self.replicas.look(now_us):
+            self._unsettled = dict(self.lanes)
 
     def _remove_lines(self) -> None:
-        """Remove the durable lines of incarnations that no open range names: nobody will ever count by them."""
+        """Remove the durable lines of incarnations that no open range names: no process will ever count by them."""
         open_ = [range_ for range_ in self._directory.ranges.all() if range_.open]
         named = {durable_region(ref) for range_ in open_ for ref in range_.replicas}  # of some we do not know the disk
         for ref in [ref for ref in self._gone if durable_region(ref) not in named]:
@@ -252,255 +279,274 @@ class RangeKeeper:
             self.lines.forget(ref)
             self._gone.discard(ref)
 
-    def _settle(self, kept: Kept) -> bool:
+    def _settle(self, lane_range: LaneRange) -> bool:
         """Do what a lane needs. True if its range was sealed, or that was tried."""
-        if self._ring_missing(kept):
+        if self._ring_missing(lane_range):
             return False
-        if kept.broker_lane is not None and kept.broker_lane.end is not None and self._finish(kept, kept.broker_lane):
+        if (
+            lane_range.broker_lane is not None
+            and lane_range.broker_lane.end is not None
+            and self._finish(lane_range, lane_range.broker_lane)
+        ):
             return True
-        range_ = kept.range_
-        bad = [ref for ref in range_.replicas if self.replicas.problem(ref) or self._is_late(kept, ref)]
-        if not bad:
-            kept.bad_us = None
-        elif kept.bad_us is None:
-            kept.bad_us = self._now_us
-        if range_.open and not bad and self._as_asked(kept) and not kept.closing:
-            if kept.broker_lane is None or kept.broker_lane.end is None:
-                self._unsettled.pop(kept.number, None)
+        range_ = lane_range.range_
+        bad = [ref for ref in range_.replicas if self.replicas.problem(ref) or self._is_late(lane_range, ref)]
+        lane_range.note_bad(bool(bad), self._now_us)
+        if range_.open and not bad and self._as_asked(lane_range) and not lane_range.closing:
+            if lane_range.broker_lane is None or lane_range.broker_lane.end is None:
+                self._unsettled.pop(lane_range.number, None)
             return False
-        if self._now_us < kept.retry_us or not (self._is_urgent(kept, bad) or self._may_change()):
+        if self._now_us < lane_range.retry_us or not (self._is_urgent(lane_range, bad) or self._may_change()):
             return False
-        kept.retry_us = self._now_us + _us(RANGE_RETRY_S)
-        refs = self._choose(kept, bad)
-        if not self._better(kept, refs, bad):
+        lane_range.retry_us = self._now_us + _us(RANGE_RETRY_S)
+        refs = self._choose(lane_range, bad)
+        if not self._better(lane_range, refs, bad):
             return False
-        return self.seal(kept, refs, self._reason(bad)) if range_.open else self._reopen(kept, refs)
+        return self.seal(lane_range, refs, self._reason(bad)) if range_.open else self._reopen(lane_range, refs)
 
     @staticmethod
-    def _as_asked(kept: Kept) -> bool:
+    def _as_asked(lane_range: LaneRange) -> bool:
         """Whether the range has the copies that its topic asks for; it has not after `topic alter`."""
-        range_, topic = kept.range_, kept.topic
+        range_, topic = lane_range.range_, lane_range.topic
         return len(range_.replicas) == topic.replicas and range_.durable_on == topic.durable_on
 
-    def _ring_missing(self, kept: Kept) -> bool:
+    def _ring_missing(self, lane_range: LaneRange) -> bool:
         """Whether the ring of a broker's lane is still to come."""
-        if kept.broker_lane is not None and kept.ring is None and self._fabric.exists(kept.broker_lane.region):
-            kept.ring = attach_ring(self._fabric, kept.broker_lane.region, ORDER)
-        return kept.broker_lane is not None and kept.ring is None and kept.broker_lane.end is None
+        if (
+            lane_range.broker_lane is not None
+            and lane_range.ring is None
+            and self._fabric.exists(lane_range.broker_lane.region)
+        ):
+            lane_range.ring = attach_ring(self._fabric, lane_range.broker_lane.region, ORDER)
+        return lane_range.broker_lane is not None and lane_range.ring is None and lane_range.broker_lane.end is None
 
-    def _choose(self, kept: Kept, bad: list[ReplicaRef]) -> list[ReplicaRef]:
+    def _choose(self, lane_range: LaneRange, bad: list[ReplicaRef]) -> list[ReplicaRef]:
         """The best set that there is now: those that do well stay."""
-        late = {number for number, since in kept.late_us.items() if self._now_us - since < _us(REPLICA_LATE_S)}
-        late |= {ref.replica for ref in bad if ref in self.replicas.good and self._is_late(kept, ref)}
-        keep = [ref for ref in kept.range_.replicas if ref not in bad] + bad  # of the bad, perhaps a new incarnation
+        late = {number for number, since in lane_range.late_us.items() if self._now_us - since < _us(REPLICA_LATE_S)}
+        late |= {ref.replica for ref in bad if ref in self.replicas.good and self._is_late(lane_range, ref)}
+        keep = [
+            ref for ref in lane_range.range_.replicas if ref not in bad
+        ] + bad  # of the bad, perhaps a new incarnation
         for avoided in (self.replicas.avoided() | late, self.replicas.avoided()):  # a late one is better than none
-            found = self._directory.replicas.choose(kept.topic.replicas, keep, avoided)
+            found = self._directory.replicas.choose(lane_range.topic.replicas, keep, avoided)
             good = [ref for ref in found if ref in self.replicas.good]
-            if len(good) >= max(1, kept.topic.durable_on):
+            if len(good) >= max(1, lane_range.topic.durable_on):
                 break
         return good
 
-    def _better(self, kept: Kept, refs: list[ReplicaRef], bad: list[ReplicaRef]) -> bool:
+    def _better(self, lane_range: LaneRange, refs: list[ReplicaRef], bad: list[ReplicaRef]) -> bool:
         """Whether going on with these replicas is worth a new range, now."""
-        range_, enough = kept.range_, max(1, kept.topic.durable_on)
+        range_, enough = lane_range.range_, max(1, lane_range.topic.durable_on)
         if len(refs) < enough:
-            if not kept.told:
-                self._journal.warn(
+            if not lane_range.reported:
+                self._env.journal.warn(
                     "range waits",
-                    topic=kept.topic.name,
-                    lane=kept.number,
+                    topic=lane_range.topic.name,
+                    lane=lane_range.number,
                     range=range_.number,
                     live=len(refs),
                     needed=enough,
                     bad=self._reason(bad),
                     do="start replicas, or add some",
                 )
-            kept.told = True
+            lane_range.reported = True
             return False
-        if not range_.open or kept.closing:
+        if not range_.open or lane_range.closing:
             return True
-        altered = range_.durable_on != kept.topic.durable_on
+        altered = range_.durable_on != lane_range.topic.durable_on
         if set(refs) == set(range_.replicas) and not altered:
             return False
         if not bad:
-            waited = kept.sealed_us is None or self._now_us - kept.sealed_us >= _us(RANGE_GRACE_S)
+            waited = lane_range.sealed_us is None or self._now_us - lane_range.sealed_us >= _us(RANGE_GRACE_S)
             return (altered or len(refs) != len(range_.replicas)) and waited
-        full = len(refs) >= kept.topic.replicas
-        return self._is_urgent(kept, bad) or full or self._now_us - (kept.bad_us or 0) >= _us(RANGE_GRACE_S)
+        full = len(refs) >= lane_range.topic.replicas
+        return self._is_urgent(lane_range, bad) or full or self._now_us - (lane_range.bad_us or 0) >= _us(RANGE_GRACE_S)
 
     @staticmethod
-    def _is_urgent(kept: Kept, bad: list[ReplicaRef]) -> bool:
+    def _is_urgent(lane_range: LaneRange, bad: list[ReplicaRef]) -> bool:
         """Whether nothing of a lane becomes durable any more until its range has changed."""
-        range_ = kept.range_
-        return not range_.open or kept.closing or len(range_.replicas) - len(bad) < range_.durable_on
+        range_ = lane_range.range_
+        return not range_.open or lane_range.closing or len(range_.replicas) - len(bad) < range_.durable_on
 
     def _may_change(self) -> bool:
         """Changes that can wait come a few at a time: its replicas make files, and a lane's acks wait for that."""
-        self._changing = [kept for kept in self._changing if self._is_beginning(kept)]
-        return len(self._changing) < max(1, len(self.kept) // RANGE_CHANGES_SHARE)
+        self._changing = [lane_range for lane_range in self._changing if self._is_beginning(lane_range)]
+        return len(self._changing) < max(1, len(self.lanes) // RANGE_CHANGES_SHARE)
 
-    def _is_beginning(self, kept: Kept) -> bool:
-        late = kept.sealed_us is None or self._now_us - kept.sealed_us >= _us(RANGE_RETRY_S)
-        return not late and kept.range_.open and None in self.lines.load(kept.range_)
+    def _is_beginning(self, lane_range: LaneRange) -> bool:
+        late = lane_range.sealed_us is None or self._now_us - lane_range.sealed_us >= _us(RANGE_RETRY_S)
+        return not late and lane_range.range_.open and None in self.lines.load(lane_range.range_)
 
     def _reason(self, bad: Iterable[ReplicaRef]) -> str:
-        told = [f"replica {ref.replica} is {self.replicas.problem(ref) or 'late'}" for ref in bad]
-        return ", ".join(told) or "other replicas were asked for, or are there now"
+        problems = [f"replica {ref.replica} is {self.replicas.problem(ref) or 'late'}" for ref in bad]
+        return ", ".join(problems) or "other replicas were asked for, or are there now"
 
     # --- sealing ------------------------------------------------------------------------------------------------------
-    def seal(self, kept: Kept, refs: list[ReplicaRef], why: str) -> bool:
+    def seal(self, lane_range: LaneRange, refs: list[ReplicaRef], why: str) -> bool:
         """Seal an open range at what is durable, and go on with these replicas from there."""
-        end, end_seq = self._close(kept)
+        end, end_seq = self._close(lane_range)
         if end_seq is None:
             self._counters.seals_failed += 1
-            self._journal.warn("range not sealed", lane=kept.number, range=kept.range_.number, end=end, why="no entry")
-            self._announce(kept)
+            self._env.journal.warn(
+                "range not sealed", lane=lane_range.number, range=lane_range.range_.number, end=end, why="no entry"
+            )
+            self._announce(lane_range)
             return True
-        opened = self._directory.ranges.seal_and_open(kept.number, kept.range_.number, end, end_seq, refs, self._epoch)
+        opened = self._directory.ranges.seal_and_open(
+            lane_range.number, lane_range.range_.number, end, end_seq, refs, self._epoch
+        )
         if opened is None:
             self._counters.seals_failed += 1
-            self._adopt_again(kept)
+            self._adopt_again(lane_range)
             return True
-        self._steps.at(Step.SEAL_DECIDED)
+        self._env.steps.at(Step.SEAL_DECIDED)
         self._counters.seals += 1
-        self._journal.note(
+        self._env.journal.note(
             "range sealed",
-            topic=kept.topic.name,
-            lane=kept.number,
-            range=kept.range_.number,
+            topic=lane_range.topic.name,
+            lane=lane_range.number,
+            range=lane_range.range_.number,
             end=end,
             why=why,
             replicas=[ref.replica for ref in refs],
         )
-        for ref in kept.range_.replicas:
-            if ref in self.replicas.good and self._is_late(kept, ref):
-                kept.late_us[ref.replica] = self._now_us
-        self._go_on(kept, opened)
-        self._changing.append(kept)
-        self._steps.at(Step.SEAL_OPENED)
+        for ref in lane_range.range_.replicas:
+            if ref in self.replicas.good and self._is_late(lane_range, ref):
+                lane_range.late_us[ref.replica] = self._now_us
+        self._go_on(lane_range, opened)
+        self._changing.append(lane_range)
+        self._env.steps.at(Step.SEAL_OPENED)
         return True
 
-    def _close(self, kept: Kept) -> tuple[int, int | None]:
-        """Say that the range is closing, then read where it ends: never the other way round."""
-        kept.closing = True
-        self.say(kept.number, kept.range_.number, closing=True)
-        self._steps.at(Step.SEAL_CLOSING)
-        end = durable_through(kept.range_, self.lines.load(kept.range_))
-        kept.durable = max(kept.durable, end)
-        self._steps.at(Step.SEAL_LINES)
-        return end, kept.seq_at(end)
+    def _close(self, lane_range: LaneRange) -> tuple[int, int | None]:
+        """Publish that the range is closing, then read where it ends: never the other way round."""
+        lane_range.close()
+        self.publish(lane_range.number, lane_range.range_.number, closing=True)
+        self._env.steps.at(Step.SEAL_CLOSING)
+        end = durable_through(lane_range.range_, self.lines.load(lane_range.range_))
+        lane_range.count(end)
+        self._env.steps.at(Step.SEAL_LINES)
+        return end, lane_range.seq_at(end)
 
-    def _go_on(self, kept: Kept, opened: Range) -> None:
-        kept.range_, kept.durable = opened, max(kept.durable, opened.start)
-        kept.sealed_us, kept.bad_us, kept.told = self._now_us, None, False
-        kept.slow_us.clear()
-        self._unsettled[kept.number] = kept
-        self._announce(kept)
+    def _go_on(self, lane_range: LaneRange, opened: Range) -> None:
+        lane_range.go_on(opened, self._now_us)
+        self._unsettled[lane_range.number] = lane_range
+        self._announce(lane_range)
 
-    def _adopt_again(self, kept: Kept) -> None:
+    def _adopt_again(self, lane_range: LaneRange) -> None:
         """The store refused: it knows better. What it holds is never computed again."""
-        found = self._directory.ranges.open_range(kept.number)
+        found = self._directory.ranges.open_range(lane_range.number)
         if found is None:
-            return  # the topic is gone, and we shall hear of it
-        kept.range_ = found
-        self._announce(kept)
+            return  # the topic is gone, and the next look at the store drops the lane
+        lane_range.adopt(found)
+        self._announce(lane_range)
 
-    def _reopen(self, kept: Kept, refs: list[ReplicaRef]) -> bool:
+    def _reopen(self, lane_range: LaneRange, refs: list[ReplicaRef]) -> bool:
         """Go on after a clean stop, where the last range ends."""
-        opened = self._directory.ranges.reopen(kept.number, refs, self._epoch) or self._directory.ranges.open_range(
-            kept.number
-        )
+        opened = self._directory.ranges.reopen(
+            lane_range.number, refs, self._epoch
+        ) or self._directory.ranges.open_range(lane_range.number)
         if opened is not None:
-            self._go_on(kept, opened)
+            self._go_on(lane_range, opened)
         return True
 
-    def _finish(self, kept: Kept, lane: TopicLane) -> bool:
+    def _finish(self, lane_range: LaneRange, lane: TopicLane) -> bool:
         """Seal the last range of a closed lane, once it is durable through the lane's end."""
         end = lane.end or 0
-        if self.durable(kept.number) < end:
+        if self.durable(lane_range.number) < end:
             return False
-        return self.seal_for_good(kept, end, lane.end_seq or 0)
+        return self.seal_for_good(lane_range, end, lane.end_seq or 0)
 
-    def seal_for_good(self, kept: Kept, end: int, end_seq: int) -> bool:
+    def seal_for_good(self, lane_range: LaneRange, end: int, end_seq: int) -> bool:
         """Seal a range that is durable through its end, without a next one."""
-        self.say(kept.number, kept.range_.number, closing=True)
-        kept.closing = True
-        self._steps.at(Step.SEAL_LAST_CLOSING)
-        if not self._directory.ranges.seal_clean(kept.number, kept.range_.number, end, end_seq, self._epoch):
+        self.publish(lane_range.number, lane_range.range_.number, closing=True)
+        lane_range.close()
+        self._env.steps.at(Step.SEAL_LAST_CLOSING)
+        if not self._directory.ranges.seal_clean(
+            lane_range.number, lane_range.range_.number, end, end_seq, self._epoch
+        ):
             return False
-        self._steps.at(Step.SEAL_LAST_DECIDED)
+        self._env.steps.at(Step.SEAL_LAST_DECIDED)
         self._counters.seals += 1
-        self.drop(kept.number)
+        self.drop(lane_range.number)
         return True
 
     # --- lag ----------------------------------------------------------------------------------------------------------
-    def _is_late(self, kept: Kept, ref: ReplicaRef) -> bool:
-        since = kept.slow_us.get(ref)
+    def _is_late(self, lane_range: LaneRange, ref: ReplicaRef) -> bool:
+        since = lane_range.slow_us.get(ref)
         return since is not None and self._now_us - since >= _us(REPLICA_LAG_S)
 
     def _find_slow(self) -> None:
         """Which replicas lag beyond the limit while others keep up."""
-        for kept in self.kept.values():
-            moves = kept in self._moved or kept.broker_lane is not None or kept.slow_us
-            if not moves or len(kept.range_.replicas) < 2:
+        for lane_range in self.lanes.values():
+            moves = lane_range in self._moved or lane_range.broker_lane is not None or lane_range.slow_us
+            if not moves or len(lane_range.range_.replicas) < 2:
                 continue
-            lines = self.lines.load(kept.range_)
+            lines = self.lines.load(lane_range.range_)
             behind = {
-                ref: kept.ordered() - (kept.range_.start if line is None else line)
-                for ref, line in zip(kept.range_.replicas, lines, strict=True)
+                ref: lane_range.ordered() - (lane_range.range_.start if line is None else line)
+                for ref, line in zip(lane_range.range_.replicas, lines, strict=True)
             }
-            limit = self._lag_limit(kept)
+            limit = self._lag_limit(lane_range)
             for ref, lag in behind.items():
                 others = min(other for one, other in behind.items() if one != ref)
                 if lag > limit >= 2 * others:
-                    kept.slow_us.setdefault(ref, self._now_us)
+                    lane_range.slow_us.setdefault(ref, self._now_us)
                 else:
-                    kept.slow_us.pop(ref, None)
-            if any(self._is_late(kept, ref) for ref in kept.slow_us):
-                self._unsettled[kept.number] = kept
+                    lane_range.slow_us.pop(ref, None)
+            if any(self._is_late(lane_range, ref) for ref in lane_range.slow_us):
+                self._unsettled[lane_range.number] = lane_range
         self._moved.clear()
 
-    def _lag_limit(self, kept: Kept) -> int:
-        slots = kept.lane.slots if kept.lane is not None else kept.ring.slots if kept.ring is not None else 0
+    def _lag_limit(self, lane_range: LaneRange) -> int:
+        slots = (
+            lane_range.lane.slots
+            if lane_range.lane is not None
+            else lane_range.ring.slots
+            if lane_range.ring is not None
+            else 0
+        )
         return min(REPLICA_LAG_ENTRIES_MAX, int(REPLICA_LAG_SHARE * slots))
 
     # --- ceilings -----------------------------------------------------------------------------------------------------
     def grew(self, lane: int) -> None:
         """A lane of ours got entries."""
-        if (kept := self.kept.get(lane)) is not None:
-            self.grown.add(kept)
+        if (lane_range := self.lanes.get(lane)) is not None:
+            self.grown.add(lane_range)
 
     def _look_after_grown(self) -> None:
-        for kept in self.grown:
-            if kept.lane is not None:
-                self.reserve(kept.lane)
-                self._unsaved.add(kept)
-        for kept in list(self._unsaved):  # replicas keep checkpoints: what is older may go, a restart replays the rest
-            if kept.lane is None or kept.lane.save_if_due(self._now_us):
-                self._unsaved.discard(kept)
+        for lane_range in self.grown:
+            if lane_range.lane is not None:
+                self.reserve(lane_range.lane)
+                self._unsaved.add(lane_range)
+        for lane_range in list(
+            self._unsaved
+        ):  # replicas keep checkpoints: what is older may go, a restart replays the rest
+            if lane_range.lane is None or lane_range.lane.save_if_due(self._now_us):
+                self._unsaved.discard(lane_range)
 
     def reserve(self, lane: Lane) -> None:
         """Have positions and handles reserved in the store well ahead of the order."""
-        room, order, table = lane.room, lane.order, lane.order.table
-        if room is None:
+        capacity, order, table = lane.capacity, lane.order, lane.order.table
+        if capacity is None:
             return
-        (index, seq), handles = room.ceiling, max(CEILING_AHEAD_HANDLES, 4 * table.capacity)
+        (index, seq), handles = capacity.ceiling, max(CEILING_AHEAD_HANDLES, 4 * table.capacity)
         enough = index - order.next_index > CEILING_AHEAD // 2 and seq - order.next_seq > CEILING_AHEAD_SEQ // 2
         if enough and table.handles_reserved - table.next_handle > handles // 2:
             return
         number = order.topic.lane
         wanted = order.next_index + CEILING_AHEAD, order.next_seq + CEILING_AHEAD_SEQ
-        self._steps.at(Step.CEILING_WANTED)
+        self._env.steps.at(Step.CEILING_WANTED)
         if self._directory.ranges.raise_ceiling(number, *wanted, self._epoch, handle=table.next_handle + handles):
-            self._steps.at(Step.CEILING_RAISED)
+            self._env.steps.at(Step.CEILING_RAISED)
             self.learn_ceiling(lane)
 
     def learn_ceiling(self, lane: Lane) -> None:
         """What the store has reserved for a lane."""
         number = lane.order.topic.lane
-        if lane.room is not None:
-            lane.room.raise_to(*self._directory.ranges.ceiling(number))
-            lane.order.table.handles_reserved = min(TAKEN, self._directory.ranges.handle_ceiling(number))
+        if lane.capacity is not None:
+            lane.capacity.raise_to(LanePosition(*self._directory.ranges.ceiling(number)))
+            lane.order.table.reserve_handles(self._directory.ranges.handle_ceiling(number))
 
 
 _SILENT_US: Final = int(REPLICA_SILENT_S * 1_000_000)
@@ -519,7 +565,7 @@ class Replicas:
         self.why: dict[ReplicaRef, str] = {}  # what is wrong with the others
 
     def update(self, members: list[ReplicaMember]) -> set[ReplicaRef]:
-        """The store's word has changed. Returns incarnations that it lists no more; some came and went since."""
+        """The store's list has changed. Returns incarnations that it lists no more; some came and went since."""
         listed = {member.ref for member in members}
         gone = {member.ref for member in self.members} - listed
         newest = {member.replica: member.incarnation for member in self.members}  # oldest first: the newest stays
@@ -531,12 +577,13 @@ class Replicas:
         self._pulses.keep(listed)
         return gone
 
-    def look(self, now_us: int) -> None:
-        """Look at everybody's heartbeat and health."""
-        self._now_us = now_us
+    def look(self, now_us: int) -> bool:
+        """Look at the heartbeat and the health of all replicas. True if others can be relied on than before."""
+        self._now_us, before = now_us, self.good
         found = {member.ref: self._problem(member) for member in self.members}
         self.good = {ref for ref, problem in found.items() if not problem}
         self.why = {ref: problem for ref, problem in found.items() if problem}
+        return self.good != before
 
     def problem(self, ref: ReplicaRef) -> str:
         """What is wrong with one incarnation; empty when nothing is."""

@@ -1,26 +1,28 @@
 """After a restart with an empty fabric: lanes come back from what replicas have on disk, each for itself.
 
 Theory of operation. The last range of a lane is sealed: the stop was clean, everything ordered is durable, and the lane
-goes on at that very place with its sessions as they were. Or it is open: memory was lost. Then the range is closing;
-replicas of this run that have the very disks which the range names tell by their durable lines how far their copies go.
-A disk that was wiped, or a copy that is damaged, is silent: silence is not "nothing". Whatever was durable is on A of R
-disks, so among R-A+1 replies at least one has it all: the largest reply is the end, and no copy that others may have
-been shown is cut off. If that one turns out to be damaged where no other has a copy, the lane does not wait for ever:
-with all replies, no more was durable than the A-th largest has. When A replicas have copied up to it, on the range's
-own disks or on new ones in place of wiped ones, one transaction seals the range there and opens the next one at the
-ceiling, below which any position may have been handed out; the space between is lost. Sessions are fenced, since
-publishers may have been told of what is lost; they go on by themselves from what the log has. If the fabric had a
-mirror, the next range opens just where the order ended: the space between is what was ordered and is on no
-disk (and one position more, so that readers who were there hear of it), and often there is none. Then nothing is lost,
-and sessions go on as they were.
+goes on at that very position with its sessions as they were. Or it is open: memory was lost. Then the range is closing.
+Replicas of this run that have the very disks which the range names report by their durable lines how far their copies
+go. A disk that was wiped, or a copy that is damaged, is silent: silence is not "nothing".
+
+Whatever was durable is on A of R disks, so among R-A+1 replies at least one has it all: the largest reply is the end,
+and no copy that a reader may have been shown is cut off. If that copy turns out to be damaged where no other disk has
+one, the lane does not wait for ever: with all replies, no more was durable than the A-th largest has. When A replicas
+have copied up to the end, on the range's own disks or on new ones that replace wiped ones, one transaction seals the
+range there and opens the next one at the ceiling, below which any position may have been handed out; the space between
+is lost. Sessions are fenced, since what was acked may be lost; they go on by themselves from what the log has.
+
+If the fabric had a mirror, the next range opens just where the order ended: the space between is what was ordered and
+is on no disk (and one position more, so that readers who were there hear of it), and often there is none. Then nothing
+is lost, and sessions go on as they were.
 
     range open    -> collect -> copy -> read -> seal, open at the ceiling -> begin, sessions fenced
     range sealed  ->                    read -> reopen where it ends      -> begin, sessions as they were
-    begun before  ->                    read                              -> begin   (the one who sealed it is gone)
+    begun before  ->                    read                              -> begin   (the leader that sealed it is gone)
 
 Until a lane has begun, what comes for it is answered BACKPRESSURE.
 
-Ranges of lanes that brokers write.
+`BrokerRanges` does the same for the ranges of lanes that brokers write.
 """
 
 from __future__ import annotations
@@ -29,28 +31,28 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol
 
-from embarcadero.env import Env
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import RECOVERY_REPLIES_S, RECOVERY_RETRY_S, RECOVERY_STUCK_S
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import EarlierGeneration, MirroredEnd
 from embarcadero.sequencer.order.batches import LaneOrder
-from embarcadero.sequencer.order.reorder import HeldSlots
+from embarcadero.sequencer.order.lane import LedEpoch
+from embarcadero.sequencer.order.sessions import ReorderBuffer
 from embarcadero.sequencer.ranges.keeper import RangeKeeper
 from embarcadero.sequencer.ranges.recovery_sources import (
     DiskSource,
-    LaneRemains,
+    LaneSnapshot,
     Mirrors,
+    MirrorSnapshot,
     RecoverySource,
-    Remains,
     fence_all,
     restore_lane,
     seq_at_end,
-    told_by,
+    snapshot_of,
 )
 from embarcadero.steps import Step
-from embarcadero.types import Member, Range, ReplicaRef, Topic, TopicLane
+from embarcadero.types import LanePosition, Member, Range, ReplicaRef, Topic, TopicLane
 
 _REPLIES_US: Final = int(RECOVERY_REPLIES_S * 1_000_000)
 _SOON_US: Final = 20_000
@@ -71,6 +73,30 @@ class Stage(Enum):
     DONE = auto()
 
 
+class Ending(Enum):
+    """How the last range of a lane was found, and so what the store records once the lane is read."""
+
+    OPEN = auto()  # memory was lost: it is sealed, and the next range opens above the ceiling
+    SEALED = auto()  # the stop was clean: the lane goes on where it ended
+    BEGUN = auto()  # it was opened in this run, by a leader that is gone: it stays open
+
+
+class CopyProgress(NamedTuple):
+    """How far the copies of a range are, all together, and since when."""
+
+    total: int
+    since_us: int
+
+
+class FoundLane(NamedTuple):
+    """What was read of a lane."""
+
+    end_seq: int
+    order: LaneOrder | None  # with its sessions; of a lane that sequencers order
+    snapshot: LaneSnapshot | None  # if a mirror has it
+    saved: MirroredEnd | None = None  # where the order ended, if the mirror is not behind the disks
+
+
 class Recovered(NamedTuple):
     """A lane that is ready to begin: its open range, its sessions, and rows of those that were fenced just now."""
 
@@ -83,34 +109,41 @@ class LaneRecovery:
     """One lane on its way back."""
 
     def __init__(
-        self, desk: Recovery, topic: Topic, ranges: list[Range], broker_lane: TopicLane | None, now_us: int
+        self, recovery: Recovery, topic: Topic, ranges: list[Range], broker_lane: TopicLane | None, now_us: int
     ) -> None:
-        self._desk, self.topic, self._broker_lane, self._began_us = desk, topic, broker_lane, now_us
-        self._ranges, self.range_ = ranges, ranges[-1]
-        self.stage = Stage.COLLECT
+        self._recovery, self.topic, self._broker_lane, self._began_us = recovery, topic, broker_lane, now_us
+        self._ranges = ranges
+        self.stage, self._ending = Stage.COLLECT, Ending.OPEN
         self._end = self.range_.start
-        self._seal = self._open_above  # what the store is told once all is read
         self._lost = True  # whether something may be lost: then sessions are fenced
         self._enough_us: int | None = None
-        self._copied, self._copied_us = 0, now_us  # how far copies are, and since when
+        self._needed = 0  # how many copies have to go up to the end
+        self._copied = CopyProgress(0, now_us)
         self._retry_us = 0
         self._failure: Exception | None = None
-        self._told: set[str] = set()
-        self._restored: LaneOrder | None = None
+        self._reported: set[str] = set()
+        self._found = FoundLane(0, None, None)
         self._fenced: list[int] | None = None
-        self._end_seq = self._needed = 0
-        self._saved: MirroredEnd | None = None  # where the order ended, if a mirror told
         self.opened: Range | None = None
         if self.range_.end is not None:
-            self._end, self._lost, self._seal = self.range_.end, False, self._open_there
-            self.stage = Stage.READ
-        elif desk.opened_in_this_run(self.range_) and broker_lane is None:
+            self._end, self._lost = self.range_.end, False
+            self.stage, self._ending = Stage.READ, Ending.SEALED
+        elif recovery.opened_in_this_run(self.range_) and broker_lane is None:
             if self.range_.start == 0:
                 self._begin_fresh()
                 return
             before = ranges[-2].end if len(ranges) > 1 else None
-            self._lost, self._seal = before != self.range_.start, self._keep_open
-            self.stage = Stage.READ
+            self._lost = before != self.range_.start
+            self.stage, self._ending = Stage.READ, Ending.BEGUN
+
+    @property
+    def range_(self) -> Range:
+        """The last range of the lane, as it was found."""
+        return self._ranges[-1]
+
+    def follow(self, topic: Topic) -> None:
+        """The store has news about the lane's topic."""
+        self.topic = topic
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def step(self, now_us: int) -> None:
@@ -119,11 +152,11 @@ class LaneRecovery:
             Stage.COLLECT: self._collect,
             Stage.COPY: self._copy,
             Stage.READ: self._read,
-            Stage.SEAL: self._tell_store,
+            Stage.SEAL: self._record,
             Stage.BEGIN: self._begin,
         }
         if self._failure is not None:
-            raise self._failure  # not in a worker's thread, where nobody would hear it
+            raise self._failure  # not in a worker's thread, where no one would see it
         before = None
         while self.stage is not before and self.stage in steps and now_us >= self._retry_us:
             before = self.stage
@@ -131,11 +164,11 @@ class LaneRecovery:
 
     def _replies(self) -> dict[str, int]:
         """How far the copies on the range's own disks go: disk -> end."""
-        desk, range_ = self._desk, self.range_
+        recovery, range_ = self._recovery, self.range_
         disks = {ref.disk for ref in range_.replicas}
         found = {}
-        for member in desk.keeper.replicas.live():
-            table = desk.keeper.lines.of(member.ref)
+        for member in recovery.keeper.replicas.live():
+            table = recovery.keeper.lines.of(member.ref)
             line = None if table is None else table.load(range_.key)
             if member.disk not in disks:
                 continue
@@ -144,12 +177,12 @@ class LaneRecovery:
         return found
 
     def _copies(self) -> list[int]:
-        """How far copies of the range go, one for each replica: disks that came in place of its own count here too."""
-        desk, range_ = self._desk, self.range_
+        """How far copies of the range go, one for each replica: disks that replaced its own count here too."""
+        recovery, range_ = self._recovery, self.range_
         named = {ref.replica for ref in range_.replicas}
         found: dict[int, int] = {}
-        for member in desk.keeper.replicas.live():
-            table = desk.keeper.lines.of(member.ref) if member.replica in named else None
+        for member in recovery.keeper.replicas.live():
+            table = recovery.keeper.lines.of(member.ref) if member.replica in named else None
             line = None if table is None else table.load(range_.key)
             if line is not None:
                 found[member.replica] = max(line, found.get(member.replica, 0))
@@ -157,19 +190,19 @@ class LaneRecovery:
 
     def _collect(self, now_us: int) -> None:
         """Wait for enough replies, and a little longer for the rest."""
-        range_, desk = self.range_, self._desk
-        if self._broker_lane is None and range_.start == 0 and desk.opened_in_this_run(range_):
+        range_, recovery = self.range_, self._recovery
+        if self._broker_lane is None and range_.start == 0 and recovery.opened_in_this_run(range_):
             self._begin_fresh()
             return
-        desk.keeper.say(range_.lane, range_.number, closing=True)
-        desk.steps.at(Step.RECOVERY_CLOSING)
+        recovery.keeper.publish(range_.lane, range_.number, closing=True)
+        recovery.env.steps.at(Step.RECOVERY_CLOSING)
         replies, copies = self._replies(), len(range_.replicas)
         needed = copies - range_.durable_on + 1
-        accepted = len(replies) < needed and desk.directory.ranges.loss_accepted(range_.lane)
+        accepted = len(replies) < needed and recovery.directory.ranges.loss_accepted(range_.lane)
         if len(replies) < needed and not accepted:
             self._enough_us = None
             if now_us - self._began_us > _REPLIES_US:
-                self._tell_missing(replies, needed)
+                self._report_missing(replies, needed)
             return
         if self._enough_us is None:
             self._enough_us = now_us
@@ -177,35 +210,35 @@ class LaneRecovery:
             return
         self._end = max(replies.values(), default=range_.start)
         self._needed = min(range_.durable_on, len(replies)) if accepted else range_.durable_on
-        self._copied_us = now_us
+        self._copied = self._copied._replace(since_us=now_us)
         self._ask_for_copies()
         self.stage = Stage.COPY
 
     def _ask_for_copies(self) -> None:
-        desk, range_ = self._desk, self.range_
-        desk.keeper.say(range_.lane, range_.number, closing=True, target=self._end)
-        desk.steps.at(Step.RECOVERY_TARGET)
-        desk.wake(range_)
+        recovery, range_ = self._recovery, self.range_
+        recovery.keeper.publish(range_.lane, range_.number, closing=True, target=self._end)
+        recovery.env.steps.at(Step.RECOVERY_TARGET)
+        recovery.wake(range_)
 
     def _copy(self, now_us: int) -> None:
         """Wait until enough disks have everything up to the end."""
         copies = self._copies()
         there = [line for line in copies if line >= self._end]
-        if sum(copies) != self._copied:
-            self._copied, self._copied_us = sum(copies), now_us
+        if sum(copies) != self._copied.total:
+            self._copied = CopyProgress(sum(copies), now_us)
         if len(there) >= self._needed or self._end == self.range_.start:  # of nothing there need be no copies
             self.stage = Stage.READ
         elif not there:
-            self.stage, self._enough_us = Stage.COLLECT, None  # the one that had it all is gone again
+            self.stage, self._enough_us = Stage.COLLECT, None  # the replica that had it all is gone again
         elif now_us - (self._enough_us or 0) > 5 * _REPLIES_US:
-            self._tell_once("lane waits for copies", end=self._end, have=len(there), needed=self._needed, do=_DO)
-            if self._desk.directory.ranges.loss_accepted(self.range_.lane):
+            self._report_once("lane waits for copies", end=self._end, have=len(there), needed=self._needed, do=_DO)
+            if self._recovery.directory.ranges.loss_accepted(self.range_.lane):
                 self.stage = Stage.READ
-            elif now_us - self._copied_us > _STUCK_US:
+            elif now_us - self._copied.since_us > _STUCK_US:
                 self._settle_for_less(copies)
 
     def _settle_for_less(self, copies: list[int]) -> None:
-        """Nobody can copy what only a damaged disk has: give up what was surely never durable.
+        """No replica can copy what only a damaged disk has: give up what was surely never durable.
 
         Disks that do not answer may have all of it, so each of them stands for one of those that made it durable.
         """
@@ -215,7 +248,7 @@ class LaneRecovery:
             return
         end = max([replies[others - 1], *sorted(copies, reverse=True)[self._needed - 1 : self._needed]])
         if end < self._end:
-            self._desk.journal.warn(
+            self._recovery.env.journal.warn(
                 "lane gives up a damaged end", topic=self.topic.name, lane=self.range_.lane, of=self._end, end=end
             )
             self._end = end
@@ -224,152 +257,145 @@ class LaneRecovery:
     def _read(self, now_us: int) -> None:
         """Have a worker read what is on disk."""
         self.stage = Stage.READING
-        source, range_, end, desk = self._desk.source, self.range_, self._end, self._desk
-        ranges, asks_mirror = [*self._ranges[:-1], range_], range_.end is None and self._seal == self._open_above
+        source, range_, end, recovery = self._recovery.source, self.range_, self._end, self._recovery
+        ranges, asks_mirror = self._ranges, self._ending is Ending.OPEN
 
-        def job() -> tuple[int, LaneOrder | None, LaneRemains | None]:
-            remains = told_by(desk.remains, ranges, self._broker_lane) if asks_mirror else None
+        def job() -> FoundLane:
+            snapshot = snapshot_of(recovery.snapshot, ranges, self._broker_lane) if asks_mirror else None
             if self._broker_lane is not None:
-                return seq_at_end(source, range_, end), None, remains
-            restored = restore_lane(source, self.topic, ranges, end, desk.maker.sessions, desk.maker.held, now_us)
-            return seq_at_end(source, range_, end), restored, remains
+                return FoundLane(seq_at_end(source, range_, end), None, snapshot)
+            maker = recovery.maker
+            restored = restore_lane(source, self.topic, ranges, end, maker.sessions, maker.buffer, now_us)
+            return FoundLane(seq_at_end(source, range_, end), restored, snapshot)
 
-        def done(result: tuple[int, LaneOrder | None, LaneRemains | None] | Exception) -> None:
-            if isinstance(result, Exception):
-                if not isinstance(result, EmbarcaderoError):
-                    self._failure = result
+        def done(found: FoundLane | Exception) -> None:
+            if isinstance(found, Exception):
+                if not isinstance(found, EmbarcaderoError):
+                    self._failure = found
                     return
-                self._tell_once("lane can't be read", reason=result.message, do=result.hint)
+                self._report_once("lane can't be read", reason=found.message, do=found.hint)
                 self._retry_us, self.stage = now_us + _RETRY_US, Stage.READ
                 return
-            self._end_seq, self._restored, remains = result
-            if remains is not None:
-                self._compare(remains)
+            self._found = found._replace(snapshot=None)
+            if found.snapshot is not None:
+                self._compare(found.snapshot)
             self.stage = Stage.SEAL
 
-        desk.workers.run(job, done)
+        recovery.env.workers.run(job, done)
 
-    def _compare(self, remains: LaneRemains) -> None:
-        """What a mirror tells, beside what is on disk. One that has less than disks is not to be believed."""
-        if remains.end < self._end or remains.end_seq < self._end_seq:
-            self._tell_once("mirror has less than disks", mirror=remains.end, end=self._end)
+    def _compare(self, snapshot: LaneSnapshot) -> None:
+        """Reconcile the mirror's end with the disks. A mirror that is behind the disks is ignored."""
+        if snapshot.end < self._end or snapshot.end_seq < self._found.end_seq:
+            self._report_once("mirror has less than disks", mirror=snapshot.end, end=self._end)
             return
-        batches, records = remains.lost_above(self._end)
-        self._saved = MirroredEnd(
+        batches, records = snapshot.lost_above(self._end)
+        saved = MirroredEnd(
             lane=self.range_.lane,
-            index=remains.end,
-            seq=remains.end_seq,
+            index=snapshot.end,
+            seq=snapshot.end_seq,
             kept=self._end,
             batches=batches,
             records=records,
         )
-        self._lost = remains.end > self._end
-        if (order := self._restored) is not None:
-            order.append_us = max(order.append_us, remains.append_us)
-            order.table.next_handle = max(order.table.next_handle, remains.next_handle)
+        self._found = self._found._replace(saved=saved)
+        self._lost = snapshot.end > self._end
+        if (order := self._found.order) is not None:
+            order.not_before(snapshot.append_us)
+            order.table.count_on(snapshot.next_handle)
 
-    def _tell_store(self, now_us: int) -> None:
+    def _record(self, now_us: int) -> None:
         """Let the store have the end of the last range and the start of the next."""
         self._retry_us = now_us + _SOON_US  # if it refuses, or there are too few replicas
         if self._broker_lane is not None:
-            sealed = self._desk.directory.ranges.seal_recovered(
-                self.range_.lane, self.range_.number, self._end, self._end_seq, [], self._desk.epoch, self._saved
-            )
-            if sealed is None:
+            if self._seal_recovered([]) is None:
                 return
-            self._desk.keeper.say(self.range_.lane, 0, closing=False)
+            self._recovery.keeper.publish(self.range_.lane, 0, closing=False)
             self.stage = Stage.DONE
         else:
-            self.opened = self._seal(now_us)
+            self.opened = self.range_ if self._ending is Ending.BEGUN else self._open_next(now_us)
             if self.opened is None:
                 return
             self.stage = Stage.BEGIN
         self._retry_us = 0
-        self._desk.steps.at(Step.RECOVERY_DECIDED)
-        self._desk.journal.note(
+        self._recovery.env.steps.at(Step.RECOVERY_DECIDED)
+        self._recovery.env.journal.note(
             "lane recovered",
             topic=self.topic.name,
             lane=self.range_.lane,
             end=self._end,
             start=self.opened.start if self.opened else None,
             took_ms=(now_us - self._began_us) // 1000,
-            **self._told_by_mirror(),
+            **self._mirror_facts(),
         )
 
     def _begin(self, now_us: int) -> None:
-        """Hand the lane over; the one who takes it may have no room yet."""
-        opened, restored = self.opened, self._restored
+        """Hand the lane over; there may be no memory for it yet."""
+        recovery, opened = self._recovery, self.opened
         if opened is None:
             return
-        order = restored if restored is not None else self._desk.maker.new_order(self.topic)
-        if self._fenced is None:
-            handles = (
-                self._desk.directory.ranges.handle_ceiling(opened.lane) if self._lost else 0
-            )  # first: the store may fail
-            self._fenced = fence_all(order, now_us) if self._lost else []
-            if self._lost:
-                order.table.pass_over(handles)
-        order.next_index, order.next_seq = opened.start, opened.start_seq
-        if self._desk.maker.begin_recovered(Recovered(opened, order, self._fenced)):
+        order = self._found.order or recovery.maker.new_order(self.topic)
+        if self._fenced is None and self._lost:
+            handles = recovery.directory.ranges.handle_ceiling(opened.lane)  # first: the store may fail
+            self._fenced = fence_all(order, now_us)
+            order.table.pass_over(handles)
+        order.resume(LanePosition(opened.start, opened.start_seq), order.append_us)
+        if recovery.maker.begin_recovered(Recovered(opened, order, self._fenced or [])):
             self.stage = Stage.DONE
-            self._desk.steps.at(Step.RECOVERY_BEGUN)
+            recovery.env.steps.at(Step.RECOVERY_BEGUN)
         else:
             self._retry_us = now_us + _RETRY_US
 
-    # --- what the store is told ---------------------------------------------------------------------------------------
-    def _open_above(self, now_us: int) -> Range | None:
-        """Memory was lost: seal, and go on above the ceiling."""
-        directory, range_ = self._desk.directory, self.range_
-        refs = self._refs(now_us)
+    # --- what the store records ---------------------------------------------------------------------------------------
+    def _open_next(self, now_us: int) -> Range | None:
+        """Go on above the ceiling if memory was lost, and where the lane ended if the stop was clean."""
+        refs, recovery = self._refs(now_us), self._recovery
         if refs is None:
             return None
-        where = range_.lane, range_.number, self._end, self._end_seq, refs, self._desk.epoch
-        return directory.ranges.seal_recovered(*where, self._saved)
+        if self._ending is Ending.SEALED:
+            return recovery.directory.ranges.reopen(self.range_.lane, refs, recovery.epoch)
+        return self._seal_recovered(refs)
 
-    def _open_there(self, now_us: int) -> Range | None:
-        """The stop was clean: go on where it was."""
-        refs = self._refs(now_us)
-        return None if refs is None else self._desk.directory.ranges.reopen(self.range_.lane, refs, self._desk.epoch)
-
-    def _keep_open(self, now_us: int) -> Range | None:  # noqa: ARG002 - as the other two
-        return self.range_
+    def _seal_recovered(self, refs: list[ReplicaRef]) -> Range | None:
+        range_, found, recovery = self.range_, self._found, self._recovery
+        ended = range_.lane, range_.number, self._end, found.end_seq, refs, recovery.epoch
+        return recovery.directory.ranges.seal_recovered(*ended, found.saved)
 
     def _refs(self, now_us: int) -> list[ReplicaRef] | None:
         """Replicas for the next range; those that have the last one first. None while more may come, or too few are."""
-        replicas = self._desk.keeper.replicas
-        found = self._desk.directory.replicas.choose(self.topic.replicas, self.range_.replicas, replicas.avoided())
+        replicas = self._recovery.keeper.replicas
+        found = self._recovery.directory.replicas.choose(self.topic.replicas, self.range_.replicas, replicas.avoided())
         waited = now_us - self._began_us >= _REPLIES_US
         if len(found) >= (max(1, self.topic.durable_on) if waited else self.topic.replicas):
             return found
         if not waited:
             return None
-        self._tell_once("lane waits for replicas", live=len(found), needed=self.topic.durable_on, do="start replicas")
+        self._report_once("lane waits for replicas", live=len(found), needed=self.topic.durable_on, do="start replicas")
         return None
 
     def _begin_fresh(self) -> None:
         """The topic is new: there is nothing to recover."""
         self.opened, self._lost, self.stage = self.range_, False, Stage.BEGIN
 
-    # --- telling ------------------------------------------------------------------------------------------------------
-    def _tell_missing(self, replies: dict[str, int], needed: int) -> None:
+    # --- reports ------------------------------------------------------------------------------------------------------
+    def _report_missing(self, replies: dict[str, int], needed: int) -> None:
         missing = [ref.replica for ref in self.range_.replicas if ref.disk not in replies]
-        self._tell_once("lane waits for replicas", missing=missing, have=len(replies), needed=needed, do=_DO)
+        self._report_once("lane waits for replicas", missing=missing, have=len(replies), needed=needed, do=_DO)
 
-    def _told_by_mirror(self) -> dict[str, object]:
-        saved = self._saved
+    def _mirror_facts(self) -> dict[str, object]:
+        saved = self._found.saved
         return {} if saved is None else {"ordered": saved.index, "batches_lost": saved.batches}
 
-    def _tell_once(self, event: str, **facts: object) -> None:
-        if event not in self._told:
-            self._desk.journal.warn(event, topic=self.topic.name, lane=self.range_.lane, **facts)
-        self._told.add(event)
+    def _report_once(self, event: str, **facts: object) -> None:
+        if event not in self._reported:
+            self._recovery.env.journal.warn(event, topic=self.topic.name, lane=self.range_.lane, **facts)
+        self._reported.add(event)
 
 
 class LaneMaker(Protocol):
     """Makes lanes: the one that recovery hands them to."""
 
     @property
-    def held(self) -> HeldSlots:
+    def buffer(self) -> ReorderBuffer:
         """The reorder buffer of all lanes."""
         ...
 
@@ -383,7 +409,7 @@ class LaneMaker(Protocol):
         ...
 
     def begin_recovered(self, found: Recovered) -> bool:
-        """Begin a lane that has come back. False: there is no room for it now."""
+        """Begin a lane that has come back. False: there is no memory for it now."""
         ...
 
 
@@ -391,28 +417,22 @@ class Recovery:
     """All lanes that are on their way back."""
 
     def __init__(
-        self,
-        env: Env,
-        directory: Directory,
-        epoch: int,
-        keeper: RangeKeeper,
-        maker: LaneMaker,
-        mirrors: Mirrors | None = None,
+        self, epoch: LedEpoch, directory: Directory, keeper: RangeKeeper, maker: LaneMaker, mirrors: Mirrors | None
     ) -> None:
-        self.workers, self.journal, self.steps = env.workers, env.journal, env.steps
-        self.directory, self.epoch, self.keeper, self.maker = directory, epoch, keeper, maker
-        self.source: RecoverySource = DiskSource(lambda: keeper.replicas.members, env.disks)
-        self._mirrors, self._past = mirrors, tuple[EarlierGeneration, ...]()
-        self.remains = Remains((), mirrors)
+        self.env, self.epoch = epoch.env, epoch.number
+        self.directory, self.keeper, self.maker = directory, keeper, maker
+        self.source: RecoverySource = DiskSource(lambda: keeper.replicas.members, epoch.env.disks)
+        self._mirrors, self._earlier = mirrors, tuple[EarlierGeneration, ...]()
+        self.snapshot = MirrorSnapshot((), mirrors)
         self.lanes: dict[int, LaneRecovery] = {}
 
     def learn_generations(self) -> None:
         """Ask the store which generations of the fabric were before this one."""
-        self._past = self.directory.earlier_generations()
-        self.remains = Remains(self._past, self._mirrors)
+        self._earlier = self.directory.earlier_generations()
+        self.snapshot = MirrorSnapshot(self._earlier, self._mirrors)
 
     def add(self, topic: Topic, ranges: list[Range], broker_lane: TopicLane | None, now_us: int) -> None:
-        """A lane whose past is on disk only."""
+        """A lane that is on disk only."""
         lane = ranges[-1].lane
         if lane not in self.lanes:
             self.lanes[lane] = LaneRecovery(self, topic, ranges, broker_lane, now_us)
@@ -435,9 +455,9 @@ class Recovery:
         return len(done)
 
     def finish(self) -> None:
-        """Once all lanes are back, nobody has to know any more what was before."""
-        if not self.lanes and self._past and self.directory.forget_earlier_generations(self.epoch):
-            self._past = ()
+        """Once all lanes are back, the store may forget what was before."""
+        if not self.lanes and self._earlier and self.directory.forget_earlier_generations(self.epoch):
+            self._earlier = ()
 
     def opened_in_this_run(self, range_: Range) -> bool:
         """Whether a range was opened since the fabric was made: only then are its replicas' lines in it."""
@@ -462,7 +482,7 @@ class BrokerRanges:
         """Take note of what the store has."""
         mine = {number: topic for number, topic in topics.items() if topic.replicas and topic.order in (0, 1)}
         lanes = {lane.lane: lane for lane in self._directory.lanes.all() if lane.topic in mine} if mine else {}
-        ours = [number for number, kept in self._keeper.kept.items() if kept.broker_lane is not None]
+        ours = [number for number, lane_range in self._keeper.lanes.items() if lane_range.broker_lane is not None]
         for number in ours:
             if number not in lanes:
                 self._keeper.drop(number)
@@ -473,7 +493,7 @@ class BrokerRanges:
         here = {(member.broker, member.incarnation) for member in members}
         for number, lane in lanes.items():
             topic = mine[lane.topic]
-            if number in self._keeper.kept:
+            if number in self._keeper.lanes:
                 self._keeper.follow(number, topic, lane)
             elif number not in self._over and number not in self._recovery.lanes:
                 self._begin(lane, topic, (lane.broker, lane.incarnation) in here, now_us)

@@ -2,11 +2,10 @@
 
 This runs beside the rounds, on a worker: it reads files, and touches nothing that the sequencer has.
 
-What replicas have on disk, read through their folders: only for lanes that come back after a restart.
+`DiskSource` reads what replicas have on disk, through their folders: only for lanes that come back after a restart.
+`MirrorSnapshot` reads from the mirrors of lost fabrics how far each lane was ordered, exactly.
 
-What the mirrors of lost fabrics tell about lanes: how far each was ordered, exactly.
-
-Theory of operation. A writer's entries are in the mirror before anybody sees them (fabric/shared.py), and the processes
+Mirrors. A writer's entries are in the mirror before any process sees them (fabric/shared.py), and the processes
 of a lost generation are gone for good before the next one begins, so its mirror does not change any more. A lane is
 read as a takeover reads it: the newest whole checkpoint, and the valid contiguous entries after it, in the ring of
 the newest epoch that started; never the frontier, which only has to be at or below that end. The mirror's own epoch
@@ -21,7 +20,8 @@ could say anything: then nothing is known, and positions go on above the ceiling
 
 What was ordered beyond the end that disks have is lost but for its numbers. Sessions come back as of what is on disk,
 and not as of the mirror: a batch that was ordered and lost is no duplicate when its publisher sends it again, but gets
-a new position, so that what nobody was promised is not lost at all. Only handles are counted on from the mirror's.
+a new position, so a batch that was never acked as durable is not lost at all. Only handles are counted on from the
+mirror's.
 """
 
 from __future__ import annotations
@@ -55,15 +55,12 @@ from embarcadero.sequencer.order.checkpoint import (
     replay,
     restore,
 )
-from embarcadero.sequencer.order.control import attach
 from embarcadero.sequencer.order.lane import valid_from, valid_suffix
-from embarcadero.sequencer.order.reorder import HeldSlots
-from embarcadero.sequencer.order.sessions import OPEN, SessionTable
+from embarcadero.sequencer.order.sessions import OPEN, ReorderBuffer, SessionTable
 from embarcadero.storage.folder import newest_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.types import (
-    NO_HANDLE,
     NO_SESSION,
     EntryKind,
     Range,
@@ -103,7 +100,13 @@ def seq_at_end(source: RecoverySource, range_: Range, end: int) -> int:
 
 
 def restore_lane(
-    source: RecoverySource, topic: Topic, ranges: Sequence[Range], end: int, sessions: int, held: HeldSlots, now_us: int
+    source: RecoverySource,
+    topic: Topic,
+    ranges: Sequence[Range],
+    end: int,
+    sessions: int,
+    buffer: ReorderBuffer,
+    now_us: int,
 ) -> LaneOrder:
     """The lane's sessions as of `end`; all ranges of it that there are, the last one of them ending at or above."""
     saved = _checkpoint(source, topic, ranges, end)
@@ -117,21 +120,18 @@ def restore_lane(
         )
     parts = _entries(source, ranges, start, end)
     rows = rows_for(sessions, saved, parts)
-    order = LaneOrder(topic, SessionTable(rows), held)
-    order.table.sessions_max = sessions
+    order = LaneOrder(topic, SessionTable(sessions, rows), buffer)
     if saved is not None:
         restore(order, saved, now_us)
         _learn(source, order, ranges, saved.index)
     for part in parts:
         replay(order, part, now_us)
-    for row in np.flatnonzero(order.table.state == OPEN).tolist():
-        attach(order, int(order.table.handle[row]), NO_HANDLE)  # who will come back is not known: do not hurry
-    order.idle_due_us = now_us
+    order.settle_in(now_us)
     return order
 
 
 def fence_all(order: LaneOrder, now_us: int) -> list[int]:
-    """End all sessions, because sequences may be lost that their publishers were told are in. Returns the rows."""
+    """End all sessions, because sequences may be lost that were acked. Returns the rows."""
     rows: list[int] = np.flatnonzero(order.table.state == OPEN).tolist()
     for row in rows:
         order.table.fence(row, now_us)
@@ -185,7 +185,7 @@ def _entries(source: RecoverySource, ranges: Sequence[Range], start: int, stop: 
 
 
 def _learn(source: RecoverySource, order: LaneOrder, ranges: Sequence[Range], index: int) -> None:
-    """Where the batches below the checkpoint are, as far as it can be told: good to know, but not needed."""
+    """Where the batches below the checkpoint are, as far as the log shows: good to know, but not needed."""
     try:
         parts = _entries(source, ranges, max(0, index - _POSITIONS), index)
     except EmbarcaderoError:
@@ -260,7 +260,7 @@ Mirrors = Callable[[EarlierGeneration], Fabric | None]
 
 
 @dataclass(frozen=True, slots=True)
-class LaneRemains:
+class LaneSnapshot:
     """Where a lane's order ended, and the newest entries before that."""
 
     end: int
@@ -270,19 +270,19 @@ class LaneRemains:
     next_handle: int = 0
 
     def lost_above(self, kept: int) -> tuple[int, int]:
-        """How many batches and records were ordered from an index on, as far as the ring tells."""
+        """How many batches and records were ordered from an index on, as far as the ring goes."""
         lost = self.entries[(self.entries["index"] >= kept) & (self.entries["kind"] == EntryKind.BATCH)]
         return len(lost), int(lost["count"].sum(dtype=np.uint64))
 
 
-class Remains:
+class MirrorSnapshot:
     """The mirrors of generations that have not been recovered yet. Workers ask it: it touches no store."""
 
-    def __init__(self, past: Sequence[EarlierGeneration] = (), mirrors: Mirrors | None = None) -> None:
-        self._past, self._mirrors = past, mirrors
+    def __init__(self, earlier: Sequence[EarlierGeneration] = (), mirrors: Mirrors | None = None) -> None:
+        self._earlier, self._mirrors = earlier, mirrors
 
-    def lane(self, ranges: Sequence[Range]) -> LaneRemains | None:
-        """Where a lane of the sequencer ended; None if nobody knows. `ranges`: all that it has in the store."""
+    def lane(self, ranges: Sequence[Range]) -> LaneSnapshot | None:
+        """Where a lane of the sequencer ended; None if no mirror has it. `ranges`: all that it has in the store."""
         last = ranges[-1]
         for fabric, epoch in self._newest_first():
             if fabric is None:
@@ -297,8 +297,8 @@ class Remains:
             return _at_least(_read_lane(fabric, name, checkpoint_region(epoch, last.lane)), last)
         return self._never_begun(last)
 
-    def broker_lane(self, lane: TopicLane, range_: Range) -> LaneRemains | None:
-        """Where a lane of a broker ended; None if nobody knows."""
+    def broker_lane(self, lane: TopicLane, range_: Range) -> LaneSnapshot | None:
+        """Where a lane of a broker ended; None if no mirror has it."""
         for fabric, _ in self._newest_first():
             if fabric is None:
                 return None
@@ -307,26 +307,26 @@ class Remains:
         return self._never_begun(range_)
 
     def _newest_first(self) -> list[tuple[Fabric | None, int]]:
-        return [self._open(past) for past in reversed(self._past)]
+        return [self._open(generation) for generation in reversed(self._earlier)]
 
-    def _open(self, past: EarlierGeneration) -> tuple[Fabric | None, int]:
+    def _open(self, generation: EarlierGeneration) -> tuple[Fabric | None, int]:
         """A mirror, and its newest epoch. Without what that one made first it is not whole."""
-        found = None if self._mirrors is None or not past.mirror else self._mirrors(past)
+        found = None if self._mirrors is None or not generation.mirror else self._mirrors(generation)
         if found is None or not found.exists(EPOCHS_REGION):
-            return None, past.epoch
-        epoch = max(past.epoch, EpochTable(found, found.attach(EPOCHS_REGION)).last_started())
+            return None, generation.epoch
+        epoch = max(generation.epoch, EpochTable(found, found.attach(EPOCHS_REGION)).last_started())
         return found if found.exists(frontiers_region(epoch)) else None, epoch
 
-    def _never_begun(self, range_: Range) -> LaneRemains | None:
+    def _never_begun(self, range_: Range) -> LaneSnapshot | None:
         """No generation that could have ordered something in this range ever began to."""
-        return _nothing_above(range_) if self._past else None
+        return _nothing_above(range_) if self._earlier else None
 
 
-def _nothing_above(range_: Range) -> LaneRemains:
-    return LaneRemains(range_.start, range_.start_seq, np.empty(0, dtype=ORDER))
+def _nothing_above(range_: Range) -> LaneSnapshot:
+    return LaneSnapshot(range_.start, range_.start_seq, np.empty(0, dtype=ORDER))
 
 
-def _at_least(found: LaneRemains | None, range_: Range) -> LaneRemains | None:
+def _at_least(found: LaneSnapshot | None, range_: Range) -> LaneSnapshot | None:
     """A range that was opened above what a mirror knows, for a lane that had no time to begin there, is empty."""
     if found is None or found.end >= range_.start:
         return found
@@ -340,7 +340,7 @@ def _open_range(fabric: Fabric, epoch: int, lane: int) -> int:
     return RangeWord.decode(word).number if word else 0
 
 
-def _read_lane(fabric: Fabric, name: str, checkpoints: str) -> LaneRemains | None:
+def _read_lane(fabric: Fabric, name: str, checkpoints: str) -> LaneSnapshot | None:
     ring = attach_ring(fabric, name, ORDER)
     checkpoint = read_checkpoint(fabric, checkpoints) if fabric.exists(checkpoints) else None
     if checkpoint is None:
@@ -353,7 +353,7 @@ def _read_lane(fabric: Fabric, name: str, checkpoints: str) -> LaneRemains | Non
     before = valid_suffix(ring, max(0, min(start, end - ring.slots)), start)
     entries = join([before, after])
     opened = entries[entries["kind"] == EntryKind.SESSION_OPEN]["session"]
-    return LaneRemains(
+    return LaneSnapshot(
         end,
         int(last["seq"][0]) + int(last["count"][0]) if len(last) else int(header["seq"]),
         entries,
@@ -362,18 +362,18 @@ def _read_lane(fabric: Fabric, name: str, checkpoints: str) -> LaneRemains | Non
     )
 
 
-def _read_broker_lane(ring: RingReader) -> LaneRemains | None:
+def _read_broker_lane(ring: RingReader) -> LaneSnapshot | None:
     end = ring.valid_end(ring.frontier.load())
     entries = valid_suffix(ring, max(0, end - ring.slots), end)
     if end and not len(entries):
         return None
     seq = int(entries["seq"][-1]) + int(entries["count"][-1]) if end else 0
-    return LaneRemains(end, seq, entries)
+    return LaneSnapshot(end, seq, entries)
 
 
-def told_by(remains: Remains, ranges: Sequence[Range], lane: TopicLane | None) -> LaneRemains | None:
-    """Where a lane ended, as far as mirrors tell; a mirror that can't be read tells nothing."""
+def snapshot_of(mirrors: MirrorSnapshot, ranges: Sequence[Range], lane: TopicLane | None) -> LaneSnapshot | None:
+    """Where a lane ended, as far as mirrors have it; a mirror that can't be read has nothing."""
     try:
-        return remains.lane(ranges) if lane is None else remains.broker_lane(lane, ranges[-1])
+        return mirrors.lane(ranges) if lane is None else mirrors.broker_lane(lane, ranges[-1])
     except EmbarcaderoError:
         return None
