@@ -13,7 +13,7 @@ import pytest
 
 from embarcadero.broker.read import disk
 from embarcadero.broker.read.disk import Segments
-from embarcadero.client.read.spans import tail_of, with_lags
+from embarcadero.client.reads import tail_of, with_lags
 from embarcadero.errors import Backpressure
 from embarcadero.limits import WARM_JOBS_MAX
 from embarcadero.storage.reading import RangeReader

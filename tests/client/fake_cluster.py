@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from embarcadero.client.net.link import Link
+from embarcadero.client.link import Link
 from embarcadero.client.publish.publisher import PublisherCore
 from embarcadero.errors import (
     EmbarcaderoError,

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from embarcadero.client.net.link import Link
-from embarcadero.client.read import cold
-from embarcadero.client.read.spans import nothing_came
-from embarcadero.client.read.subscriber import ColdAsk, SubscriberCore
+from embarcadero.client import reads as cold
+from embarcadero.client.link import Link
+from embarcadero.client.reads import nothing_came
 from embarcadero.client.results import Batch, OrderEntry
+from embarcadero.client.subscriber import ColdAsk, SubscriberCore
 from embarcadero.errors import BadTable, BadValue, Corrupt, NotAvailable, TierUnavailable, Unreachable
 from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import TABLE_RETRY_S

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.client.net.link import Link
-from embarcadero.client.publish.losses import AckedBatches
+from embarcadero.client.link import Link
+from embarcadero.client.publish.batches import AckedBatches
 from embarcadero.client.publish.publisher import PublisherCore
-from embarcadero.client.read.subscriber import SubscriberCore
+from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import BadFrame, DiskFailed, FuturePosition, RecordsLost, SessionFenced, fresh
 from embarcadero.limits import ORDER_SLOTS
 from embarcadero.types import Gap, GapKind, Order, Position, TopicLane

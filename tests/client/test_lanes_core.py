@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embarcadero.client.net.link import Link
+from embarcadero.client.lanes import LanesCore
+from embarcadero.client.link import Link
 from embarcadero.client.publish.publisher import PublisherCore
-from embarcadero.client.read.lanes import LanesCore
 from embarcadero.errors import BadValue, UnknownTopic
 from embarcadero.types import Gap, GapKind, Order, Outcome, Position, TopicLane
 from embarcadero.wire import messages as m

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.client.read.subscriber import SubscriberCore
 from embarcadero.client.results import Batch
+from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import BadFrame, ChecksumMismatch, FuturePosition
 from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import FETCH_ENTRIES_MAX

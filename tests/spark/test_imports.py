@@ -34,14 +34,14 @@ def test_a_source_does_not_load_what_publishes() -> None:
     """Nor brokers, nor the code of tables, which only a topic with a table needs."""
     told = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=True).stdout.split()
 
-    assert "embarcadero.client.net.brokers" in told
+    assert "embarcadero.client.brokers" in told
     assert [name for name in told if name.startswith(PUBLISHING)] == []
     assert [name for name in told if name.startswith(ELSEWHERE)] == []
 
 
 FOLDERS = ("spark", "tier", "staging", "audit")
 PUBLIC = {
-    "api.aio_calls", "api.aio_log", "api.aio_streams", "api.sync_log", "api.sync_streams", "results", "arguments",
+    "api.aio_calls", "api.aio_log", "api.aio_streams", "api.sync_log", "results", "arguments",
     "publish.tables",
 }  # fmt: skip
 """Modules of the client with calls, what these take and give, and what makes payloads for publish_encoded()."""

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import embarcadero as emb
 from embarcadero.cli.main import app
 from embarcadero.client.api.sync_log import Log
-from embarcadero.client.net.link import Link
+from embarcadero.client.link import Link
 from embarcadero.config import load
 from embarcadero.errors import NotAvailable, TierUnavailable
 from embarcadero.node.local import LocalCluster

@@ -7,7 +7,7 @@ from typing import Final
 from embarcadero_proof.bugs.bug import LATE, LOSS, Bug
 from embarcadero_proof.bugs.patch import Edit
 
-_READER: Final = "embarcadero.client.read.subscriber:SubscriberCore"
+_READER: Final = "embarcadero.client.subscriber:SubscriberCore"
 _PUBLISHER: Final = "embarcadero.client.publish.publisher:PublisherCore"
 _MOVED: Final = """\
         self._go_on(expected, outside)

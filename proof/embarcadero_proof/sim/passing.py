@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from embarcadero.client.net.link import Link
+from embarcadero.client.link import Link
 from embarcadero.client.publish.publisher import PublisherCore
 from embarcadero.errors import UnknownTopic
 from embarcadero.types import Order, Topic

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from embarcadero.client.net.link import Link
-from embarcadero.client.read.subscriber import SubscriberCore
+from embarcadero.client.link import Link
+from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.wire import messages as m
 from embarcadero.wire.receiver import FetchedReceived
 from embarcadero_proof.sim.clients import ClientProcess, ProbeCore, start_read

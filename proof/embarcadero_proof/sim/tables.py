@@ -25,8 +25,8 @@ from embarcadero_proof.sim.history import OnDisk, TieredTo
 
 if TYPE_CHECKING:
     from embarcadero.broker.broker import Broker
-    from embarcadero.client.read.lanes import LanesCore
-    from embarcadero.client.read.subscriber import SubscriberCore
+    from embarcadero.client.lanes import LanesCore
+    from embarcadero.client.subscriber import SubscriberCore
     from embarcadero_proof.sim.plan import TopicPlan
     from embarcadero_proof.sim.world import World
 

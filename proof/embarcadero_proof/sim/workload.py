@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from embarcadero.client.lanes import LanesCore
 from embarcadero.client.publish.batches import OutBatch
 from embarcadero.client.publish.publisher import PublisherCore
-from embarcadero.client.read.lanes import LanesCore
-from embarcadero.client.read.subscriber import SubscriberCore
 from embarcadero.client.results import Batch
+from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import OutcomeUnknown
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.types import Ack, GapKind, Order

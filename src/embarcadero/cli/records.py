@@ -24,8 +24,7 @@ from embarcadero.types import NO_SESSION, Ack, EntryKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from embarcadero.client.api.sync_log import Log
-    from embarcadero.client.api.sync_streams import Publisher, Subscriber
+    from embarcadero.client.api.sync_log import Log, Publisher, Subscriber
     from embarcadero.client.results import Batch, Record, RecordFuture, TopicInfo
     from embarcadero.types import Position
 

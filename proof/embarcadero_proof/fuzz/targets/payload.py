@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from embarcadero.client.arguments import parse_schema
-from embarcadero.client.net.link import Link
-from embarcadero.client.read.subscriber import SubscriberCore
+from embarcadero.client.link import Link
 from embarcadero.client.results import Batch, OrderEntry
+from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.layout import ORDER, seal, sealed
 from embarcadero.limits import (

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from embarcadero.client.net.link import Link
+from embarcadero.client.link import Link
 from embarcadero.client.publish.publisher import PublisherCore
 from embarcadero.limits import (
     BROKER_LANES_FIRST,

@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from embarcadero.client.arguments import AS_CONFIGURED, PublisherOptions, Timeout
-from embarcadero.client.net.brokers import BrokerPool
-from embarcadero.client.read.cold import find_place
-from embarcadero.client.read.spans import lanes_of, tail_of
+from embarcadero.client.brokers import BrokerPool
+from embarcadero.client.reads import find_place, lanes_of, tail_of
 from embarcadero.client.results import TopicInfo
 from embarcadero.config.secrets import public_properties
 from embarcadero.errors import BadFrame, NotAvailable, Refused, Trimmed, UnknownTopic

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
+from embarcadero.client import lifetime
 from embarcadero.client.api.aio_calls import SessionCalls, SurveyCalls, TierCalls, trim_ask
 from embarcadero.client.api.aio_streams import Opening, Publisher, Subscriber
 from embarcadero.client.arguments import (
@@ -33,13 +34,13 @@ from embarcadero.client.arguments import (
     time_us,
     trim_place,
 )
-from embarcadero.client.net import lifetime
-from embarcadero.client.net.brokers import BrokerPool
-from embarcadero.client.read.cold import cold_cuts, find_place
-from embarcadero.client.read.spans import (
+from embarcadero.client.brokers import BrokerPool
+from embarcadero.client.reads import (
+    LaneSpan,
     Scan,
-    Span,
     check_piece_bytes,
+    cold_cuts,
+    find_place,
     joined,
     lane_of,
     lanes_of,
@@ -532,9 +533,9 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
                 rows += sum(batch.count for batch in batches)
         """
         wanted = None if partitions is None else list(partitions)
-        return self._scan(topic, lane, Span(start, stop, read, wanted, control).checked(), timeout)
+        return self._scan(topic, lane, LaneSpan(start, stop, read, wanted, control).checked(), timeout)
 
-    async def _scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> AsyncIterator[list[Batch]]:
+    async def _scan(self, topic: str, lane: int | None, span: LaneSpan, timeout: Timeout) -> AsyncIterator[list[Batch]]:
         scan = await self._begin_scan(topic, lane, span, timeout)
         try:
             while taken := await scan.next():
@@ -542,7 +543,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         finally:
             self._end_scan(scan)
 
-    async def _begin_scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> Scan:
+    async def _begin_scan(self, topic: str, lane: int | None, span: LaneSpan, timeout: Timeout) -> Scan:
         """A scan that its caller drives, and ends: `scan` is the way to have one."""
         about = await self.describe(topic, timeout=timeout)
         number = lane_of(about, lane, "an index")
@@ -576,7 +577,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
             for cut in await log.measure("orders", 0, (await log.tail("orders")).durable_index, 64 << 20): ...
         """
         check_piece_bytes(piece_bytes)
-        Span(start, stop, "ordered", None, False).checked()
+        LaneSpan(start, stop, "ordered", None, False).checked()
         about = await self.describe(topic, timeout=timeout) if isinstance(topic, str) else topic
         number = lane_of(about, lane, "an index")
         cuts: list[Cut] = []
@@ -619,7 +620,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         problems = [problem for publisher in publishers for problem in publisher._problems()]
         failures = [as_reported(error) for error in ended if isinstance(error, Exception)]
         if publishers:
-            from embarcadero.client.publish.losses import losses_first
+            from embarcadero.client.publish.batches import losses_first
 
             failures = losses_first(problems + failures)
         raise_as_one(failures)

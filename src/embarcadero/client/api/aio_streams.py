@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import pyarrow as pa
 
 from embarcadero.client.arguments import PublisherOptions, check_timeout, close_patience, seek_place
-from embarcadero.client.net.brokers import BrokerPool
-from embarcadero.client.read.driver import ReaderCore, SubscriberDriver, forked_reader
+from embarcadero.client.brokers import BrokerPool
+from embarcadero.client.reads import ReaderCore, SubscriberDriver, forked_reader
 from embarcadero.client.results import Batch, RecordFuture, TableResult, TopicInfo
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut, fresh, raise_as_one
 from embarcadero.forks import tell_of_forks
@@ -86,7 +86,7 @@ class Publisher:
     def __init__(
         self, brokers: BrokerPool, forget: Callable[[Publisher], None], topic: TopicInfo, options: PublisherOptions
     ) -> None:
-        from embarcadero.client.publish.pump import Pump  # not for those who only read
+        from embarcadero.client.publish.intake import Pump  # not for those who only read
 
         self._forget = forget
         self._pump = Pump(brokers, topic, options, RecordAwaitable)

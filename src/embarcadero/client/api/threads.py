@@ -3,7 +3,7 @@
 One background thread per Log runs an event loop, shared by the log's publishers and subscribers. `send` only appends to
 a list under a lock; sealing, encoding and sending happen in the background thread. Ctrl-C gets through every wait.
 
-`sync_log` and `sync_streams` are generated (`make faces`): a call `x` there is the method `_x` of the base class here,
+`sync_log` is generated (`make faces`): a call `x` there is the method `_x` of the base class here,
 if that has one, and else the coroutine `x` of the asyncio client, run by the background thread.
 """
 
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import pyarrow as pa
 
+from embarcadero.client import lifetime
 from embarcadero.client.api import aio_log
 from embarcadero.client.arguments import (
     Place,
@@ -36,9 +37,7 @@ from embarcadero.client.arguments import (
     publisher_options,
     seek_place,
 )
-from embarcadero.client.net import lifetime
-from embarcadero.client.read.driver import ReaderCore, SubscriberDriver, forked_reader
-from embarcadero.client.read.spans import Span, reader_core
+from embarcadero.client.reads import LaneSpan, ReaderCore, SubscriberDriver, forked_reader, reader_core
 from embarcadero.client.results import Batch, RecordFuture, TableResult, TopicInfo, Waitable
 from embarcadero.errors import (
     Backpressure,
@@ -56,8 +55,7 @@ from embarcadero.limits import RECORD_OVERHEAD_BYTES
 from embarcadero.types import Position, StagedBatch
 
 if TYPE_CHECKING:
-    from embarcadero.client.publish.intake import GivenRecord, Sealed
-    from embarcadero.client.publish.pump import Pump
+    from embarcadero.client.publish.intake import GivenRecord, Pump, Sealed
 
 Result = TypeVar("Result")
 _JOIN_S = 5.0
@@ -268,7 +266,7 @@ class ThreadedLog:
         chosen = publisher_options(self.brokers.settings, options)
 
         async def pump() -> Pump:
-            from embarcadero.client.publish.pump import Pump  # not for those who only read
+            from embarcadero.client.publish.intake import Pump  # not for those who only read
 
             known = topic if isinstance(topic, TopicInfo) else await self._log.describe(topic, timeout=timeout)
             await self.brokers.ready(patience_s(timeout, self.brokers.settings.connect_timeout_s))
@@ -312,9 +310,9 @@ class ThreadedLog:
         timeout: Timeout,
     ) -> Iterator[list[Batch]]:
         wanted = None if partitions is None else list(partitions)
-        return self._scanned(topic, lane, Span(start, stop, read, wanted, control).checked(), timeout)
+        return self._scanned(topic, lane, LaneSpan(start, stop, read, wanted, control).checked(), timeout)
 
-    def _scanned(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> Iterator[list[Batch]]:
+    def _scanned(self, topic: str, lane: int | None, span: LaneSpan, timeout: Timeout) -> Iterator[list[Batch]]:
         scan = self.thread.wait(self._log._begin_scan(topic, lane, span, timeout))
         try:
             while taken := self.thread.wait(scan.next()):
@@ -371,7 +369,7 @@ class ThreadedLog:
         failures = [as_reported(error) for error in ended if isinstance(error, Exception)]
         if not publishers:
             return failures
-        from embarcadero.client.publish.losses import losses_first
+        from embarcadero.client.publish.batches import losses_first
 
         return losses_first(problems + failures)
 

@@ -25,25 +25,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.client.net.link import Link, PublishCore, Silence
+from embarcadero.client.link import Link, PublishCore, Silence
 from embarcadero.client.publish.batches import (
     REFUSALS,
-    OutBatch,
-    beyond_window,
-    ended_with,
-    no_references,
-    no_room,
-    refusal,
-    undelivered,
-)
-from embarcadero.client.publish.losses import (
     AckedBatches,
     Answer,
     LostBatch,
+    OutBatch,
     SessionChain,
+    beyond_window,
+    ended_with,
     loss_unknown,
     merged,
+    no_references,
+    no_room,
     records_lost,
+    refusal,
+    undelivered,
 )
 from embarcadero.errors import (
     Backpressure,
@@ -61,7 +59,7 @@ from embarcadero.errors import (
 from embarcadero.invariants import invariant
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.orders import order_label
-from embarcadero.types import NO_INDEX, NO_SESSION, Order, Outcome, Position, StagedBatch
+from embarcadero.types import NO_INDEX, NO_SESSION, Order, Outcome, Position, Span, StagedBatch
 from embarcadero.wire.codec import (
     HEADER_BYTES,
     NO_ACK,
@@ -465,7 +463,7 @@ class PublisherCore(PublishCore):
     # --- session ---
     def _opened(self, route: _Route, message: Opened) -> None:
         first = self.session == NO_SESSION
-        lost = [*message.lost_before, (message.lost_from, message.lost_to)]
+        lost = [*message.lost_before, Span(message.lost_from, message.lost_to)]
         renewed = not first and self._chain.resume() is None and not self._brokers_order
         ours = self._brokers_order  # those sessions are numbers only, and each is as good as another
         answer = Answer.OURS if ours else self._chain.opened(message.session, message.index, lost)
@@ -626,7 +624,7 @@ class PublisherCore(PublishCore):
                 continue
             if lane is not None and lane.end is not None:
                 kept = lane.end if lane.kept is None else min(lane.kept, lane.end)
-                self._report(self._doubts.take(number, [(kept, NO_INDEX)]))
+                self._report(self._doubts.take(number, [Span(kept, NO_INDEX)]))
             self._doubts.forget(number)
         self._losses_told(now_us)
 

@@ -14,8 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embarcadero.client.api.sync_log import Log
-from embarcadero.client.api.sync_streams import Publisher
+from embarcadero.client.api.sync_log import Log, Publisher
 from embarcadero.client.publish.tables import encoded, fitted
 from embarcadero.client.results import RecordFuture, TopicInfo
 from embarcadero.errors import BadValue

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from embarcadero.client.net.link import FetchCore, Link, Silence
-from embarcadero.client.read.subscriber import ColdAsk, SubscriberCore
+from embarcadero.client.link import FetchCore, Link, Silence
 from embarcadero.client.results import Batch
+from embarcadero.client.subscriber import ColdAsk, SubscriberCore
 from embarcadero.errors import BadValue, EmbarcaderoError, OutcomeUnknown, Retriable, TooMany, from_wire
 from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
 from embarcadero.types import TopicLane

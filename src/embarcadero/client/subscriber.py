@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from embarcadero.client.net.link import FetchCore, Link, Silence
+from embarcadero.client.link import FetchCore, Link, Silence
 from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.errors import (
     BadFrame,
