@@ -10,6 +10,7 @@ import pytest
 from embarcadero.client.lanes import LanesCore
 from embarcadero.client.link import Link
 from embarcadero.client.publish.publisher import PublisherCore
+from embarcadero.client.publish.session import PublisherSettings
 from embarcadero.errors import BadValue, UnknownTopic
 from embarcadero.types import Gap, GapKind, Order, Outcome, Position, TopicLane
 from embarcadero.wire import messages as m
@@ -135,8 +136,11 @@ def test_a_lost_link_is_replaced_for_all_lanes_and_a_deleted_topic_ends_the_read
 # --- publishing ---
 def publisher(order: int, links: int = 2, acks: bool = True) -> PublisherCore:
     """A publisher with an open session 7 and credit on all links."""
-    core = PublisherCore(topic="t", window_bytes=1 << 20, resend_after_us=SILENT_US, delivery_timeout_us=60_000_000,
-                         order=order, acks=acks)  # fmt: skip
+    settings = PublisherSettings(
+        topic="t", window_bytes=1 << 20, resend_after_us=SILENT_US, delivery_timeout_us=60_000_000,
+        order=order, acks=acks,
+    )  # fmt: skip
+    core = PublisherCore(settings)
     for number in range(1, links + 1):
         core.on_connected(Link(number, 0), 0)
         core.on_credit(number, 1 << 20, 0)

@@ -9,8 +9,9 @@ from embarcadero_proof.bugs.patch import Edit
 
 _READER: Final = "embarcadero.client.subscriber:SubscriberCore"
 _PUBLISHER: Final = "embarcadero.client.publish.publisher:PublisherCore"
+_LOSSES: Final = "embarcadero.client.publish.session:Losses"
 _MOVED: Final = """\
-        self._go_on(expected, outside)
+        self._window.renumber(expected, outside)
         if False:
 """
 _UNTOLD: Final = """\
@@ -19,10 +20,10 @@ _UNTOLD: Final = """\
 
 BUGS: Final = (
     Bug("loss-not-told", "a publisher is not told which of its acked batches are lost", "P1", bias=LOSS,
-        witnesses=(17,), edits=(Edit(f"{_PUBLISHER}._report", "        if batches:\n", "        if False:\n"),)),
+        witnesses=(17,), edits=(Edit(f"{_LOSSES}.report", "        if batches:\n", "        if False:\n"),)),
     Bug("end-unconfirmed", "a publisher ends without asking whether the memory lives that acked its batches",
         "P1", bias=LATE, witnesses=(110_021, 110_000),
-        edits=(Edit(f"{_PUBLISHER}._end", "elif self._in_doubt:", "elif False:"),)),
+        edits=(Edit(f"{_PUBLISHER}._end", "elif self._losses.in_doubt:", "elif False:"),)),
     Bug("claimed-number-moved", "after a loss, a batch takes the number of another that its caller knows", "P2",
         bias=LATE, witnesses=(110_000, 110_030),
         edits=(Edit(f"{_PUBLISHER}._check_numbers", "        if lost_some or hole:\n", _MOVED),)),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from embarcadero.client.lanes import LanesCore
 from embarcadero.client.publish.batches import OutBatch
 from embarcadero.client.publish.publisher import PublisherCore
+from embarcadero.client.publish.session import PublisherSettings
 from embarcadero.client.results import Batch
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import OutcomeUnknown
@@ -100,7 +101,7 @@ class PublisherProcess(ClientProcess):
 
     def __init__(self, world: World, stream: Stream) -> None:
         plan = stream.plan
-        self._publisher = PublisherCore(
+        settings = PublisherSettings(
             topic=plan.topic.name,
             session_name=plan.name if plan.named else "",
             window_bytes=plan.window_bytes,
@@ -111,6 +112,7 @@ class PublisherProcess(ClientProcess):
             durable=plan.ack == Ack.DURABLE,
             replicated=plan.topic.replicas > 0,
         )
+        self._publisher = PublisherCore(settings)
         stream.processes += 1
         self.stream = stream
         super().__init__(world, f"{plan.name}.{stream.processes}", self._publisher)

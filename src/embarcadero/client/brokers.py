@@ -42,7 +42,7 @@ from embarcadero.limits import (
     RECORDS_PER_BATCH_MAX,
     SCRATCH_BYTES,
 )
-from embarcadero.types import NO_HANDLE
+from embarcadero.types import NO_HANDLE, SessionKey
 from embarcadero.wire.codec import PACKED_ACK, PROTOCOL_VERSION, FrameKind, control_frame
 from embarcadero.wire.messages import AnyMessage, BrokerAddress, Failed, Hello, MembersAre, Message, Welcome
 from embarcadero.wire.receiver import (
@@ -286,7 +286,7 @@ class BrokerPool:
         self._keepers: dict[int, asyncio.Task[None]] = {}  # by broker
         self._addresses: dict[int, Address] = {}  # by broker
         self._drivers: dict[ClientCore, CoreDriver] = {}
-        self._sessions: dict[tuple[int, int], tuple[PublishCore, CoreDriver]] = {}  # by lane and session
+        self._sessions: dict[SessionKey, tuple[PublishCore, CoreDriver]] = {}
         self._turn = 0
         self._changed = asyncio.Event()  # a connection came or went
         self._finder: asyncio.Task[None] | None = None
@@ -448,7 +448,7 @@ class BrokerPool:
                     owner.on_fetched(number, event, now)
                     touched |= self._driver_of(owner)
                 case AcksReceived(acks=acks):
-                    for key in {ack[:2] for ack in PACKED_ACK.iter_unpack(acks.data)}:
+                    for key in {SessionKey(*ack[:2]) for ack in PACKED_ACK.iter_unpack(acks.data)}:
                         if (publisher := self._sessions.get(key)) is not None:
                             publisher[0].on_acks(number, acks, now)
                             touched[publisher[1]] = None
@@ -462,7 +462,7 @@ class BrokerPool:
         if driver is None:
             return {}
         if isinstance(core, PublishCore):
-            self._sessions[core.lane, core.session] = core, driver  # it may just have been opened
+            self._sessions[core.key] = core, driver  # it may just have been opened
         return {driver: None}
 
     def _flow(self, number: int, event: CreditReceived | FullReceived, now: int) -> dict[CoreDriver, None]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.invariants import invariant
+from embarcadero.types import NO_SESSION, SessionKey
 from embarcadero.wire.messages import AnyMessage
 from embarcadero.wire.receiver import FetchedReceived, FullReceived
 
@@ -155,8 +156,10 @@ class FetchCore(ClientCore):
 class PublishCore(ClientCore):
     """A core that publishes, in a session of a lane."""
 
-    lane: int
-    session: int
+    @property
+    def key(self) -> SessionKey:
+        """The session that acks name."""
+        return SessionKey(-1, NO_SESSION)
 
     def on_acks(self, conn: int, acks: npt.NDArray[np.void], now_us: int) -> None:
         """Outcomes of batches."""

@@ -369,7 +369,7 @@ class ThreadedLog:
         failures = [as_reported(error) for error in ended if isinstance(error, Exception)]
         if not publishers:
             return failures
-        from embarcadero.client.publish.batches import losses_first
+        from embarcadero.client.publish.session import losses_first
 
         return losses_first(problems + failures)
 

@@ -1,32 +1,22 @@
-"""Batches of a publisher: on their way out, the errors they may end with, and what is remembered of acked ones.
-
-An ack=1 holds for as long as the fabric lives. When the whole fabric is lost the cluster says which positions went with
-it, and only the publisher knows which of those were its own. It remembers as many batches as may be ordered and not
-durable at a time; older ones are safe.
-"""
+"""Batches of a publisher on their way: stamped, in the window, on a route; and the errors they may end with."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
+from heapq import heapify, heappop, heappush
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from embarcadero.client.link import Link
 from embarcadero.errors import (
     Backpressure,
     BadReference,
     BadValue,
     Conflict,
     EmbarcaderoError,
-    LossUnknown,
     Lost,
     NotAvailable,
     OutcomeUnknown,
-    RecordsLost,
     Refused,
     Stale,
     TimedOut,
@@ -34,25 +24,18 @@ from embarcadero.errors import (
     UnknownTopic,
     Unreachable,
 )
-from embarcadero.limits import ORDER_SLOTS, SESSION_WINDOW
+from embarcadero.limits import SESSION_WINDOW
 from embarcadero.types import (
-    NO_SESSION,
     Outcome,
     Position,
-    Range,
     ReferenceFault,
-    Span,
     StagedBatch,
     health_in_words,
-    lost_spans,
 )
+from embarcadero.wire.codec import HEADER_BYTES, FrameKind
 from embarcadero.wire.receiver import FullReceived
 
-_COLUMNS = 4  # lane, index, seq, count
-_ROOM = ORDER_SLOTS + ORDER_SLOTS // 4
-_KEPT = 64  # sessions of a chain
-LostBatch = tuple[Position, int]
-"""Where its first record was, and how many records it had."""
+_HEADER_BYTES = HEADER_BYTES[FrameKind.BATCH]
 
 REFUSALS: dict[Outcome, tuple[type[EmbarcaderoError], str, str]] = {
     Outcome.CONFLICT: (Conflict, "was stored before with other bytes", "two publishers use one session's sequences"),
@@ -98,12 +81,38 @@ class OutBatch:
     position: Position | None = None
     error: EmbarcaderoError | None = None
     done: bool = False
-    token: Any = None
+    token: Any = None  # the driver's
     link: int | None = None  # the connection it is in flight on
     sent: bool = False
-    doubts: int = 0  # copies sent whose fate nobody told us
+    doubts: int = 0  # copies sent that were not answered
     refusals: int = 0  # times the cluster asked to send it again later
     reference: StagedBatch | None = None  # it names this one instead of carrying it: `payload` is the frame's body
+
+    def goes_out(self, link: int) -> None:
+        """A copy is sent on a connection."""
+        self.link, self.sent = link, True
+        self.doubts += 1
+
+    def comes_back(self) -> None:
+        """The connection of the copy in flight is gone: what became of that copy is not known."""
+        self.link = None
+
+    def refused(self, verdict: Outcome) -> None:
+        """The cluster answered the copy in flight, and did not store it. UNDECIDED leaves the copy in doubt."""
+        self.link = None
+        self.doubts -= verdict is not Outcome.UNDECIDED
+
+    def put_off(self) -> None:
+        """The cluster asked to send it again later."""
+        self.refusals += 1
+
+    def never_stored(self) -> None:
+        """No copy that was sent is in the log."""
+        self.doubts = 0
+
+    def end(self, position: Position | None, error: EmbarcaderoError | None) -> None:
+        """The batch has its outcome."""
+        self.link, self.position, self.error, self.done = None, position, error, True
 
 
 def refusal(outcome: Outcome, batch: OutBatch, extra: int = 0) -> EmbarcaderoError:
@@ -186,170 +195,311 @@ def undelivered(topic: str, oldest: OutBatch, timeout_us: int, usable: int, full
     )
 
 
-class AckedBatches:
-    """Positions of acked batches, the newest ORDER_SLOTS or more. Numbers in one array: 32 bytes a batch."""
+class Window:
+    """Batches of one session that have no outcome yet, by their sequence; `low` and `next` bound these sequences.
 
-    def __init__(self) -> None:
-        self._numbers = array("Q")
+    A batch waits in the queue (a heap, so that the oldest goes first), is in flight, or waits out a refusal. `at`: the
+    session was opened at that sequence, and it must be possible to recognise all of its batches again.
+    """
+
+    def __init__(self, bytes_max: int, at: int | None) -> None:
+        self._bytes_max, self._at = bytes_max, at
+        self.first: int | None = None  # the sequence of the first batch; known once the session is open
+        self.low = self.next = 0
+        self._unsettled: dict[int, OutBatch] = {}
+        self._bytes = 0
+        self._queue: list[int] = []
+        self._later: list[tuple[int, int]] = []  # (when, sequence) of batches that wait out a refusal
+        self._settled: list[OutBatch] = []
 
     def __len__(self) -> int:
-        return len(self._numbers) // _COLUMNS
-
-    def add(self, lane: int, index: int, seq: int, count: int) -> None:
-        """A batch was acked."""
-        self._numbers.extend((lane, index, seq, count))
-        if len(self._numbers) > _ROOM * _COLUMNS:
-            del self._numbers[: -ORDER_SLOTS * _COLUMNS]
-
-    def absorb(self, other: AckedBatches) -> None:
-        """Take over everything that another one remembers."""
-        self._numbers.extend(other._numbers)
-        other._numbers = array("Q")
-
-    def batches(self) -> list[LostBatch]:
-        """All that is remembered."""
-        return [(Position(*row[:3]), row[3]) for row in self._table().tolist()]
-
-    def lanes(self) -> set[int]:
-        """The lanes of what is remembered."""
-        return set(self._table()[:, 0].tolist())
-
-    def take(self, lane: int, spans: Sequence[Span]) -> list[LostBatch]:
-        """The batches of a lane with an index in one of the spans [start, stop); they are remembered no longer."""
-        table = self._table()
-        found = np.zeros(len(table), dtype=bool)
-        for start, stop in spans:
-            found |= (table[:, 0] == lane) & (table[:, 1] >= start) & (table[:, 1] < stop)
-        self._keep(table[~found])
-        return [(Position(*row[:3]), row[3]) for row in table[found].tolist()]
-
-    def decide(self, lane: int, ranges: Sequence[Range]) -> list[LostBatch]:
-        """Batches between two ranges of a lane are lost, those in a sealed one are kept; both are forgotten.
-
-        Those at or above the start of an open range stay: a generation that acks nothing there any more has not sealed
-        it yet. (The next generation's range starts above everything that was acked before.)
-        """
-        if not ranges:
-            return []
-        lost = self.take(lane, [Span(*each) for each in lost_spans(ranges)])
-        last, table = ranges[-1], self._table()
-        decided = last.start if last.end is None else last.end
-        self._keep(table[(table[:, 0] != lane) | (table[:, 1] >= decided)])
-        return lost
-
-    def forget(self, lane: int) -> None:
-        """What is left of a lane is durable."""
-        table = self._table()
-        self._keep(table[table[:, 0] != lane])
-
-    def _table(self) -> npt.NDArray[np.uint64]:
-        return np.array(self._numbers, dtype=np.uint64).reshape(-1, _COLUMNS)
-
-    def _keep(self, table: npt.NDArray[np.uint64]) -> None:
-        self._numbers = array("Q", table.tobytes())
-
-
-def losses_first(problems: Iterable[EmbarcaderoError]) -> list[EmbarcaderoError]:
-    """What several publishers report: all losses as one, then everything else."""
-    lost: RecordsLost | None = None
-    others: list[EmbarcaderoError] = []
-    for problem in problems:
-        if isinstance(problem, RecordsLost):
-            lost = merged(lost, problem)
-        else:
-            others.append(problem)
-    return others if lost is None else [lost, *others]
-
-
-def records_lost(topic: str, batches: Iterable[LostBatch], durable: bool) -> RecordsLost:
-    """The error that tells a publisher's caller what a loss of the fabric took."""
-    lost = sorted(batches)
-    what, many = _named(topic, lost)
-    were, are = ("were", "are") if many else ("was", "is")
-    if durable:
-        problem = f"a broken promise: {what} had been acked as durable (ack=2) and {are} gone"
-        hint = "report it: this is a bug, or more disks were lost than durable_on allows; publish what is gone again"
-    else:
-        problem = f"{what} had been acked as ordered (ack=1), {were} not durable yet, and {are} lost with the fabric"
-        hint = "publish what is lost again; use ack=2 where that must not happen"
-    return RecordsLost(problem, hint, positions=[at for at, _ in lost], counts=[count for _, count in lost])
-
-
-def loss_unknown(topic: str, batches: Iterable[LostBatch]) -> LossUnknown:
-    """The error of a publisher that ends without having heard whether the memory lives that acked its records."""
-    acked = sorted(batches)
-    what, many = _named(topic, acked)
-    problem = f"{what} {'were' if many else 'was'} acked as ordered (ack=1), and no broker could say before the end "
-    hint = "once the cluster is up, read the log: records at these positions that are missing are lost"
-    problem += f"whether {'they are' if many else 'it is'} lost"
-    return LossUnknown(problem, hint, [at for at, _ in acked], [count for _, count in acked])
-
-
-def _named(topic: str, batches: list[LostBatch]) -> tuple[str, bool]:
-    """Records in words, and whether there are several."""
-    records = sum(count for _, count in batches)
-    first, last = batches[0][0], batches[-1][0]
-    where = f"lane {first.lane}, seq {first.seq}" + (f" to {last.seq + batches[-1][1] - 1}" if records > 1 else "")
-    return f"{records} record{'s' if records > 1 else ''} of {topic!r} ({where})", records > 1
-
-
-def merged(earlier: RecordsLost | None, later: RecordsLost) -> RecordsLost:
-    """Two reports as one, for a caller that has heard of neither."""
-    if earlier is None:
-        return later
-    message = f"{earlier.message}; {later.message}"
-    return RecordsLost(message, later.hint, [*earlier.positions, *later.positions], [*earlier.counts, *later.counts])
-
-
-class Answer(Enum):
-    """What an opened session is to its publisher."""
-
-    OURS = "ours"
-    ANOTHERS = "another's"  # our session is lost, and its handle was given to somebody else: look further
-    STRANGE = "strange"  # a new one, and nothing shows that the old ones are lost
-
-
-class SessionChain:
-    """Handles of sessions and the index at which each was opened, oldest first."""
-
-    def __init__(self) -> None:
-        self._links: list[tuple[int, int]] = []
-        self._tried = 0  # how many of the newest are not known to the cluster
-        self.whole = True  # the first session is among those kept
+        return len(self._unsettled)
 
     @property
-    def handle(self) -> int:
-        """The newest session."""
-        return self._links[-1][0] if self._links else NO_SESSION
+    def oldest(self) -> OutBatch | None:
+        """The unsettled batch with the lowest sequence."""
+        return self._unsettled.get(self.low)
 
-    def resume(self) -> int | None:
-        """The session to continue; None: open a new one."""
-        return None if self._tried == len(self._links) else self._links[-1 - self._tried][0]
+    @property
+    def _added(self) -> int:
+        return self.next - (self.first or 0)
 
-    def gone(self) -> bool:
-        """The cluster does not know that session. Whether there is something else to try."""
-        left = len(self._links) - self._tried
-        self._tried += left > 0
-        return left > 1 or (left == 1 and self.whole)
+    @property
+    def complete(self) -> bool:
+        """Whether a session opened at a sequence has had all batches that can be recognised again."""
+        return self._at is not None and self._added >= SESSION_WINDOW
 
-    def is_older_than(self, session: int) -> bool:
-        """Whether this session was opened after our first one: handles only grow, whatever is lost."""
-        return bool(self._links) and self._links[0][0] <= session != NO_SESSION
+    def has_room(self, size: int) -> bool:
+        """Whether `add` may take a batch of `size` bytes now. One that is larger than the window goes alone."""
+        if not self._unsettled or self.complete:
+            return True
+        return self.next - self.low < SESSION_WINDOW and self._bytes + size <= self._bytes_max
 
-    def opened(self, session: int, index: int, lost: Sequence[Span]) -> Answer:
-        """A session is open, at an index of its lane; `lost` has the lane's LOST gaps."""
-        left = len(self._links) - self._tried
-        if self._links:
-            born = self._links[left - 1 if left else 0][1]
-            is_lost = any(start <= born < stop for start, stop in lost)
-            if is_lost and left:
-                return Answer.ANOTHERS
-            if not is_lost and not left:
-                return Answer.STRANGE
-        del self._links[len(self._links) - self._tried :]
-        self._tried = 0
-        self._links.append((session, index))
-        if len(self._links) > _KEPT:
-            del self._links[0]
-            self.whole = False
-        return Answer.OURS
+    def get(self, sequence: int) -> OutBatch | None:
+        """The unsettled batch with a sequence."""
+        return self._unsettled.get(sequence)
+
+    def unsettled(self) -> list[OutBatch]:
+        """All batches without an outcome."""
+        return list(self._unsettled.values())
+
+    def add(self, batch: OutBatch) -> bool:
+        """Take the batch that has the sequence `next`. False if it is one too many to be recognised again."""
+        recognised = not self.complete
+        self.next += 1
+        self._unsettled[batch.sequence] = batch
+        self._bytes += batch.size
+        return recognised
+
+    def settle(self, batch: OutBatch, position: Position | None, error: EmbarcaderoError | None) -> None:
+        """Give a batch its outcome."""
+        del self._unsettled[batch.sequence]
+        self._bytes -= batch.size
+        batch.end(position, error)
+        self._settled.append(batch)
+        while self.low < self.next and self.low not in self._unsettled:
+            self.low += 1
+
+    def take_settled(self) -> list[OutBatch]:
+        """Batches that finished since the last call, in the order of finishing."""
+        settled, self._settled = self._settled, []
+        return settled
+
+    # --- what is to be sent ---
+    def queue(self, batch: OutBatch) -> None:
+        """The batch is to be sent, or sent again."""
+        heappush(self._queue, batch.sequence)
+
+    def queue_all(self) -> None:
+        """Everything unsettled is to be sent again."""
+        for batch in self._unsettled.values():
+            batch.comes_back()
+        self._later.clear()
+        self._queue = list(self._unsettled)
+        heapify(self._queue)
+
+    def queue_none(self) -> None:
+        """Nothing is sent any more."""
+        self._queue.clear()
+        self._later.clear()
+
+    def queued(self) -> OutBatch | None:
+        """The oldest batch that is to be sent."""
+        while self._queue:
+            batch = self._unsettled.get(self._queue[0])
+            if batch is not None and batch.link is None:
+                return batch
+            heappop(self._queue)  # settled, or sent again, since it was queued
+        return None
+
+    def take_queued(self) -> None:
+        """The batch that `queued` returned is sent."""
+        heappop(self._queue)
+
+    def defer(self, batch: OutBatch, until_us: int) -> None:
+        """The cluster asked to send the batch again later."""
+        heappush(self._later, (until_us, batch.sequence))
+
+    def queue_due(self, now_us: int) -> None:
+        """Queue the deferred batches whose time has come."""
+        while self._later and self._later[0][0] <= now_us:
+            heappush(self._queue, heappop(self._later)[1])
+
+    @property
+    def due_us(self) -> int | None:
+        """When the first deferred batch is to be queued."""
+        return self._later[0][0] if self._later else None
+
+    def defers_before(self, sequence: int) -> bool:
+        """Whether an older batch waits out a refusal."""
+        return any(deferred < sequence for _, deferred in self._later)
+
+    # --- numbers ---
+    def outside(self, expected: int) -> list[int]:
+        """Numbers of unsettled batches that are not in a session which expects the sequence `expected` next."""
+        return [sequence for sequence in self._unsettled if sequence >= expected]
+
+    def renumber(self, expected: int, outside: Iterable[int]) -> None:
+        """Number the batches that are not in the session from `expected` on.
+
+        When first opened, a named session goes on behind its last holder's batches. Later, only batches move whose
+        numbers the caller does not know: after a loss, a strong session has no gap, so they take the lost numbers.
+        """
+        moving = [self._unsettled.pop(sequence) for sequence in sorted(outside)]
+        for number, batch in enumerate(moving, expected):
+            batch.sequence = number
+            self._unsettled[number] = batch
+        by, self.next = expected + len(moving) - self.next, expected + len(moving)
+        self.low = min(self._unsettled, default=self.next)
+        self.first = (self.first or 0) + by
+
+
+class Route:
+    """What this publisher has on one link."""
+
+    __slots__ = ("asked", "carried", "full", "in_flight", "link", "since_us")
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.in_flight: dict[int, OutBatch] = {}
+        self.asked: int | None = None  # our request that it has not answered
+        self.since_us = 0  # since when it has owed us something without a break
+        self.full: FullReceived | None = None  # why the broker has no room for us, and has said so
+        self.carried = False  # batches without acks went out, and it has not said that they arrived
+
+    @property
+    def owes(self) -> bool:
+        """Whether the broker has something to answer."""
+        return bool(self.in_flight) or self.asked is not None
+
+    def _starts_owing(self, now_us: int) -> None:
+        if not self.owes:
+            self.since_us = now_us
+
+    def ask(self, owner: object, now_us: int) -> int:
+        """A request goes out: its number."""
+        self._starts_owing(now_us)
+        self.asked = self.link.ask(owner)
+        return self.asked
+
+    def answered(self, request: int) -> bool:
+        """Whether this answers our request, once."""
+        if self.asked != request:
+            return False
+        self.asked = None
+        return True
+
+    def carry(self, batch: OutBatch, unanswered: bool, now_us: int) -> None:
+        """A batch goes out; an `unanswered` one gets no ack."""
+        self.link.spend(_HEADER_BYTES + batch.size)
+        self._starts_owing(now_us)
+        self.in_flight[batch.sequence] = batch
+        self.carried |= unanswered
+        batch.goes_out(self.link.number)
+
+    def arrived(self) -> None:
+        """The broker answered to something that was sent after all batches."""
+        self.carried = False
+
+    def credited(self) -> None:
+        """The broker has room in its memory."""
+        if self.full is not None and self.full.lane < 0:
+            self.full = None
+
+
+class Routes:
+    """All links of a publisher, and the choice of one for the next batch.
+
+    `pinned`: one link takes all batches for as long as it is there and not full for long.
+    """
+
+    def __init__(self, pinned: bool) -> None:
+        self._pinned = pinned
+        self._routes: dict[int, Route] = {}
+        self._turn = 0
+        self._pin = -1
+        self.full_us = 0  # when a broker last said that it has no room for us
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(list(self._routes.values()))
+
+    def get(self, number: int) -> Route | None:
+        """What is on a link."""
+        return self._routes.get(number)
+
+    def add(self, link: Link) -> None:
+        """A connection is ready for use."""
+        self._routes[link.number] = Route(link)
+
+    def remove(self, number: int) -> Route | None:
+        """A connection is gone: what was on it."""
+        return self._routes.pop(number, None)
+
+    @property
+    def asking(self) -> bool:
+        """Whether a request is under way."""
+        return any(route.asked is not None for route in self._routes.values())
+
+    @property
+    def carried(self) -> bool:
+        """Whether batches without acks went out that may not have arrived yet."""
+        return any(route.carried for route in self._routes.values())
+
+    @property
+    def references(self) -> bool:
+        """Whether a broker takes batches by reference."""
+        return any(route.link.references for route in self._routes.values())
+
+    def forget_requests(self) -> None:
+        """Answers that still come change nothing."""
+        for route in self._routes.values():
+            route.asked = None
+
+    def begin_at(self, turn: int) -> None:
+        """Publishers begin at different brokers. What was in flight does not count any more."""
+        self._turn = turn
+        for route in self._routes.values():
+            route.in_flight.clear()
+
+    def landed(self, batch: OutBatch) -> None:
+        """The batch has its outcome."""
+        if batch.link is not None and (route := self._routes.get(batch.link)) is not None:
+            route.in_flight.pop(batch.sequence, None)
+
+    # --- the choice ---
+    def choose(self, size: int, by_reference: bool, alone: bool) -> Route | None:
+        """The link for a batch frame of `size` bytes, if one has the credit."""
+        return self._pick_pinned(size, by_reference) if self._pinned else self.pick(size, by_reference, alone)
+
+    def pick(self, size: int, by_reference: bool, alone: bool) -> Route | None:
+        """The next link, round-robin, with credit for `size` bytes; a batch that is alone takes the last one again.
+
+        One at a time, batches gain nothing from many brokers, and a broker that has just worked is a quick one.
+        """
+        routes = list(self._routes.values())
+        first = self._turn - alone
+        for step in range(len(routes)):
+            at = (first + step) % len(routes)
+            if routes[at].link.room() >= size and (routes[at].link.references or not by_reference):
+                self._turn = at + 1
+                return routes[at]
+        return None
+
+    def _pick_pinned(self, size: int, by_reference: bool) -> Route | None:
+        """The session's own link, if it has credit for `size` bytes; another one once that is gone or long full."""
+        if self._pin not in self._routes or (by_reference and not self._routes[self._pin].link.references):
+            links = [number for number, route in self._routes.items() if route.link.references or not by_reference]
+            self._pin = links[self._turn % len(links)] if links else -1
+        route = self._routes.get(self._pin)
+        return route if route is not None and route.link.room() >= size else None
+
+    # --- brokers without room ---
+    def is_full(self, route: Route, full: FullReceived, now_us: int) -> None:
+        """There has been no room for long, in the broker or in a lane. A pinned session looks for another broker."""
+        self.full_us = now_us
+        if route.full is None or full.lane >= 0:  # the cause in a lane says more than that memory is full
+            route.full = full
+        if self._pin == route.link.number and full.lane < 0:
+            self._pin, self._turn = -1, self._turn + 1
+
+    def has_room(self, route: Route) -> None:
+        """A batch that came this way is stored: its broker has room, and the lane's disks go on for all brokers."""
+        if not self.full_us:
+            return
+        route.full = None
+        for other in self._routes.values():
+            if other.full is not None and other.full.lane >= 0:
+                other.full = None
+
+    def why_waiting(self, oldest: OutBatch, durable: bool) -> FullReceived | None:
+        """Why the oldest batch does not get on, if its broker has said that it is full."""
+        if oldest.link is not None:
+            full = self._routes[oldest.link].full if oldest.link in self._routes else None
+            slow_disks = full is not None and full.lane >= 0 and not durable  # they do not delay this ack
+            return None if slow_disks else full
+        if oldest.refusals or all(route.link.room() < oldest.size for route in self._routes.values()):
+            return next((route.full for route in self._routes.values() if route.full is not None), None)
+        return None

@@ -20,15 +20,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from embarcadero.client import lifetime
 from embarcadero.client.arguments import PublisherOptions, asked_order, checked_ack, checked_durable
 from embarcadero.client.brokers import BrokerPool, CoreDriver, now_us
-from embarcadero.client.publish.batches import OutBatch, merged
+from embarcadero.client.publish.batches import OutBatch
 from embarcadero.client.publish.publisher import PublisherCore
+from embarcadero.client.publish.session import PublisherSettings, merged
 from embarcadero.client.publish.tables import by_partition, encoded, fitted, pieces
 from embarcadero.client.results import BatchResult, Receipt, RecordFuture, TopicInfo, Waitable
 from embarcadero.errors import (
@@ -427,6 +428,22 @@ def _microseconds(timestamp: Any) -> int:
     raise BadValue(f"timestamp {timestamp!r}", hint)
 
 
+class DriverListener(Protocol):
+    """What a publisher's driver reports to, on the event loop."""
+
+    def on_settled(self, sealed: Sealed) -> None:
+        """A batch has its outcome."""
+        ...
+
+    def on_lost(self, lost: RecordsLost) -> None:
+        """Acked records are lost."""
+        ...
+
+    def on_pressure(self, pressure: Backpressure | None) -> None:
+        """The cluster has had no room for long, or has some again."""
+        ...
+
+
 class PublisherDriver(CoreDriver):
     """Feeds sealed batches to a publisher's core, in order, as it has room."""
 
@@ -438,13 +455,10 @@ class PublisherDriver(CoreDriver):
         core: PublisherCore,
         ack: Ack,
         schema: int,
-        on_settled: Callable[[Sealed], None],
-        on_lost: Callable[[RecordsLost], None],
-        on_pressure: Callable[[Backpressure | None], None],
+        listener: DriverListener,
     ) -> None:
         super().__init__(brokers)
-        self.core, self._ack, self._schema, self._on_settled = core, ack, schema, on_settled
-        self._on_lost, self._on_pressure = on_lost, on_pressure
+        self.core, self._ack, self._schema, self._listener = core, ack, schema, listener
         self._pressure: Backpressure | None = None
         self._queue: deque[Sealed] = deque()
         self._unsent: deque[OutBatch] = deque()  # ack=0: batches whose futures wait to be handed to a connection
@@ -467,7 +481,7 @@ class PublisherDriver(CoreDriver):
     def run(self) -> None:
         """Move whatever can move."""
         if (lost := self.core.take_losses()) is not None:
-            self._on_lost(lost)  # before anything that was sent later is settled
+            self._listener.on_lost(lost)  # before anything that was sent later is settled
         while True:
             self._feed()
             super().run()
@@ -475,7 +489,7 @@ class PublisherDriver(CoreDriver):
             for batch in settled:
                 receipt = Receipt(self.core.topic_id, batch.size, batch.count, batch.crc) if batch.position else None
                 batch.token.result.settle(batch.position, batch.error, receipt)
-                self._on_settled(batch.token)
+                self._listener.on_settled(batch.token)
             while self._unsent and self._unsent[0].sent:
                 self._unsent.popleft().token.result.settle(None, None)
             if not settled or not self._queue:
@@ -486,7 +500,7 @@ class PublisherDriver(CoreDriver):
             super().run()
         if (pressure := self.core.pressure()) is not None or self._pressure is not None:
             self._pressure = pressure
-            self._on_pressure(pressure)
+            self._listener.on_pressure(pressure)
         if (self.core.closed or self.core.failed is not None) and not self.ended.done():
             self.ended.set_result(None)
         if self.core.closed and not self.final.done():
@@ -498,10 +512,10 @@ class PublisherDriver(CoreDriver):
         while self._queue and self.core.has_room(self._queue[0].size):
             sealed = self._queue.popleft()
             if sealed.reference is not None:
-                batch = self.core.add_reference(sealed.reference, sealed.partition, now_us())
+                batch = self.core.add_reference(sealed.reference, sealed.partition, now_us(), sealed)
             else:
-                batch = self.core.add(sealed.payload, sealed.count, sealed.partition, self._schema, now_us())
-            batch.token = sealed
+                payload, count, partition = sealed.payload, sealed.count, sealed.partition
+                batch = self.core.add(payload, count, partition, self._schema, now_us(), sealed)
             if self._ack == Ack.NONE:
                 self._unsent.append(batch)
 
@@ -542,7 +556,7 @@ class Pump:
             future=future,
             session=options.session,
         )
-        core = PublisherCore(
+        settings = PublisherSettings(
             topic=topic.name,
             session_name=options.session or "",
             window_bytes=options.window_bytes,
@@ -564,13 +578,7 @@ class Pump:
         self._poked = False
         self.moved = asyncio.Event()
         self.driver = PublisherDriver(
-            brokers,
-            core,
-            checked_ack(options.ack),
-            topic.versions.version,
-            self._settled,
-            self._lost,
-            self._pressed,
+            brokers, PublisherCore(settings), checked_ack(options.ack), topic.versions.version, self
         )
         self.driver.ended.add_done_callback(self._ended)
         self.forked = False
@@ -649,17 +657,19 @@ class Pump:
         self._timer = None
         self.poke()
 
-    def _settled(self, sealed: Sealed) -> None:
+    def on_settled(self, sealed: Sealed) -> None:
+        """A batch has its outcome: its room in the window is free."""
         with self.intake.lock:
             self.intake.settled(sealed)
             self._failed_records += sealed.count if sealed.result.error is not None else 0
         self.moved.set()
 
-    def _lost(self, lost: RecordsLost) -> None:
+    def on_lost(self, lost: RecordsLost) -> None:
+        """Acked records are lost: the next call reports it."""
         with self.intake.lock:
             self.intake.lose(lost)
 
-    def _pressed(self, pressure: Backpressure | None) -> None:
+    def on_pressure(self, pressure: Backpressure | None) -> None:
         """The cluster has had no room for long, or has some again: callers are refused, or go on."""
         with self.intake.lock:
             self.intake.press(pressure)
@@ -711,7 +721,7 @@ class Pump:
         core = self.driver.core
         if (first := core.first_sequence) is None or core.failed is not None:
             raise fresh(core.failed or self.intake.refusal or Closed("the publisher is closed", "open another one"))
-        core.keeps_numbers = True  # the caller goes by these numbers from now on
+        core.keep_numbers()  # the caller goes by these numbers from now on
         return first
 
     async def already_in(self, timeout: float | None) -> int:  # noqa: ASYNC109 - as above

@@ -13,14 +13,19 @@ known. If the caller knows the numbers of its batches (a named session, or `sess
 publisher whose acked batches are lost reports them and ends.
 A session may be opened at a sequence (`session_at`): its batches are numbered from there whatever is in already, and
 keep `low` there, so that work done again is recognised batch by batch. All of it has to fit the sequencer's window.
-`doubts` counts copies of a batch that nobody answered. If the publisher has to end, a batch without doubts failed for
+`doubts` counts copies of a batch that were not answered. If the publisher has to end, a batch without doubts failed for
 certain; one with doubts has an unknown outcome (P8).
+
+The parts. `TRANSITIONS` is the life of a publisher. The `Window` has the batches, `Routes` the links, the
+`PublisherSession` how the session is opened, `Losses` what may be lost of acked batches, `Requests` the one request
+under way.
 """
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
-from typing import Any
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,21 +33,18 @@ import numpy.typing as npt
 from embarcadero.client.link import Link, PublishCore, Silence
 from embarcadero.client.publish.batches import (
     REFUSALS,
-    AckedBatches,
-    Answer,
-    LostBatch,
     OutBatch,
-    SessionChain,
+    Route,
+    Routes,
+    Window,
     beyond_window,
     ended_with,
-    loss_unknown,
-    merged,
     no_references,
     no_room,
-    records_lost,
     refusal,
     undelivered,
 )
+from embarcadero.client.publish.session import Answer, Losses, PublisherSession, PublisherSettings
 from embarcadero.errors import (
     Backpressure,
     BadValue,
@@ -57,16 +59,14 @@ from embarcadero.errors import (
     from_wire,
 )
 from embarcadero.invariants import invariant
-from embarcadero.limits import SESSION_WINDOW
 from embarcadero.orders import order_label
-from embarcadero.types import NO_INDEX, NO_SESSION, Order, Outcome, Position, Span, StagedBatch
+from embarcadero.types import NO_INDEX, NO_SESSION, Outcome, Position, SessionKey, Span, StagedBatch
 from embarcadero.wire.codec import (
     HEADER_BYTES,
     NO_ACK,
     PACKED_ACK,
     REFERENCE,
     REFERENCE_BODY,
-    WANT_DURABLE,
     BatchReference,
     FrameKind,
     batch_header,
@@ -85,7 +85,6 @@ from embarcadero.wire.messages import (
     Message,
     NameHeld,
     Opened,
-    OpenSession,
     Ping,
     Pong,
     TopicIs,
@@ -99,150 +98,203 @@ NO_MEMORY = FullReceived()
 _STORED = frozenset(o.value for o in Outcome if o.stored)
 
 
-class _Route:
-    """What this publisher has on one link."""
+class PublisherState(Enum):
+    """What a publisher can do now. Batches go out while its session is `usable`."""
 
-    __slots__ = ("asked", "carried", "full", "in_flight", "link", "since_us")
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self.in_flight: dict[int, OutBatch] = {}
-        self.asked: int | None = None  # our open or close request that it has not answered
-        self.since_us = 0  # since when it has owed us something without a break
-        self.full: FullReceived | None = None  # why the broker has no room for us, and has said so
-        self.carried = False  # batches without acks went out, and it has not said that they arrived
+    OPENING = "opening"  # the first session is not open yet: batches wait
+    OPEN = "open"
+    FENCED = "fenced"  # the session was fenced, or the cluster restarted: batches wait until it is continued
+    CLOSING = "closing"  # nothing more is added; the session is open
+    CLOSING_FENCED = "closing, fenced"  # nothing more is added; what is left waits until the session is open
+    FAILED = "failed"  # every batch has its outcome; it is not known yet which acked ones are lost
+    CLOSED = "closed"
 
     @property
-    def owes(self) -> bool:
-        return bool(self.in_flight) or self.asked is not None
+    def usable(self) -> bool:
+        """Whether the session is open."""
+        return self in (PublisherState.OPEN, PublisherState.CLOSING)
 
-    def starts_owing(self, now_us: int) -> None:
-        if not self.owes:
-            self.since_us = now_us
+    @property
+    def closing(self) -> bool:
+        """Whether the caller has closed it."""
+        return self in (PublisherState.CLOSING, PublisherState.CLOSING_FENCED)
+
+
+class PublisherEvent(Enum):
+    """What changes the state of a publisher."""
+
+    OPENED = "the session is open"
+    FENCED = "the session has to be continued before anything more is sent"
+    CLOSE = "the caller closes"
+    FAIL = "the publisher fails"
+    END = "nothing is left to do, or to learn"
+
+
+_S, _E = PublisherState, PublisherEvent
+TRANSITIONS: Final = MappingProxyType({
+    _S.OPENING:        {_E.OPENED: _S.OPEN,    _E.CLOSE: _S.CLOSING_FENCED, _E.FAIL: _S.FAILED, _E.END: _S.CLOSED},
+    _S.OPEN:           {_E.FENCED: _S.FENCED,  _E.CLOSE: _S.CLOSING,        _E.FAIL: _S.FAILED, _E.END: _S.CLOSED},
+    _S.FENCED:         {_E.OPENED: _S.OPEN,    _E.CLOSE: _S.CLOSING_FENCED, _E.FAIL: _S.FAILED, _E.END: _S.CLOSED},
+    _S.CLOSING:        {_E.FENCED: _S.CLOSING_FENCED,                       _E.FAIL: _S.FAILED, _E.END: _S.CLOSED},
+    _S.CLOSING_FENCED: {_E.OPENED: _S.CLOSING,                              _E.FAIL: _S.FAILED, _E.END: _S.CLOSED},
+    _S.FAILED:         {                                                                        _E.END: _S.CLOSED},
+    _S.CLOSED:         {},
+})  # fmt: skip
+"""What each event makes of a publisher. An event that is not listed changes nothing."""
+
+
+class Requests:
+    """The request that is under way, one at a time, and the back-off after refusals."""
+
+    def __init__(self) -> None:
+        self.question: Message | None = None
+        self.from_us = 0
+        self._refusals = 0
+
+    def ask(self, message: Message) -> None:
+        """A request goes out."""
+        self.question = message
+
+    @property
+    def about_losses(self) -> bool:
+        """Whether the request asks which acked batches are lost."""
+        return isinstance(self.question, GetLanes | DescribeTopic)
+
+    def back_off(self, now_us: int) -> None:
+        """Wait longer after each refusal, up to a bound."""
+        self._refusals += 1
+        self.from_us = now_us + _backoff_us(self._refusals)
+
+    def succeeded(self) -> None:
+        """The next back-off is a short one."""
+        self._refusals = 0
+
+    def begin_again(self) -> None:
+        """Ask at once."""
+        self.from_us = self._refusals = 0
+
+    def on_timer(self, now_us: int) -> None:
+        """Forget a back-off that is over."""
+        if now_us >= self.from_us:
+            self.from_us = 0
 
 
 class PublisherCore(PublishCore):
-    """One session of one publisher into one topic, over any number of links.
+    """One session of one publisher into one topic, over any number of links."""
 
-    `durable`: batches are settled when they are durable (ack=2). `replicated`: the topic outlives the fabric.
-    `order`: the topic's. `session_order`: what to ask for (None: as the topic). A session that exists under the name
-    keeps its order; with `order_required` the publisher fails if that is another one.
-    """
-
-    def __init__(
-        self,
-        *,
-        topic: str,
-        session_name: str = "",
-        window_bytes: int,
-        resend_after_us: int,
-        delivery_timeout_us: int,
-        order: int = int(Order.TOTAL),
-        acks: bool = True,
-        durable: bool = False,
-        replicated: bool = False,
-        session_at: int | None = None,
-        topic_id: int = 0,
-        session_order: int | None = None,
-        order_required: bool = False,
-    ) -> None:
+    def __init__(self, settings: PublisherSettings) -> None:
         super().__init__()
-        self._topic_order, self._asked_order, self._order_required = order, session_order, order_required
-        self._brokers_order = order <= Order.BROKER  # orders 0 and 1: acks name the lane, and no copy is ever refused
-        self._pinned = order == Order.BROKER  # one link for all batches, so that the session's order holds there
-        self._pin = -1
-        self._strong = order == Order.STRONG  # the session's own order is known once it is open
-        self._flags = WANT_DURABLE if durable else 0 if acks or not self._brokers_order else NO_ACK
-        self._durable, self._replicated = durable, replicated
-        self._remembers = replicated and acks
-        self._remembered = AckedBatches()
-        self._lost: RecordsLost | None = None
-        self._generation = 0  # of the cluster; 0: not told
-        self._doubts = AckedBatches()  # acked by an earlier generation; not known yet whether they are lost
-        self._lost_some = False  # acked batches were lost, and the session was not opened since
-        self._told_full_us = 0  # when a broker last said that it has no room for us
-        self._confirmed = False  # a broker answered after the last outcome: the memory that acked everything lives
-        self.keeps_numbers = bool(session_name)  # the caller knows which batch has which number
-        self.unknown: LossUnknown | None = None  # acked batches of which nobody could be asked before the end
-        self.topic, self.topic_id, self._name, self._at = topic, topic_id, session_name, session_at
-        self._holder = NO_SESSION  # who has the name, as far as we know: it is taken from nobody else
-        self.found: int | None = None  # what the session expected when we opened it
-        self._chain = SessionChain()
-        self._window_bytes = window_bytes
-        self._resend_after_us, self._delivery_timeout_us = resend_after_us, delivery_timeout_us
-        self.lane = -1  # not known before the session is open
-        self.session = NO_SESSION
-        self.first_sequence: int | None = None  # what the first batch gets; known once the session is open
+        self._settings = settings
+        self._state = PublisherState.OPENING
+        self._session = PublisherSession(settings)
+        self._window = Window(settings.window_bytes, settings.session_at)
+        self._routes = Routes(settings.pinned)
+        self._losses = Losses(settings.topic, durable=settings.durable, remembers=settings.replicated and settings.acks)
+        self._requests = Requests()
+        self._generation = 0  # of the cluster; 0: not known
+        self._flags = settings.flags
+        self._by_brokers = settings.ordered_by_brokers
         self.failed: EmbarcaderoError | None = None
-        self.closed = False
-        self._closing = False
-        self._opening = True  # no usable session; nothing may be sent
-        self._ask_from_us = 0  # back-off of open and close requests
-        self._asks_refused = 0
-        self._question: Message | None = None  # the request under way
-        self._routes: dict[int, _Route] = {}
-        self._turn = 0
-        self._low = self._next = 0
-        self._unsettled: dict[int, OutBatch] = {}
-        self._unsettled_bytes = 0
-        self._queue: list[int] = []
-        self._later: list[tuple[int, int]] = []  # (when, sequence) of batches that wait out a refusal
-        self._settled: list[OutBatch] = []
+        self.unknown: LossUnknown | None = None  # acked batches of which no broker could be asked before the end
+
+    def _happens(self, event: PublisherEvent) -> None:
+        self._state = TRANSITIONS[self._state].get(event, self._state)
 
     # --- what the driver asks for ---
     @property
+    def topic(self) -> str:
+        """The name of the topic."""
+        return self._settings.topic
+
+    @property
+    def topic_id(self) -> int:
+        """The id of the topic, if it is known."""
+        return self._settings.topic_id
+
+    @property
+    def lane(self) -> int:
+        """The lane of the session; -1 before it is open."""
+        return self._session.lane
+
+    @property
+    def session(self) -> int:
+        """The handle of the session."""
+        return self._session.handle
+
+    @property
+    def key(self) -> SessionKey:
+        """The session that acks name."""
+        return SessionKey(self._session.lane, self._session.handle)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended, and nothing more will be learned."""
+        return self._state is PublisherState.CLOSED
+
+    @property
+    def first_sequence(self) -> int | None:
+        """The sequence of the first batch, as it is numbered now; known once the session is open."""
+        return self._window.first
+
+    @property
+    def found(self) -> int | None:
+        """The sequence that the session expected when this publisher opened it."""
+        return self._session.found
+
+    @property
     def unsettled(self) -> int:
         """How many batches are not settled."""
-        return len(self._unsettled)
+        return len(self._window)
 
     def has_room(self, size: int) -> bool:
         """Whether `add` may take a batch of `size` bytes now. One that is larger than the window goes alone."""
-        if not self._unsettled or self.failed is not None or self._beyond:
-            return True
-        return self._next - self._low < SESSION_WINDOW and self._unsettled_bytes + size <= self._window_bytes
+        return self.failed is not None or self._window.has_room(size)
 
-    @property
-    def _first(self) -> int:
-        """The sequence of the first batch that was added, as it is numbered now."""
-        return self.first_sequence or 0
+    def keep_numbers(self) -> None:
+        """The caller goes by the numbers of its batches from now on: they never change."""
+        self._session.keep_numbers()
 
-    @property
-    def _beyond(self) -> bool:
-        """Whether a session opened at a sequence has had all batches that can be recognised again."""
-        return self._at is not None and self._next - self._first >= SESSION_WINDOW
-
-    def add(self, payload: Any, count: int, partition: int, schema: int, now_us: int) -> OutBatch:
+    def add(self, payload: Any, count: int, partition: int, schema: int, now_us: int, token: Any = None) -> OutBatch:
         """Take a batch and stamp it. After a failure it settles at once with that error."""
-        size = memoryview(payload).nbytes
-        return self._take(OutBatch(self._next, payload, size, count, partition, schema, payload_crc(payload), now_us))
+        size, crc = memoryview(payload).nbytes, payload_crc(payload)
+        return self._take(
+            OutBatch(self._window.next, payload, size, count, partition, schema, crc, now_us, token=token)
+        )
 
-    def add_reference(self, staged: StagedBatch, partition: int, now_us: int) -> OutBatch:
+    def add_reference(self, staged: StagedBatch, partition: int, now_us: int, token: Any = None) -> OutBatch:
         """Take a batch that names a staged one. It is stamped, sent again and settled like one with a payload."""
         body = reference_body(BatchReference(staged.lane, staged.size, staged.index, staged.topic_id))
-        count, schema, crc = staged.count, staged.schema, staged.crc
         return self._take(
-            OutBatch(self._next, body, staged.size, count, partition, schema, crc, now_us, reference=staged)
+            OutBatch(
+                self._window.next,
+                body,
+                staged.size,
+                staged.count,
+                partition,
+                staged.schema,
+                staged.crc,
+                now_us,
+                token=token,
+                reference=staged,
+            )
         )
 
     def _take(self, batch: OutBatch) -> OutBatch:
-        now_us = batch.added_us
         invariant(self.has_room(batch.size), "the driver asks has_room before it adds")
-        invariant(not self._closing, "nothing is added after close")
-        self._next += 1
-        self._unsettled[batch.sequence] = batch
-        self._unsettled_bytes += batch.size
+        invariant(not self._state.closing, "nothing is added after close")
+        recognised = self._window.add(batch)
         if self.failed is not None:
             self._settle(batch, None, ended_with(self.failed, batch))
-        elif self._at is not None and self._next - self._first > SESSION_WINDOW:
+        elif not recognised:
             self._settle(batch, None, beyond_window(batch))
         else:
-            heappush(self._queue, batch.sequence)
-            self._pump(now_us)
+            self._window.queue(batch)
+            self._pump(batch.added_us)
         return batch
 
     def close(self, now_us: int) -> None:
         """Close the session once everything is settled; `closed` tells when that is done. A named one stays."""
-        self._closing = True
+        self._happens(PublisherEvent.CLOSE)
         self._pump(now_us)
 
     def fail(self, error: EmbarcaderoError) -> None:
@@ -250,40 +302,38 @@ class PublisherCore(PublishCore):
         if self.failed is not None or self.closed:
             return
         self.failed = error
-        for batch in list(self._unsettled.values()):
+        self._happens(PublisherEvent.FAIL)
+        for batch in self._window.unsettled():
             self._settle(batch, None, ended_with(error, batch))
-        self._queue.clear()
-        self._later.clear()
+        self._window.queue_none()
         self._output.clear()
-        for route in self._routes.values():
-            route.asked = None  # an answer that still comes changes nothing
-        self.closed = not self._in_doubt
+        self._routes.forget_requests()
+        if not self._losses.in_doubt:
+            self._happens(PublisherEvent.END)
 
     def give_up(self, error: EmbarcaderoError) -> None:
         """End now, whatever is not known: unsettled batches with `error`; `unknown` names acked ones in doubt."""
         if self.closed:
             return
-        if self._in_doubt and not self._durable:
-            self.unknown = loss_unknown(self.topic, [*self._doubts.batches(), *self._remembered.batches()])
-        if self._unsettled or self.unknown is None:
+        self.unknown = self._losses.unknown()
+        if self.unsettled or self.unknown is None:
             self.fail(error)
-        self.closed = True
-
-    @property
-    def _in_doubt(self) -> bool:
-        """Whether acked batches may be lost with memory without this publisher knowing."""
-        unconfirmed = bool(self._remembered) and not self._durable and not self._confirmed
-        return bool(self._doubts) or unconfirmed
+        self._happens(PublisherEvent.END)
 
     def take_settled(self) -> list[OutBatch]:
         """Batches that finished since the last call, in the order of finishing."""
-        settled, self._settled = self._settled, []
-        return settled
+        return self._window.take_settled()
 
     def take_losses(self) -> RecordsLost | None:
-        """What was acked and is lost, as far as nobody was told yet."""
-        lost, self._lost = self._lost, None
-        return lost
+        """What was acked and is lost, as far as no caller has heard of it."""
+        return self._losses.take_report()
+
+    def pressure(self) -> Backpressure | None:
+        """Why new records can't be taken: the oldest batch does not get on, and its broker has said that it is full."""
+        if not self._routes.full_us or not self._state.usable or (oldest := self._window.oldest) is None:
+            return None
+        full = self._routes.why_waiting(oldest, self._settings.durable)
+        return None if full is None else no_room(self.topic, full)
 
     # --- what the connections tell ---
     def on_connected(self, link: Link, now_us: int) -> None:
@@ -292,86 +342,53 @@ class PublisherCore(PublishCore):
             self._abandoned.append(link.number)  # of a cluster that is gone
             return
         if link.generation > self._generation:
-            if self._generation and self._replicated:
+            if self._generation and self._settings.replicated:
                 self._started_anew()
             self._generation = link.generation
-        self._routes[link.number] = _Route(link)
+        self._routes.add(link)
         self._pump(now_us)
 
     def _started_anew(self) -> None:
         """Earlier connections are to brokers that are gone. Nothing may be sent before the session is open again.
 
-        They are given up: a host that vanished closes none, and nobody would connect there again.
+        They are given up: a host that vanished closes none, and no keeper would connect there again.
         """
-        for route in self._routes.values():
+        for route in self._routes:
             self._unroute(route)
-        self._abandoned += self._routes
-        self._routes.clear()
+            self._abandoned.append(route.link.number)
         self._output.clear()
-        self._opening = True
-        self._ask_from_us = self._asks_refused = 0
-        self._doubts.absorb(self._remembered)
+        self._happens(PublisherEvent.FENCED)
+        self._requests.begin_again()
+        self._losses.doubt_all()
 
     def on_disconnected(self, conn: int, now_us: int) -> None:
         """A connection is gone: what was in flight on it goes out on others, stamped as it is."""
-        route = self._routes.pop(conn, None)
-        if route is None:
-            return
-        self._output.pop(conn, None)
-        self._unroute(route)
-        self._pump(now_us)
+        if (route := self._routes.get(conn)) is not None:
+            self._output.pop(conn, None)
+            self._unroute(route)
+            self._pump(now_us)
 
-    def _unroute(self, route: _Route) -> None:
-        for sequence, batch in route.in_flight.items():
-            batch.link = None
-            heappush(self._queue, sequence)
+    def _unroute(self, route: Route) -> None:
+        self._routes.remove(route.link.number)
+        for batch in route.in_flight.values():
+            batch.comes_back()
+            self._window.queue(batch)
 
     def on_credit(self, conn: int, total_bytes: int, now_us: int) -> None:
         """The broker granted bytes (of all publishers on the connection)."""
         if (route := self._routes.get(conn)) is not None:
             route.link.heard(now_us)
             route.link.grant(total_bytes)
-            if route.full is not None and route.full.lane < 0:
-                route.full = None
+            route.credited()
             self._pump(now_us)
 
     def on_full(self, conn: int, now_us: int, full: FullReceived = NO_MEMORY) -> None:
         """There has been no room for long, in the broker or in a lane. What we have waits; nothing fails meanwhile."""
-        route = self._routes.get(conn)
-        if route is None:
+        if (route := self._routes.get(conn)) is None:
             return
         route.link.heard(now_us)
-        if full.lane not in (-1, self.lane):
-            return  # of another publisher on the connection
-        self._told_full_us = now_us
-        if route.full is None or full.lane >= 0:  # the cause in a lane says more than that memory is full
-            route.full = full
-        if self._pin == conn and full.lane < 0:
-            self._pin, self._turn = -1, self._turn + 1
-
-    def _has_room(self, route: _Route) -> None:
-        """A batch that came this way is stored: its broker has room, and the lane's disks go on for all brokers."""
-        route.full = None
-        for other in self._routes.values():
-            if other.full is not None and other.full.lane >= 0:
-                other.full = None
-
-    def pressure(self) -> Backpressure | None:
-        """Why new records can't be taken: the oldest batch does not get on, and its broker has said that it is full."""
-        if not self._told_full_us or self._opening or self.failed is not None:
-            return None
-        oldest = self._unsettled.get(self._low)
-        if oldest is None:
-            return None
-        if oldest.link is not None:
-            full = self._routes[oldest.link].full if oldest.link in self._routes else None
-            if full is not None and full.lane >= 0 and not self._durable:
-                full = None  # slow disks do not delay this ack
-        elif oldest.refusals or all(route.link.room() < oldest.size for route in self._routes.values()):
-            full = next((route.full for route in self._routes.values() if route.full is not None), None)
-        else:
-            full = None
-        return None if full is None else no_room(self.topic, full)
+        if full.lane in (-1, self.lane):  # else of another publisher on the connection
+            self._routes.is_full(route, full, now_us)
 
     def on_control(self, conn: int, request: int, message: AnyMessage, now_us: int) -> None:
         """An answer to a request of ours; others are ignored."""
@@ -379,22 +396,24 @@ class PublisherCore(PublishCore):
         if route is None:
             return
         route.link.heard(now_us)
-        if route.asked != request:
+        if not route.answered(request):
             return
-        route.asked = None
         match message:
             case Opened():
                 self._opened(route, message)
             case NameHeld():
-                self._name_held(message.session)
+                if not self._session.held_by(message.session):
+                    self._fenced()
             case LanesAre():
-                self._lanes_told(message, now_us)
+                self._losses.decide_by_lanes(message)
+                self._losses_known(now_us)
             case TopicIs():
-                self._ranges_told(message, now_us)
+                self._ranges_known(message, now_us)
             case Done():
-                self.closed = True
+                self._happens(PublisherEvent.END)
             case Pong():
-                route.carried, self._confirmed = False, True
+                route.arrived()
+                self._losses.confirm()
             case Failed():
                 self._refused(from_wire(message.code, message.message, message.hint), now_us)
         self._pump(now_us)
@@ -405,54 +424,55 @@ class PublisherCore(PublishCore):
         if route is None:
             return
         route.link.heard(now_us)
+        lane, session = self.key
         if len(acks) > 1:
-            acks = acks[(acks["lane"] == self.lane) & (acks["session"] == self.session)]
+            acks = acks[(acks["lane"] == lane) & (acks["session"] == session)]
         for of_lane, of_session, sequence, index, seq, extra, outcome in PACKED_ACK.iter_unpack(acks.data):
-            if of_session != self.session or of_lane != self.lane:
+            if of_session != session or of_lane != lane or (batch := self._window.get(sequence)) is None:
                 continue
-            if (batch := self._unsettled.get(sequence)) is not None:
-                lane = extra if self._brokers_order else self.lane
-                self._acked(route, batch, outcome, lane, index, seq, now_us, extra)
+            if outcome in _STORED:
+                stored_in = extra if self._by_brokers else lane
+                self._stored(route, batch, None if index == NO_INDEX else Position(stored_in, index, seq))
+            elif route.in_flight.pop(batch.sequence, None) is not None:  # else it answers a copy that does not count
+                self._not_stored(batch, Outcome(outcome), extra, now_us)
         self._pump(now_us)
 
     # --- time ---
     def on_timer(self, now_us: int) -> None:
         """Do what is due; calling it early is harmless."""
-        oldest = self._unsettled.get(self._low)
+        oldest = self._window.oldest
         if oldest is not None and now_us >= self._deadline_us(oldest):
-            usable = [] if self._opening else list(self._routes.values())
+            usable = list(self._routes) if self._state.usable else []
             full = sum(route.full is not None for route in usable)
-            self.fail(undelivered(self.topic, oldest, self._delivery_timeout_us, len(usable), full))
-        for route in list(self._routes.values()):
+            self.fail(undelivered(self.topic, oldest, self._settings.delivery_timeout_us, len(usable), full))
+        for route in self._routes:
             if route.owes:
                 self._watch(route, now_us)
-        while self._later and self._later[0][0] <= now_us:
-            heappush(self._queue, heappop(self._later)[1])
-        if now_us >= self._ask_from_us:
-            self._ask_from_us = 0
+        self._window.queue_due(now_us)
+        self._requests.on_timer(now_us)
         self._pump(now_us)
 
     def next_timer_us(self) -> int | None:
         """When `on_timer` has something to do, unless something else happens before."""
         if self.closed:
             return None
-        limit = self._resend_after_us
-        times = [route.link.silence_deadline(route.since_us, limit) for route in self._routes.values() if route.owes]
-        if (oldest := self._unsettled.get(self._low)) is not None:
+        limit = self._settings.resend_after_us
+        times = [route.link.silence_deadline(route.since_us, limit) for route in self._routes if route.owes]
+        if (oldest := self._window.oldest) is not None:
             times.append(self._deadline_us(oldest))
-        if self._later:
-            times.append(self._later[0][0])
-        if self._ask_from_us:
-            times.append(self._ask_from_us)
+        if (due_us := self._window.due_us) is not None:
+            times.append(due_us)
+        if self._requests.from_us:
+            times.append(self._requests.from_us)
         return min(times, default=None)
 
     def _deadline_us(self, oldest: OutBatch) -> int:
         """When delivery of the oldest batch has failed. Time in which the cluster says it is full does not count."""
-        return max(oldest.added_us, self._told_full_us) + self._delivery_timeout_us
+        return max(oldest.added_us, self._routes.full_us) + self._settings.delivery_timeout_us
 
-    def _watch(self, route: _Route, now_us: int) -> None:
+    def _watch(self, route: Route, now_us: int) -> None:
         link = route.link
-        silence = link.silence(route.since_us, now_us, self._resend_after_us)
+        silence = link.silence(route.since_us, now_us, self._settings.resend_after_us)
         if silence is Silence.ASK:
             link.pinged(now_us)
             self._write(link.number, control_frame(Ping(), link.ask(self)))
@@ -461,103 +481,74 @@ class PublisherCore(PublishCore):
             self.on_disconnected(link.number, now_us)
 
     # --- session ---
-    def _opened(self, route: _Route, message: Opened) -> None:
-        first = self.session == NO_SESSION
+    def _opened(self, route: Route, message: Opened) -> None:
+        session, expected = self._session, message.expected
+        first = session.handle == NO_SESSION
         lost = [*message.lost_before, Span(message.lost_from, message.lost_to)]
-        renewed = not first and self._chain.resume() is None and not self._brokers_order
-        ours = self._brokers_order  # those sessions are numbers only, and each is as good as another
-        answer = Answer.OURS if ours else self._chain.opened(message.session, message.index, lost)
-        if answer is Answer.STRANGE or (not first and message.lane != self.lane):
+        renewed = not first and session.chain.resume() is None and not self._by_brokers
+        ours = self._by_brokers  # those sessions are numbers only, and each is as good as another
+        answer = Answer.OURS if ours else session.chain.opened(message.session, message.index, lost)
+        if answer is Answer.STRANGE or (not first and message.lane != session.lane):
             self._disown(route, message)
             return
         if answer is Answer.ANOTHERS:
             self._session_gone()
             return
-        if self._remembered and not self._brokers_order:
-            self._report(self._remembered.take(self.lane, lost))  # of a cluster that does not number its generations
-        lost_some, self._lost_some = self._lost_some, False
-        self.lane, self.session = message.lane, message.session
-        if not self._order_is(message.order or self._topic_order):
+        if not self._by_brokers:
+            self._losses.lost_in(session.lane, lost)  # of a cluster that does not number its generations
+        lost_some = self._losses.take_lost_some()
+        session.opened(message)
+        if not self._order_is(message.order or self._settings.order):
             return
-        self._opening = False
-        self._ask_from_us = self._asks_refused = 0
+        self._happens(PublisherEvent.OPENED)
+        self._requests.begin_again()
         if first:
-            self.first_sequence, self.found = 0, message.expected
-        if first:
-            self._go_on(message.expected if self._at is None else self._at, list(self._unsettled))
-        elif self.keeps_numbers and not self._brokers_order:
-            self._check_numbers(message.expected, lost_some, renewed)
+            at = self._settings.session_at
+            self._window.renumber(expected if at is None else at, self._window.outside(0))
+        elif session.keeps_numbers and not self._by_brokers:
+            self._check_numbers(expected, lost_some, renewed)
         elif renewed:
-            self._go_on(message.expected, list(self._unsettled))
-        elif self._strong:
-            self._go_on(message.expected, self._outside(message.expected))
-        self._turn = message.session  # publishers begin at different brokers
-        for each in self._routes.values():
-            each.in_flight.clear()
-        for batch in self._unsettled.values():
-            batch.link = None
-        self._later.clear()
-        self._queue = list(self._unsettled)
-        heapify(self._queue)
+            self._window.renumber(expected, self._window.outside(0))
+        elif session.strong:
+            self._window.renumber(expected, self._window.outside(expected))
+        self._routes.begin_at(message.session)
+        self._window.queue_all()
 
     def _order_is(self, order: int) -> bool:
-        """Learn the session's order. False: it is not the one that the caller insists on, and the publisher ends."""
-        self._strong = order == Order.STRONG
-        if not self._order_required or order == self._asked_order:
+        """Whether the session has the order that the caller insists on. If not, the publisher ends."""
+        asked = self._settings
+        if not asked.order_required or order == asked.session_order:
             return True
-        what = f"session {self._name!r} into {self.topic!r}" if self._name else f"a session into {self.topic!r}"
+        what = f"session {asked.session_name!r}" if asked.session_name else "a session"
+        wanted = order_label(asked.session_order or 0)
         self.fail(
             BadValue(
-                f"{what} has order {order_label(order)}, not {order_label(self._asked_order or 0)}",
+                f"{what} into {self.topic!r} has order {order_label(order)}, not {wanted}",
                 "a session keeps the order that it was first opened with: leave `order` out, or use another session",
             )
         )
         return False
 
-    def _name_held(self, holder: int) -> None:
-        """Who has the name is fenced if it still has it when we ask again, unless it came after us."""
-        if self._chain.is_older_than(holder):
-            self._fenced()
-        self._holder = holder
-
     def _check_numbers(self, expected: int, lost_some: bool, renewed: bool) -> None:
         """End a session whose acked batches are lost: numbers that the caller knows never move into their places."""
-        outside = self._outside(expected)
-        hole = expected + len(outside) < self._next and (self._strong or renewed)
+        outside = self._window.outside(expected)
+        hole = expected + len(outside) < self._window.next and (self._session.strong or renewed)
         if lost_some or hole:
-            for sequence in outside:
-                self._unsettled[sequence].doubts = 0  # the session has none of these
-            name = f"session {self._name!r}" if self._name else "this session"
+            for batch in self._window.unsettled():
+                if batch.sequence >= expected:
+                    batch.never_stored()
             again = "open the session again, and publish from next_session_seq() on"
-            if self._at is not None:
-                again = f"open the session at {self._at} again, and send all batches again"
+            if self._settings.session_at is not None:
+                again = f"open the session at {self._settings.session_at} again, and send all batches again"
             self.fail(
                 SessionFenced(
-                    f"acked batches of {name} into {self.topic!r} were lost with the cluster's memory: the session "
-                    f"goes on at {expected}, this publisher was at {self._next}",
+                    f"acked batches of {self._session.label} into {self.topic!r} were lost with the cluster's memory: "
+                    f"the session goes on at {expected}, this publisher was at {self._window.next}",
                     again,
                 )
             )
 
-    def _outside(self, expected: int) -> list[int]:
-        """Numbers of unsettled batches that are not in a session which goes on at `expected`."""
-        return [sequence for sequence in self._unsettled if sequence >= expected]
-
-    def _go_on(self, expected: int, outside: list[int]) -> None:
-        """Number the batches that are not in the session from `expected` on.
-
-        When first opened, a named session goes on behind its last holder's batches. Later, only batches move whose
-        numbers the caller does not know: after a loss, a strong session has no gap, so they take the lost numbers.
-        """
-        moving = [self._unsettled.pop(sequence) for sequence in sorted(outside)]
-        for number, batch in enumerate(moving, expected):
-            batch.sequence = number
-            self._unsettled[number] = batch
-        by, self._next = expected + len(moving) - self._next, expected + len(moving)
-        self._low = min(self._unsettled, default=self._next)
-        self.first_sequence = (self.first_sequence or 0) + by
-
-    def _disown(self, route: _Route, message: Opened) -> None:
+    def _disown(self, route: Route, message: Opened) -> None:
         """A session that is not the continuation of ours: give it back, and end."""
         self._fenced()
         self._write(
@@ -575,13 +566,13 @@ class PublisherCore(PublishCore):
 
     def _refused(self, error: EmbarcaderoError, now_us: int) -> None:
         if isinstance(error, Retriable | OutcomeUnknown):
-            self._back_off(now_us)
-        elif isinstance(self._question, GetLanes | DescribeTopic) and not isinstance(error, UnknownTopic):
-            self._back_off(now_us)  # a store that fails says nothing about what is lost
-        elif isinstance(self._question, GetLanes | DescribeTopic):
-            self._doubts = AckedBatches()  # the topic is gone
-        elif not self._opening:
-            self.closed = True  # it was the close; a session that is gone needs none
+            self._requests.back_off(now_us)
+        elif self._requests.about_losses and not isinstance(error, UnknownTopic):
+            self._requests.back_off(now_us)  # a store that fails says nothing about what is lost
+        elif self._requests.about_losses:
+            self._losses.forget_doubts()
+        elif self._state.usable or self._state is PublisherState.FAILED:
+            self._happens(PublisherEvent.END)  # it was the close; a session that is gone needs none
         elif self.session == NO_SESSION or not isinstance(error, UnknownSession | SessionFenced):
             self.fail(error)
         elif isinstance(error, UnknownSession):
@@ -591,183 +582,123 @@ class PublisherCore(PublishCore):
 
     def _session_gone(self) -> None:
         """Look for the one before it (the next request asks for that), or end."""
-        if not (self._replicated and self._chain.gone()):
+        if not self._session.gone():
             self._fenced()
 
-    def _back_off(self, now_us: int) -> None:
-        self._asks_refused += 1
-        self._ask_from_us = now_us + _backoff_us(self._asks_refused)
-
     # --- losses ---
-    def _report(self, batches: list[LostBatch]) -> None:
-        self._lost_some |= bool(batches)
-        if batches:
-            self._lost = merged(self._lost, records_lost(self.topic, batches, self._durable))
-
-    def _ranges_told(self, message: TopicIs, now_us: int) -> None:
-        """The topic's ranges: acked batches of an earlier generation are in one, between two, or not recovered yet."""
+    def _ranges_known(self, message: TopicIs, now_us: int) -> None:
+        """Compare doubtful batches with the ranges of the topic, unless it is gone and another one has its name."""
         replaced = self.topic_id and message.topic.id and message.topic.id != self.topic_id
         if replaced or message.topic.lane != self.lane:
-            self._doubts = AckedBatches()  # the topic is gone; another one has its name
-        self._report(self._doubts.decide(self.lane, message.ranges))
-        self._losses_told(now_us)
+            self._losses.forget_doubts()
+        self._losses.decide_by_ranges(self.lane, message.ranges)
+        self._losses_known(now_us)
 
-    def _lanes_told(self, message: LanesAre, now_us: int) -> None:
-        """Where the lanes of an earlier generation end. One that is still open has not been recovered yet.
-
-        Nor has one that was closed before all memory was lost, and of which not all was durable.
-        """
-        lanes = {lane.lane: lane for lane in message.lanes}
-        for number in self._doubts.lanes() - set(message.unsure):
-            lane = lanes.get(number)
-            if lane is not None and lane.end is None:
-                continue
-            if lane is not None and lane.end is not None:
-                kept = lane.end if lane.kept is None else min(lane.kept, lane.end)
-                self._report(self._doubts.take(number, [Span(kept, NO_INDEX)]))
-            self._doubts.forget(number)
-        self._losses_told(now_us)
-
-    def _losses_told(self, now_us: int) -> None:
-        if self._doubts:
-            self._back_off(now_us)
+    def _losses_known(self, now_us: int) -> None:
+        if self._losses.doubts:
+            self._requests.back_off(now_us)
         else:
-            self._asks_refused = 0
+            self._requests.succeeded()
 
     def _ask_for_losses(self, now_us: int) -> None:
         """Ask which of the doubtful batches are lost, independently of any session."""
-        if self._brokers_order:
-            self._ask(GetLanes(lane=self.lane, above=min(self._doubts.lanes()) - 1), now_us)
+        if self._by_brokers:
+            self._ask(GetLanes(lane=self.lane, above=min(self._losses.doubts.lanes()) - 1), now_us)
         else:
             self._ask(DescribeTopic(name=self.topic), now_us)
 
     def _ask(self, message: Message, now_us: int) -> None:
         """Send a request unless one is under way or the back-off is not over."""
-        if now_us < self._ask_from_us or any(route.asked is not None for route in self._routes.values()):
+        if now_us < self._requests.from_us or self._routes.asking:
             return
-        if (route := self._pick(0)) is not None:
-            route.starts_owing(now_us)
-            route.asked, self._question = route.link.ask(self), message
-            self._write(route.link.number, control_frame(message, route.asked))
+        if (route := self._routes.pick(0, False, self._alone)) is not None:
+            self._requests.ask(message)
+            self._write(route.link.number, control_frame(message, route.ask(self, now_us)))
 
     # --- sending and settling ---
+    @property
+    def _alone(self) -> bool:
+        """Whether one batch is under way. Without acks that is not known."""
+        return len(self._window) == 1 and not self._flags & NO_ACK
+
     def _pump(self, now_us: int) -> None:
         """Do all that can be done now."""
         if self.closed:
             return
-        if not self._opening and self.failed is None:
+        if self._state.usable:
             self._send(now_us)
-        ending = self.failed is not None or (self._closing and not self._unsettled)
-        if self._doubts and (ending or not (self._brokers_order and self._opening)):
+        usable = self._state.usable
+        ending = self._state is PublisherState.FAILED or (self._state.closing and not self._window)
+        if self._losses.doubts and (ending or usable or not self._by_brokers):
             self._ask_for_losses(now_us)  # orders 0 and 1 open a session meanwhile: it has another lane
-        elif self._opening and not ending:
-            resume = self._chain.resume()  # None: there is nothing to continue
-            holder = self._holder if self._name and resume is None else None
-            lane = None if self.lane < 0 else self.lane
-            ask = OpenSession(
-                topic=self.topic, topic_id=self.topic_id, name=self._name, resume=resume, at=self._at, holder=holder,
-                lane=lane, order=self._asked_order,
-            )  # fmt: skip
-            self._ask(ask, now_us)
         elif ending:
             self._end(now_us)
+        elif not usable:
+            self._ask(self._session.request(), now_us)
 
     def _end(self, now_us: int) -> None:
         """Everything has its outcome: close the session, or see that the memory lives that holds the acked batches."""
-        if any(route.carried for route in self._routes.values()):
+        if self._routes.carried:
             self._ask_whether_arrived(now_us)
-        elif self.failed is None and not self._opening and not self._name:
+        elif self._state.usable and not self._settings.session_name:
             self._ask(CloseSession(lane=self.lane, session=self.session), now_us)
-        elif self._in_doubt:
+        elif self._losses.in_doubt:
             self._ask(Ping(), now_us)
-        elif self.failed is not None or not any(route.asked is not None for route in self._routes.values()):
-            self.closed = True  # there is no session to close, or one that the next holder of its name continues
+        elif self.failed is not None or not self._routes.asking:
+            self._happens(PublisherEvent.END)  # no session is to be closed, or the next holder of its name continues it
 
     def _send(self, now_us: int) -> None:
-        while self._queue:
-            batch = self._unsettled.get(self._queue[0])
-            if batch is None or batch.link is not None:  # settled, or sent again, since it was queued
-                heappop(self._queue)
-                continue
+        while (batch := self._window.queued()) is not None:
             by_reference = batch.reference is not None
-            if by_reference and self._routes and not any(route.link.references for route in self._routes.values()):
+            if by_reference and self._routes and not self._routes.references:
                 self._settle(batch, None, no_references(batch))
                 continue
-            route = (self._pick_pinned if self._pinned else self._pick)(_HEADER_BYTES + batch.size, by_reference)
-            if route is None or (self._pinned and any(later < batch.sequence for _, later in self._later)):
+            route = self._routes.choose(_HEADER_BYTES + batch.size, by_reference, self._alone)
+            if route is None or (self._settings.pinned and self._window.defers_before(batch.sequence)):
                 return
-            heappop(self._queue)
+            self._window.take_queued()
             self._transmit(route, batch, now_us)
 
-    def _transmit(self, route: _Route, batch: OutBatch, now_us: int) -> None:
-        link = route.link
-        link.spend(_HEADER_BYTES + batch.size)
-        route.starts_owing(now_us)
-        route.in_flight[batch.sequence] = batch
-        batch.link, batch.sent = link.number, True
-        batch.doubts += 1
-        low = self._low if self._at is None else self._at
+    def _transmit(self, route: Route, batch: OutBatch, now_us: int) -> None:
+        unanswered = bool(self._flags & NO_ACK)
+        route.carry(batch, unanswered, now_us)
         length, flags = batch.size, self._flags
         if batch.reference is not None:
             length, flags = REFERENCE_BODY.itemsize, flags | REFERENCE
+        at = self._settings.session_at
         header = batch_header(
-            session_seq=batch.sequence, low=low, lane=self.lane, session=self.session, count=batch.count,
-            crc=batch.crc, length=length, partition=batch.partition, schema=batch.schema, flags=flags,
-        )  # fmt: skip
-        self._write(link.number, header)
-        self._write(link.number, batch.payload)
-        if self._flags & NO_ACK:
-            route.carried = True
+            session_seq=batch.sequence,
+            low=self._window.low if at is None else at,
+            lane=self.lane,
+            session=self.session,
+            count=batch.count,
+            crc=batch.crc,
+            length=length,
+            partition=batch.partition,
+            schema=batch.schema,
+            flags=flags,
+        )
+        self._write(route.link.number, header)
+        self._write(route.link.number, batch.payload)
+        if unanswered:
             self._settle(batch, None, None)
-
-    def _pick(self, size: int, by_reference: bool = False) -> _Route | None:
-        """The next link, round-robin, with credit for `size` bytes; a batch that is alone takes the last one again.
-
-        One at a time, batches gain nothing from many brokers, and a broker that has just worked is a quick one.
-        """
-        routes = list(self._routes.values())
-        alone = len(self._unsettled) == 1 and not self._flags & NO_ACK  # without acks nobody knows whether it is
-        first = self._turn - alone
-        for step in range(len(routes)):
-            at = (first + step) % len(routes)
-            if routes[at].link.room() >= size and (routes[at].link.references or not by_reference):
-                self._turn = at + 1
-                return routes[at]
-        return None
-
-    def _pick_pinned(self, size: int, by_reference: bool = False) -> _Route | None:
-        """The session's own link, if it has credit for `size` bytes; another one once that is gone or long full."""
-        if self._pin not in self._routes or (by_reference and not self._routes[self._pin].link.references):
-            links = [number for number, route in self._routes.items() if route.link.references or not by_reference]
-            self._pin = links[self._turn % len(links)] if links else -1
-        route = self._routes.get(self._pin)
-        return route if route is not None and route.link.room() >= size else None
 
     def _ask_whether_arrived(self, now_us: int) -> None:
         """Batches without acks are gone from here only when their brokers answer to something sent after them."""
-        for route in self._routes.values():
+        for route in self._routes:
             if route.carried and route.asked is None:
-                route.starts_owing(now_us)
-                route.asked = route.link.ask(self)
-                self._write(route.link.number, control_frame(Ping(), route.asked))
+                self._write(route.link.number, control_frame(Ping(), route.ask(self, now_us)))
 
-    def _acked(
-        self, route: _Route, batch: OutBatch, outcome: int, lane: int, index: int, seq: int, now_us: int, extra: int
-    ) -> None:
-        if outcome in _STORED:
-            position = None if index == NO_INDEX else Position(lane, index, seq)
-            if position is not None and self._remembers:
-                self._remembered.add(lane, index, seq, batch.count)
-            self._settle(batch, position, None)
-            if self._told_full_us:
-                self._has_room(route)
-            return
-        if route.in_flight.pop(batch.sequence, None) is None:
-            return  # not an answer to a copy that counts
-        batch.link, verdict = None, Outcome(outcome)
-        batch.doubts -= verdict is not Outcome.UNDECIDED
-        if verdict is Outcome.FENCED or (verdict is Outcome.UNKNOWN_SESSION and self._replicated):
-            self._opening = True  # once open again, everything unsettled is queued
+    def _stored(self, route: Route, batch: OutBatch, position: Position | None) -> None:
+        if position is not None:
+            self._losses.note_acked(position, batch.count)
+        self._settle(batch, position, None)
+        self._routes.has_room(route)
+
+    def _not_stored(self, batch: OutBatch, verdict: Outcome, extra: int, now_us: int) -> None:
+        batch.refused(verdict)
+        if verdict is Outcome.FENCED or (verdict is Outcome.UNKNOWN_SESSION and self._settings.replicated):
+            self._happens(PublisherEvent.FENCED)  # once open again, everything unsettled is queued
         elif verdict is Outcome.UNKNOWN_SESSION:
             self.fail(
                 UnknownSession(f"the session of this publisher into {self.topic!r} is gone", "open a new publisher")
@@ -775,21 +706,15 @@ class PublisherCore(PublishCore):
         elif verdict in REFUSALS:
             error = refusal(verdict, batch, extra)
             self._settle(batch, None, error)
-            if verdict is Outcome.NO_REFERENCE and (self._strong or self._pinned):
+            if verdict is Outcome.NO_REFERENCE and (self._session.strong or self._settings.pinned):
                 self.fail(error)  # what follows would wait for this batch, and then pass over it
         else:
-            batch.refusals += 1
-            heappush(self._later, (now_us + _backoff_us(batch.refusals), batch.sequence))
+            batch.put_off()
+            self._window.defer(batch, now_us + _backoff_us(batch.refusals))
 
     def _settle(self, batch: OutBatch, position: Position | None, error: EmbarcaderoError | None) -> None:
-        del self._unsettled[batch.sequence]
-        self._unsettled_bytes -= batch.size
-        if batch.link is not None and (route := self._routes.get(batch.link)) is not None:
-            route.in_flight.pop(batch.sequence, None)
-        batch.link, batch.position, batch.error, batch.done = None, position, error, True
-        self._settled.append(batch)
-        while self._low < self._next and self._low not in self._unsettled:
-            self._low += 1
+        self._routes.landed(batch)
+        self._window.settle(batch, position, error)
 
 
 def _backoff_us(refusals: int) -> int:
