@@ -40,7 +40,7 @@ import pyarrow as pa
 from embarcadero.client.api.aio_calls import BatchLimits, HeldName, Places, Survey
 from embarcadero.client.api.aio_log import open_log
 from embarcadero.client.api.threads import ThreadedLog, ThreadedPublisher, ThreadedSubscriber, opened
-from embarcadero.client.arguments import AS_CONFIGURED, Place, PublisherArguments, Timeout, TopicChanges
+from embarcadero.client.arguments import AS_CONFIGURED, PublisherArguments, StartPosition, Timeout, TopicChanges
 from embarcadero.client.results import Batch, RecordFuture, TopicInfo
 from embarcadero.config import Config
 from embarcadero.limits import CLOSE_TIMEOUT_S

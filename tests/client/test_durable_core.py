@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from embarcadero.client.link import Link
 from embarcadero.client.publish.publisher import PublisherCore
 from embarcadero.client.publish.session import AckedBatches, PublisherSettings
-from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import BadFrame, DiskFailed, FuturePosition, RecordsLost, SessionFenced, fresh
 from embarcadero.limits import ORDER_SLOTS
 from embarcadero.types import Gap, GapKind, Order, Position, TopicLane
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import WANT_DURABLE
-from tests.client.fake_cluster import LANE, FakeCluster, World
+from tests.client.fake_cluster import LANE, FakeCluster, World, subscriber_core
 
 RESEND_US = 3_000_000
 DELIVERY_US = 60_000_000
@@ -36,7 +35,7 @@ def publishing(order: int = 5, wires: int = 2, **changes: Any) -> World:
 
 
 def reading(cluster: FakeCluster, **changes: Any) -> World:
-    return World(SubscriberCore(lane=LANE, silent_after_us=RESEND_US, **changes), cluster, 1)
+    return World(subscriber_core(silent_after_us=RESEND_US, **changes), cluster, 1)
 
 
 def add(world: World, payload: bytes, count: int = 1) -> Any:

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embarcadero.client.arguments import Lookup
 from embarcadero.client.lanes import LanesCore
 from embarcadero.client.link import Link
 from embarcadero.client.publish.publisher import PublisherCore
 from embarcadero.client.publish.session import PublisherSettings
+from embarcadero.client.subscriber import ReaderSettings
 from embarcadero.errors import BadValue, UnknownTopic
 from embarcadero.types import Gap, GapKind, Order, Outcome, Position, TopicLane
 from embarcadero.wire import messages as m
@@ -27,7 +29,8 @@ def lane(number: int, **fields: Any) -> TopicLane:
 
 
 def reader(*lanes: TopicLane, **options: Any) -> LanesCore:
-    core = LanesCore(topic=TOPIC, lanes=lanes, silent_after_us=SILENT_US, **options)
+    start = Lookup(options.pop("by", "earliest"), options.pop("start", 0))
+    core = LanesCore(ReaderSettings(silent_after_us=SILENT_US, **options), TOPIC, lanes, start)
     core.on_connected(Link(1, 0), 0)
     return core
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from embarcadero.client.arguments import check_read
+from embarcadero.client.arguments import Lookup, check_read
 from embarcadero.client.brokers import BrokerPool, CoreDriver, now_us
 from embarcadero.client.lanes import LanesCore
 from embarcadero.client.results import Batch, TopicInfo
-from embarcadero.client.subscriber import ColdAsk, SubscriberCore
+from embarcadero.client.subscriber import ReaderSettings, SubscriberCore, TableAsk
 from embarcadero.errors import (
     BadTable,
     BadValue,
@@ -40,7 +41,7 @@ from embarcadero.limits import PIECES_MAX
 from embarcadero.types import Cut, GapKind, Order, ReaderProgress, Tail, Tier, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.messages import TailIs
-from embarcadero.wire.schemas import RAW, SEQ_COLUMN, TopicSchemas
+from embarcadero.wire.schemas import SEQ_COLUMN, TopicSchemas
 
 if TYPE_CHECKING:
     from embarcadero.tier.table_reads import TopicTable
@@ -69,7 +70,7 @@ def open_table(tier: Tier, brokers: BrokerPool) -> TopicTable:
     return TopicTable(tier, {**FOR_READERS, **parse_properties(brokers.table_properties)})
 
 
-class ColdReads:
+class TableReads:
     """What the cores of one driver ask of a topic's table. `run` is called when there may be something new."""
 
     def __init__(self, brokers: BrokerPool, topic: str, run: Callable[[], None]) -> None:
@@ -77,7 +78,7 @@ class ColdReads:
         self._tasks: set[asyncio.Task[None]] = set()
         self.moved = asyncio.Event()  # batches were taken: there may be room for more
 
-    def begin(self, asks: Iterable[ColdAsk]) -> None:
+    def begin(self, asks: Iterable[TableAsk]) -> None:
         """Answer questions, each in its own time."""
         for ask in asks:
             task = asyncio.get_running_loop().create_task(self._answer(ask))
@@ -89,24 +90,24 @@ class ColdReads:
         for task in self._tasks:
             task.cancel()
 
-    async def _answer(self, ask: ColdAsk) -> None:
+    async def _answer(self, ask: TableAsk) -> None:
         try:
             if ask.by == "span":
                 await self._read(ask)
             else:
-                ask.core.on_place(ask, await self._place(ask), now_us())
+                ask.core.on_table_position(ask, await self._place(ask), now_us())
         except EmbarcaderoError as error:
-            ask.core.on_cold_failed(ask, error, now_us())
+            ask.core.on_table_failed(ask, error, now_us())
         except ImportError as error:
             missing = NotAvailable(f"tables need PyIceberg: {error}", 'pip install "embarcadero[spark]"')
-            ask.core.on_cold_failed(ask, missing, now_us())
+            ask.core.on_table_failed(ask, missing, now_us())
         except Exception as error:  # whatever it is, the reader must not wait for ever
             problem = f"the table of {self._topic!r} can't be read, lane {ask.lane}, {ask.by} {ask.start}: {error!r}"
             bad = BadTable(problem, "see whether somebody else has written to it, and restore what they changed")
-            ask.core.on_cold_failed(ask, bad, now_us())
+            ask.core.on_table_failed(ask, bad, now_us())
         self._run()
 
-    async def _read(self, ask: ColdAsk) -> None:
+    async def _read(self, ask: TableAsk) -> None:
         """Hand on what the table has of a span, as far as the store says now that it is in there.
 
         A file may be compacted away, or collected, after a read was planned: then the newest metadata is read.
@@ -117,7 +118,7 @@ class ColdReads:
             try:
                 lists = await asyncio.to_thread(self._open, tier, ask, at, reached)
                 while (batches := await asyncio.to_thread(_next_of_table, tier, lists)) is not None:
-                    ask.core.on_cold(ask, batches)
+                    ask.core.on_table_batches(ask, batches)
                     last = batches[-1]
                     at = last.gap.stop if last.kind is None and last.gap is not None else last.index + 1
                     self._run()
@@ -131,9 +132,9 @@ class ColdReads:
                 planned, tier = tier, (await describe(self._brokers, self._topic)).tier
                 if tier is None or tier.metadata == planned.metadata:
                     raise
-        ask.core.on_cold_end(ask, reached, now_us())
+        ask.core.on_table_end(ask, reached, now_us())
 
-    def _open(self, tier: Tier, ask: ColdAsk, start: int, stop: int) -> Iterator[list[Batch]]:
+    def _open(self, tier: Tier, ask: TableAsk, start: int, stop: int) -> Iterator[list[Batch]]:
         """On a worker thread."""
         table = open_table(tier, self._brokers)
         from embarcadero.tier.table_reads import table_batches
@@ -149,7 +150,7 @@ class ColdReads:
             durable=ask.durable,
         )
 
-    async def _place(self, ask: ColdAsk) -> int | None:
+    async def _place(self, ask: TableAsk) -> int | None:
         """The index at which a reader starts; None if brokers can tell as well."""
         about = await describe(self._brokers, self._topic)
         if about.tier is None:
@@ -206,7 +207,9 @@ async def find_place(
     return hot.index, hot.seq
 
 
-async def cold_cuts(brokers: BrokerPool, topic: str, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+async def table_only_cuts(
+    brokers: BrokerPool, topic: str, lane: int, start: int, stop: int, piece_bytes: int
+) -> list[Cut]:
     """Pieces of that part of a span that only the topic's table has, from `start` on. There, a piece is whole files."""
     tier = (await describe(brokers, topic)).tier
     tail = await brokers.ask(m.GetTail(lane=lane), m.TailIs)
@@ -313,7 +316,7 @@ class SubscriberDriver(CoreDriver):
     ) -> None:
         super().__init__(brokers)
         self.core, self._on_ready, self._until = core, on_ready, until
-        self._cold = ColdReads(brokers, topic, self.run)
+        self._table = TableReads(brokers, topic, self.run)
         self._topic = topic
         self._logged: EmbarcaderoError | None = None  # the last trouble with the table
         brokers.attach(self)
@@ -321,7 +324,7 @@ class SubscriberDriver(CoreDriver):
     def run(self) -> None:
         """Move whatever can move."""
         super().run()
-        self._cold.begin(self.core.take_cold())
+        self._table.begin(self.core.take_table_asks())
         self._log_trouble()
         if self.core.ready or self.core.failed is not None or self.arrived:
             self._on_ready()
@@ -350,14 +353,14 @@ class SubscriberDriver(CoreDriver):
         """Batches in order; the core goes on fetching."""
         taken = self.core.take_batches(most, now_us())
         super().run()
-        self._cold.begin(self.core.take_cold())
-        self._cold.moved.set()
+        self._table.begin(self.core.take_table_asks())
+        self._table.moved.set()
         return taken
 
     def stop(self) -> None:
         """Let go of connections, timers and tables."""
         super().stop()
-        self._cold.stop()
+        self._table.stop()
 
     def pause(self) -> None:
         """Stop fetching; the position stays."""
@@ -374,61 +377,38 @@ class SubscriberDriver(CoreDriver):
         self.run()
 
 
-def new_core(
-    brokers: BrokerPool,
-    lane: int,
-    by: str,
-    value: int,
-    read: str,
-    partitions: list[int] | None = None,
-    schemas: TopicSchemas = RAW,
-    **more: Any,
-) -> SubscriberCore:
-    """A reader of one lane with the settings of this client. It reads batches by `schemas` for as long as it lives."""
-    settings = _settings(brokers) | more
-    return SubscriberCore(lane=lane, by=by, start=value, read=read, partitions=partitions, schemas=schemas, **settings)
-
-
-def reader_core(
-    brokers: BrokerPool, topic: TopicInfo, by: str, value: int, read: str, partitions: list[int] | None = None
-) -> SubscriberCore | LanesCore:
-    """A reader of a whole topic: of its one lane, or (orders 0 and 1) of all its lanes."""
-    if topic.order > Order.BROKER:
-        return new_core(brokers, topic.lane, by, value, read, partitions, topic.versions, **table_of(topic))
-    if by in ("index", "seq"):
-        raise BadValue(
-            f"topic {topic.name!r} has order {topic.order}: a {by} names a place in one of its lanes",
-            'start at "earliest", "latest" or a time, then seek(seq=..., lane=...)',
-        )
-    in_table = frozenset() if topic.tier is None else frozenset(topic.tier.frontiers)
-    return LanesCore(
-        topic=topic.lane,
-        lanes=topic.lanes,
-        by=by,
-        start=value,
+def reader_settings(
+    brokers: BrokerPool, topic: TopicInfo, read: str, partitions: list[int] | None = None
+) -> ReaderSettings:
+    """How this client reads a topic, by its schemas of now. Only topics on disks may have a table, or get one."""
+    return ReaderSettings(
+        silent_after_us=int(brokers.settings.resend_after_s * 1e6),
         read=read,
         partitions=partitions,
+        wait_ms=brokers.settings.fetch_wait_ms,
+        max_bytes=brokers.settings.fetch_bytes,
+        prefetch=brokers.settings.prefetch,
         schemas=topic.versions,
-        in_table=in_table,
-        **_settings(brokers),
-        **table_of(topic),
+        brokers=brokers.broker_of_handle,
+        turn=brokers.next_turn(),
+        table=topic.replicas > 0,
+        tiered=topic.tier is not None,
+        in_table=frozenset() if topic.tier is None else frozenset(topic.tier.frontiers),
     )
 
 
-def table_of(topic: TopicInfo) -> dict[str, Any]:
-    """What the core of a reader has to know about the topic's table. Only topics on disks may have one, or get one."""
-    return {"table": topic.replicas > 0, "tiered": topic.tier is not None}
-
-
-def _settings(brokers: BrokerPool) -> dict[str, Any]:
-    return {
-        "silent_after_us": int(brokers.settings.resend_after_s * 1e6),
-        "wait_ms": brokers.settings.fetch_wait_ms,
-        "max_bytes": brokers.settings.fetch_bytes,
-        "prefetch": brokers.settings.prefetch,
-        "brokers": brokers.broker_of_handle,
-        "turn": brokers.next_turn(),
-    }
+def reader_core(
+    brokers: BrokerPool, topic: TopicInfo, start: Lookup, read: str, partitions: list[int] | None = None
+) -> ReaderCore:
+    """A reader of a whole topic: of its one lane, or (orders 0 and 1) of all its lanes."""
+    if topic.order > Order.BROKER:
+        return SubscriberCore(reader_settings(brokers, topic, read, partitions), topic.lane, start)
+    if start.by in ("index", "seq"):
+        raise BadValue(
+            f"topic {topic.name!r} has order {topic.order}: a {start.by} names a place in one of its lanes",
+            'start at "earliest", "latest" or a time, then seek(seq=..., lane=...)',
+        )
+    return LanesCore(reader_settings(brokers, topic, read, partitions), topic.lane, topic.lanes, start)
 
 
 def lanes_of(topic: Topic, lane: int | None) -> list[int]:
@@ -510,7 +490,7 @@ async def read_span(
     schema = _read_schema(topic.versions)
     if first < stop:
         ready = asyncio.Event()
-        core = new_core(brokers, tail.lane, "seq", first, read, None, topic.versions, **table_of(topic))
+        core = SubscriberCore(reader_settings(brokers, topic, read), tail.lane, Lookup("seq", first))
         driver = SubscriberDriver(brokers, core, ready.set, until=tail.index, topic=topic.name)
         try:
             at = first
@@ -596,18 +576,9 @@ class Scan:
     ) -> None:
         self._topic, self._forked = topic.name, False
         self._ends, self._patience, self._ready, self._closed = ends, patience, asyncio.Event(), False
-        self._core = new_core(
-            brokers,
-            lane,
-            "index",
-            ends[0],
-            span.read,
-            span.partitions,
-            topic.versions,
-            control=span.control,
-            stop=ends[1],
-            **table_of(topic),
-        )
+        settings = reader_settings(brokers, topic, span.read, span.partitions)
+        settings = replace(settings, control=span.control, stop=ends[1])
+        self._core = SubscriberCore(settings, lane, Lookup("index", ends[0]))
         self._driver = SubscriberDriver(brokers, self._core, self._ready.set, until=ends[1], topic=topic.name)
         tell_of_forks(self)
 

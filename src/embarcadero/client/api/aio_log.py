@@ -17,8 +17,8 @@ from embarcadero.client.api.aio_calls import SessionCalls, SurveyCalls, TierCall
 from embarcadero.client.api.aio_streams import Opening, Publisher, Subscriber
 from embarcadero.client.arguments import (
     AS_CONFIGURED,
-    Place,
     PublisherArguments,
+    StartPosition,
     Timeout,
     TopicChanges,
     broker_addresses,
@@ -28,18 +28,17 @@ from embarcadero.client.arguments import (
     close_patience,
     parse_addresses,
     patience_s,
-    place,
     publisher_options,
-    seek_place,
+    seek_lookup,
+    start_lookup,
     time_us,
-    trim_place,
+    trim_lookup,
 )
 from embarcadero.client.brokers import BrokerPool
 from embarcadero.client.reads import (
     LaneSpan,
     Scan,
     check_piece_bytes,
-    cold_cuts,
     find_place,
     joined,
     lane_of,
@@ -47,6 +46,7 @@ from embarcadero.client.reads import (
     read_span,
     reader_core,
     span,
+    table_only_cuts,
     tail_of,
     with_lags,
 )
@@ -296,7 +296,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
 
             start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
-        by, before = trim_place(before_seq, before_index, before_time)
+        by, before = trim_lookup(before_seq, before_index, before_time)
         about = await self._meant(topic, timeout)
         lanes = lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")]
         wanted = [m.Trim(lane=each, by=by, before=before, cold=cold, topic_id=about.id) for each in lanes]
@@ -332,7 +332,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
 
             position = await log.position_of("orders", seq=1_000)
         """
-        return await self._find(topic, *seek_place(None, seq, index, None), lane, timeout)
+        return await self._find(topic, *seek_lookup(None, seq, index, None), lane, timeout)
 
     async def _find(self, topic: str, by: str, value: int, lane: int | None, timeout: Timeout) -> Position:
         about = await self.describe(topic, timeout=timeout)
@@ -427,7 +427,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         self,
         topic: str,
         *,
-        start: Place = "earliest",
+        start: StartPosition = "earliest",
         read: str = "durable",
         partitions: Sequence[int] | None = None,
         group: str | None = None,
@@ -448,17 +448,17 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
     async def _open_subscriber(
         self,
         topic: str,
-        start: Place,
+        start: StartPosition,
         read: str,
         partitions: Sequence[int] | None,
         group: str | None,
         timeout: Timeout,
     ) -> Subscriber:
         check_read(read, group)
-        by, value = place(start)
+        where = start_lookup(start)
         described = await self.describe(topic, timeout=timeout)
         wanted = None if partitions is None else list(partitions)
-        core = reader_core(self.brokers, described, by, value, read, wanted)
+        core = reader_core(self.brokers, described, where, read, wanted)
         return self._register(Subscriber(self.brokers, self._forget, core, described.name))
 
     async def read(
@@ -584,7 +584,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         at = start
         tiered, most = table and about.tier is not None, pieces_max or PIECES_MAX
         while at < stop and (pieces_max is None or len(cuts) < pieces_max):
-            if tiered and (cold := await cold_cuts(self.brokers, about.name, number, at, stop, piece_bytes)):
+            if tiered and (cold := await table_only_cuts(self.brokers, about.name, number, at, stop, piece_bytes)):
                 cuts, at = cuts + cold, cold[-1].index
                 continue
             ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=most)

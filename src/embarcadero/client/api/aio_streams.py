@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from embarcadero.client.arguments import PublisherOptions, check_timeout, close_patience, seek_place
+from embarcadero.client.arguments import PublisherOptions, check_timeout, close_patience, seek_lookup
 from embarcadero.client.brokers import BrokerPool
 from embarcadero.client.reads import ReaderCore, SubscriberDriver, forked_reader
 from embarcadero.client.results import Batch, RecordFuture, TableResult, TopicInfo
@@ -378,7 +378,7 @@ class Subscriber:
         """
         if isinstance(where, Position):
             index, lane, where = where.index, where.lane, None
-        self._driver.seek(*seek_place(where, seq, index, time), lane)
+        self._driver.seek(*seek_lookup(where, seq, index, time), lane)
 
     @property
     def paused(self) -> bool:

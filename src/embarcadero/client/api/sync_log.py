@@ -15,7 +15,7 @@ import pyarrow as pa
 from embarcadero.client.api.aio_calls import BatchLimits, HeldName, Places, Survey
 from embarcadero.client.api.aio_log import open_log
 from embarcadero.client.api.threads import ThreadedLog, ThreadedPublisher, ThreadedSubscriber, opened
-from embarcadero.client.arguments import AS_CONFIGURED, Place, PublisherArguments, Timeout, TopicChanges
+from embarcadero.client.arguments import AS_CONFIGURED, PublisherArguments, StartPosition, Timeout, TopicChanges
 from embarcadero.client.results import Batch, RecordFuture, TopicInfo
 from embarcadero.config import Config
 from embarcadero.limits import CLOSE_TIMEOUT_S
@@ -246,7 +246,7 @@ class Log(ThreadedLog):
         self,
         topic: str,
         *,
-        start: Place = "earliest",
+        start: StartPosition = "earliest",
         read: str = "durable",
         partitions: Sequence[int] | None = None,
         group: str | None = None,

@@ -26,16 +26,16 @@ import pyarrow as pa
 from embarcadero.client import lifetime
 from embarcadero.client.api import aio_log
 from embarcadero.client.arguments import (
-    Place,
     PublisherArguments,
+    StartPosition,
     Timeout,
     check_read,
     check_timeout,
     close_patience,
     patience_s,
-    place,
     publisher_options,
-    seek_place,
+    seek_lookup,
+    start_lookup,
 )
 from embarcadero.client.reads import LaneSpan, ReaderCore, SubscriberDriver, forked_reader, reader_core
 from embarcadero.client.results import Batch, RecordFuture, TableResult, TopicInfo, Waitable
@@ -280,18 +280,18 @@ class ThreadedLog:
         self,
         kind: type[SubscriberType],
         topic: str,
-        start: Place,
+        start: StartPosition,
         read: str,
         partitions: Sequence[int] | None,
         group: str | None,
         timeout: Timeout,
     ) -> SubscriberType:
         check_read(read, group)
-        wanted, where = None if partitions is None else list(partitions), place(start)
+        wanted, where = None if partitions is None else list(partitions), start_lookup(start)
 
         async def subscriber() -> SubscriberType:
             described = await self._log.describe(topic, timeout=timeout)
-            return kind(self, reader_core(self.brokers, described, *where, read, wanted), described.name)
+            return kind(self, reader_core(self.brokers, described, where, read, wanted), described.name)
 
         opened = self.thread.wait(subscriber())
         self._parts.add(opened)
@@ -634,7 +634,7 @@ class ThreadedSubscriber:
             index, lane, where = where.index, where.lane, None
         with self._lock:
             pass  # raises in a forked child
-        self._thread.wait(self._seek_there(*seek_place(where, seq, index, time), lane))
+        self._thread.wait(self._seek_there(*seek_lookup(where, seq, index, time), lane))
 
     def _pause(self) -> None:
         with self._lock:

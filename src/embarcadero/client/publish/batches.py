@@ -195,7 +195,7 @@ def undelivered(topic: str, oldest: OutBatch, timeout_us: int, usable: int, full
     )
 
 
-class Window:
+class BatchWindow:
     """Batches of one session that have no outcome yet, by their sequence; `low` and `next` bound these sequences.
 
     A batch waits in the queue (a heap, so that the oldest goes first), is in flight, or waits out a refusal. `at`: the
@@ -334,7 +334,7 @@ class Window:
         self.first = (self.first or 0) + by
 
 
-class Route:
+class LinkRoute:
     """What this publisher has on one link."""
 
     __slots__ = ("asked", "carried", "full", "in_flight", "link", "since_us")
@@ -387,7 +387,7 @@ class Route:
             self.full = None
 
 
-class Routes:
+class LinkRoutes:
     """All links of a publisher, and the choice of one for the next batch.
 
     `pinned`: one link takes all batches for as long as it is there and not full for long.
@@ -395,7 +395,7 @@ class Routes:
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
-        self._routes: dict[int, Route] = {}
+        self._routes: dict[int, LinkRoute] = {}
         self._turn = 0
         self._pin = -1
         self.full_us = 0  # when a broker last said that it has no room for us
@@ -403,18 +403,18 @@ class Routes:
     def __len__(self) -> int:
         return len(self._routes)
 
-    def __iter__(self) -> Iterator[Route]:
+    def __iter__(self) -> Iterator[LinkRoute]:
         return iter(list(self._routes.values()))
 
-    def get(self, number: int) -> Route | None:
+    def get(self, number: int) -> LinkRoute | None:
         """What is on a link."""
         return self._routes.get(number)
 
     def add(self, link: Link) -> None:
         """A connection is ready for use."""
-        self._routes[link.number] = Route(link)
+        self._routes[link.number] = LinkRoute(link)
 
-    def remove(self, number: int) -> Route | None:
+    def remove(self, number: int) -> LinkRoute | None:
         """A connection is gone: what was on it."""
         return self._routes.pop(number, None)
 
@@ -450,11 +450,11 @@ class Routes:
             route.in_flight.pop(batch.sequence, None)
 
     # --- the choice ---
-    def choose(self, size: int, by_reference: bool, alone: bool) -> Route | None:
+    def choose(self, size: int, by_reference: bool, alone: bool) -> LinkRoute | None:
         """The link for a batch frame of `size` bytes, if one has the credit."""
         return self._pick_pinned(size, by_reference) if self._pinned else self.pick(size, by_reference, alone)
 
-    def pick(self, size: int, by_reference: bool, alone: bool) -> Route | None:
+    def pick(self, size: int, by_reference: bool, alone: bool) -> LinkRoute | None:
         """The next link, round-robin, with credit for `size` bytes; a batch that is alone takes the last one again.
 
         One at a time, batches gain nothing from many brokers, and a broker that has just worked is a quick one.
@@ -468,7 +468,7 @@ class Routes:
                 return routes[at]
         return None
 
-    def _pick_pinned(self, size: int, by_reference: bool) -> Route | None:
+    def _pick_pinned(self, size: int, by_reference: bool) -> LinkRoute | None:
         """The session's own link, if it has credit for `size` bytes; another one once that is gone or long full."""
         if self._pin not in self._routes or (by_reference and not self._routes[self._pin].link.references):
             links = [number for number, route in self._routes.items() if route.link.references or not by_reference]
@@ -477,7 +477,7 @@ class Routes:
         return route if route is not None and route.link.room() >= size else None
 
     # --- brokers without room ---
-    def is_full(self, route: Route, full: FullReceived, now_us: int) -> None:
+    def is_full(self, route: LinkRoute, full: FullReceived, now_us: int) -> None:
         """There has been no room for long, in the broker or in a lane. A pinned session looks for another broker."""
         self.full_us = now_us
         if route.full is None or full.lane >= 0:  # the cause in a lane says more than that memory is full
@@ -485,7 +485,7 @@ class Routes:
         if self._pin == route.link.number and full.lane < 0:
             self._pin, self._turn = -1, self._turn + 1
 
-    def has_room(self, route: Route) -> None:
+    def has_room(self, route: LinkRoute) -> None:
         """A batch that came this way is stored: its broker has room, and the lane's disks go on for all brokers."""
         if not self.full_us:
             return

@@ -16,9 +16,9 @@ keep `low` there, so that work done again is recognised batch by batch. All of i
 `doubts` counts copies of a batch that were not answered. If the publisher has to end, a batch without doubts failed for
 certain; one with doubts has an unknown outcome (P8).
 
-The parts. `TRANSITIONS` is the life of a publisher. The `Window` has the batches, `Routes` the links, the
-`PublisherSession` how the session is opened, `Losses` what may be lost of acked batches, `Requests` the one request
-under way.
+The parts. `TRANSITIONS` is the life of a publisher. The `BatchWindow` has the batches, `LinkRoutes` the links, the
+`PublisherSession` how the session is opened, `Losses` what may be lost of acked batches, and `PublisherRequests` the
+one request under way.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.client.link import Link, PublishCore, Silence
+from embarcadero.client.link import Link, PublishCore
 from embarcadero.client.publish.batches import (
     REFUSALS,
+    BatchWindow,
+    LinkRoute,
+    LinkRoutes,
     OutBatch,
-    Route,
-    Routes,
-    Window,
     beyond_window,
     ended_with,
     no_references,
@@ -143,7 +143,7 @@ TRANSITIONS: Final = MappingProxyType({
 """What each event makes of a publisher. An event that is not listed changes nothing."""
 
 
-class Requests:
+class PublisherRequests:
     """The request that is under way, one at a time, and the back-off after refusals."""
 
     def __init__(self) -> None:
@@ -187,10 +187,10 @@ class PublisherCore(PublishCore):
         self._settings = settings
         self._state = PublisherState.OPENING
         self._session = PublisherSession(settings)
-        self._window = Window(settings.window_bytes, settings.session_at)
-        self._routes = Routes(settings.pinned)
+        self._window = BatchWindow(settings.window_bytes, settings.session_at)
+        self._routes = LinkRoutes(settings.pinned)
         self._losses = Losses(settings.topic, durable=settings.durable, remembers=settings.replicated and settings.acks)
-        self._requests = Requests()
+        self._requests = PublisherRequests()
         self._generation = 0  # of the cluster; 0: not known
         self._flags = settings.flags
         self._by_brokers = settings.ordered_by_brokers
@@ -368,7 +368,7 @@ class PublisherCore(PublishCore):
             self._unroute(route)
             self._pump(now_us)
 
-    def _unroute(self, route: Route) -> None:
+    def _unroute(self, route: LinkRoute) -> None:
         self._routes.remove(route.link.number)
         for batch in route.in_flight.values():
             batch.comes_back()
@@ -447,7 +447,8 @@ class PublisherCore(PublishCore):
             self.fail(undelivered(self.topic, oldest, self._settings.delivery_timeout_us, len(usable), full))
         for route in self._routes:
             if route.owes:
-                self._watch(route, now_us)
+                silence = route.link.silence(route.since_us, now_us, self._settings.resend_after_us)
+                self._judge(route.link, silence, self, now_us)
         self._window.queue_due(now_us)
         self._requests.on_timer(now_us)
         self._pump(now_us)
@@ -470,18 +471,8 @@ class PublisherCore(PublishCore):
         """When delivery of the oldest batch has failed. Time in which the cluster says it is full does not count."""
         return max(oldest.added_us, self._routes.full_us) + self._settings.delivery_timeout_us
 
-    def _watch(self, route: Route, now_us: int) -> None:
-        link = route.link
-        silence = link.silence(route.since_us, now_us, self._settings.resend_after_us)
-        if silence is Silence.ASK:
-            link.pinged(now_us)
-            self._write(link.number, control_frame(Ping(), link.ask(self)))
-        elif silence is Silence.DEAD:
-            self._abandoned.append(link.number)
-            self.on_disconnected(link.number, now_us)
-
     # --- session ---
-    def _opened(self, route: Route, message: Opened) -> None:
+    def _opened(self, route: LinkRoute, message: Opened) -> None:
         session, expected = self._session, message.expected
         first = session.handle == NO_SESSION
         lost = [*message.lost_before, Span(message.lost_from, message.lost_to)]
@@ -548,7 +539,7 @@ class PublisherCore(PublishCore):
                 )
             )
 
-    def _disown(self, route: Route, message: Opened) -> None:
+    def _disown(self, route: LinkRoute, message: Opened) -> None:
         """A session that is not the continuation of ours: give it back, and end."""
         self._fenced()
         self._write(
@@ -659,7 +650,7 @@ class PublisherCore(PublishCore):
             self._window.take_queued()
             self._transmit(route, batch, now_us)
 
-    def _transmit(self, route: Route, batch: OutBatch, now_us: int) -> None:
+    def _transmit(self, route: LinkRoute, batch: OutBatch, now_us: int) -> None:
         unanswered = bool(self._flags & NO_ACK)
         route.carry(batch, unanswered, now_us)
         length, flags = batch.size, self._flags
@@ -689,7 +680,7 @@ class PublisherCore(PublishCore):
             if route.carried and route.asked is None:
                 self._write(route.link.number, control_frame(Ping(), route.ask(self, now_us)))
 
-    def _stored(self, route: Route, batch: OutBatch, position: Position | None) -> None:
+    def _stored(self, route: LinkRoute, batch: OutBatch, position: Position | None) -> None:
         if position is not None:
             self._losses.note_acked(position, batch.count)
         self._settle(batch, position, None)
