@@ -37,10 +37,11 @@ from typing import Any, Unpack
 
 import pyarrow as pa
 
-from embarcadero.client.api.aio_calls import BatchLimits, HeldName, Places, Survey
+from embarcadero.client.api.aio_calls import HeldName, LanePositions, Survey
 from embarcadero.client.api.aio_log import open_log
 from embarcadero.client.api.threads import ThreadedLog, ThreadedPublisher, ThreadedSubscriber, opened
 from embarcadero.client.arguments import AS_CONFIGURED, PublisherArguments, StartPosition, Timeout, TopicChanges
+from embarcadero.client.brokers import BatchLimits
 from embarcadero.client.results import Batch, RecordFuture, TopicInfo
 from embarcadero.config import Config
 from embarcadero.limits import CLOSE_TIMEOUT_S

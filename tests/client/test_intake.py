@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.client.publish.intake import RECORD_OVERHEAD_BYTES, Intake, Sealed
+from embarcadero.client.publish.intake import RECORD_OVERHEAD_BYTES, Intake, IntakeSettings, Sealed
 from embarcadero.errors import BadValue
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX
 from embarcadero.wire.payload import RAW_SCHEMA, decode_batch
@@ -18,7 +18,7 @@ from embarcadero.wire.schemas import RAW
 def intake(**options: Any) -> Intake:
     usual: dict[str, Any] = {"partitions": 1, "partitioner": "murmur2", "key": "", "batch_bytes": 1000}
     usual |= {"frame_bytes_max": FRAME_BYTES_MAX, "window_bytes": 3000}
-    return Intake(topic="t", schemas=RAW, compression=None, **(usual | options))
+    return Intake(IntakeSettings(topic="t", schemas=RAW, compression=None, **(usual | options)))
 
 
 def send(taken: Intake, value: bytes, key: bytes | None = None) -> Any:

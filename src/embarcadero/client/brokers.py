@@ -143,6 +143,11 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 owner.set_exception(fresh(gone))
         self._listener.on_lost(self)
 
+    def welcomed(self, welcome: Welcome, address: Address) -> None:
+        """The broker at `address` said who it is and what it can do."""
+        self.broker, self.address = welcome.broker, address
+        self.link.welcomed(welcome)
+
     # --- for drivers ---
     @property
     def usable(self) -> bool:
@@ -225,9 +230,7 @@ async def open_connection(
             f"{host}:{port} chose protocol version {welcome.version}, this client speaks {PROTOCOL_VERSION}",
             "use a client of the same release",
         )
-    connection.broker, connection.address = welcome.broker, (host, port)
-    link = connection.link
-    link.generation, link.tables, link.references = welcome.generation, welcome.tables, welcome.references
+    connection.welcomed(welcome, (host, port))
     return connection, welcome
 
 
@@ -255,6 +258,52 @@ class _Pauses:
         self._next = min(2 * self._next, _PAUSE_LAST_S)
 
 
+class BatchLimits(NamedTuple):
+    """What the brokers of a cluster take in one batch."""
+
+    record_bytes: int  # of one record
+    frame_bytes: int  # of a batch with its overhead
+    records: int
+
+
+class AddressBook:
+    """Where brokers are: by their ids, and wherever any was at any time, the newest last."""
+
+    def __init__(self, seeds: list[Address]) -> None:
+        self._seeds = seeds
+        self._by_broker: dict[int, Address] = {}
+        self._ever: dict[Address, None] = {}
+
+    def clear(self) -> None:
+        """Forget which broker is where. Addresses stay."""
+        self._by_broker = {}
+
+    def of(self, broker: int) -> Address:
+        """Where a broker is."""
+        return self._by_broker[broker]
+
+    def found(self, broker: int, address: Address) -> None:
+        """A broker answered at an address; the one that members are told of is the better one."""
+        self._by_broker.setdefault(broker, address)
+
+    def member(self, broker: int, address: Address) -> None:
+        """A broker says where a member is."""
+        self._by_broker[broker] = address
+        self._ever.pop(address, None)
+        self._ever[address] = None
+        if len(self._ever) > _ADDRESSES_KEPT:
+            del self._ever[next(iter(self._ever))]
+
+    def all(self) -> list[Address]:
+        """All addresses at which there may be a broker: those that the user gave first."""
+        return list(dict.fromkeys([*self._seeds, *self._ever]))
+
+    @property
+    def seeds(self) -> list[Address]:
+        """The addresses that the user gave."""
+        return self._seeds
+
+
 class BrokerPool:
     """The connections of one client, on one event loop."""
 
@@ -265,13 +314,11 @@ class BrokerPool:
         table_properties: Sequence[str] = (),
         cluster: Any = None,
     ) -> None:
-        self._seeds, self.settings = seeds, settings
+        self._addresses, self.settings = AddressBook(seeds), settings
         self._closed = False
         self.cluster = cluster  # the LocalCluster that `local` started: it stays for as long as records may be sent
         self.table_properties = table_properties  # key=value, by which tables of topics are reached
-        self.frame_bytes_max = FRAME_BYTES_MAX
-        self.record_bytes_max, self.records_max = RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
-        self._heard_of: dict[Address, None] = {}  # where brokers were at any time, the newest last
+        self.limits = BatchLimits(RECORD_BYTES_MAX, FRAME_BYTES_MAX, RECORDS_PER_BATCH_MAX)
         self.loop = asyncio.get_running_loop()
         self._begin()
         tell_of_forks(self)
@@ -284,7 +331,7 @@ class BrokerPool:
         self._made = 0
         self._live: dict[int, BrokerConnection] = {}  # by number, ready for use
         self._keepers: dict[int, asyncio.Task[None]] = {}  # by broker
-        self._addresses: dict[int, Address] = {}  # by broker
+        self._addresses.clear()
         self._drivers: dict[ClientCore, CoreDriver] = {}
         self._sessions: dict[SessionKey, tuple[PublishCore, CoreDriver]] = {}
         self._turn = 0
@@ -327,7 +374,7 @@ class BrokerPool:
     # --- connecting ---
     async def start(self, patience_s: float) -> None:
         """Connect to the first seed that answers. Raises Unreachable, naming every address that was tried."""
-        connection, welcome = await self._find(self._seeds, patience_s)
+        connection, welcome = await self._find(self._addresses.seeds, patience_s)
         self._adopt(connection, welcome)
         self._finder = asyncio.get_running_loop().create_task(self._find_when_alone())
         self._guard = asyncio.get_running_loop().create_task(lifetime.guard(self.pumps))
@@ -370,14 +417,13 @@ class BrokerPool:
             pauses.lost()
             await pauses.wait()
             if not self._live:
-                known = list(dict.fromkeys([*self._seeds, *self._heard_of]))
                 with contextlib.suppress(EmbarcaderoError):
-                    self._adopt(*await self._find(known, self.settings.connect_timeout_s))
+                    self._adopt(*await self._find(self._addresses.all(), self.settings.connect_timeout_s))
 
     def _adopt(self, connection: BrokerConnection, welcome: Welcome) -> None:
         """Use a connection that found its broker; keep it up from now on."""
         broker = welcome.broker
-        self._addresses.setdefault(broker, connection.address)
+        self._addresses.found(broker, connection.address)
         if (old := self._keepers.pop(broker, None)) is not None:
             old.cancel()
         self._keepers[broker] = asyncio.get_running_loop().create_task(self._keep(broker, connection))
@@ -389,7 +435,7 @@ class BrokerPool:
         while True:
             if connection is None:
                 try:
-                    connection, welcome = await self._open(self._addresses[broker], self.settings.connect_timeout_s)
+                    connection, welcome = await self._open(self._addresses.of(broker), self.settings.connect_timeout_s)
                     self._welcomed(connection, welcome)
                 except EmbarcaderoError:
                     await pauses.wait()
@@ -403,9 +449,11 @@ class BrokerPool:
     def _welcomed(self, connection: BrokerConnection, welcome: Welcome) -> None:
         if not connection.usable:
             return
-        self.frame_bytes_max = min(FRAME_BYTES_MAX, welcome.frame_bytes_max)
-        self.record_bytes_max = min(RECORD_BYTES_MAX, welcome.record_bytes_max)
-        self.records_max = min(RECORDS_PER_BATCH_MAX, welcome.records_max)
+        self.limits = BatchLimits(
+            min(RECORD_BYTES_MAX, welcome.record_bytes_max),
+            min(FRAME_BYTES_MAX, welcome.frame_bytes_max),
+            min(RECORDS_PER_BATCH_MAX, welcome.records_max),
+        )
         self._live[connection.link.number] = connection
         self._changed.set()
         self._members(welcome.brokers)
@@ -416,11 +464,7 @@ class BrokerPool:
     def _members(self, brokers: list[BrokerAddress]) -> None:
         """Keep one connection to each of these, and none to others."""
         for member in brokers:
-            self._addresses[member.broker] = (member.host, member.port)
-            self._heard_of.pop(self._addresses[member.broker], None)
-            self._heard_of[self._addresses[member.broker]] = None
-            if len(self._heard_of) > _ADDRESSES_KEPT:
-                del self._heard_of[next(iter(self._heard_of))]
+            self._addresses.member(member.broker, (member.host, member.port))
             if member.handle != NO_HANDLE:
                 self.broker_of_handle[member.handle] = member.broker
             if member.broker not in self._keepers:
@@ -512,6 +556,10 @@ class BrokerPool:
         """Drop a connection that a core gave up."""
         if (connection := self._live.get(number)) is not None:
             connection.drop(Unreachable("the broker was silent for too long"))
+
+    def use_table_properties(self, properties: Sequence[str]) -> None:
+        """Reach the files of tables by these `key=value` from now on."""
+        self.table_properties = properties
 
     # --- questions ---
     def next_turn(self) -> int:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from embarcadero.invariants import invariant
 from embarcadero.types import NO_SESSION, SessionKey
 from embarcadero.wire.codec import control_frame
-from embarcadero.wire.messages import AnyMessage, Ping
+from embarcadero.wire.messages import AnyMessage, Ping, Welcome
 from embarcadero.wire.receiver import FetchedReceived, FullReceived
 
 
@@ -53,6 +53,10 @@ class Link:
         self.pinged_us = -1
         self._next_request = 1
         self._owners: dict[int, object] = {}
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """The broker said what it can do."""
+        self.generation, self.tables, self.references = welcome.generation, welcome.tables, welcome.references
 
     # --- credit: whole batch frames, counted since the connection began ---
     def room(self) -> int:

@@ -38,7 +38,7 @@ from embarcadero.errors import (
 )
 from embarcadero.forks import tell_of_forks
 from embarcadero.limits import PIECES_MAX
-from embarcadero.types import Cut, GapKind, Order, ReaderProgress, Tail, Tier, Topic
+from embarcadero.types import Cut, GapKind, LanePosition, Order, ReaderProgress, Span, Tail, Tier, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.messages import TailIs
 from embarcadero.wire.schemas import SEQ_COLUMN, TopicSchemas
@@ -54,8 +54,6 @@ ReaderCore = SubscriberCore | LanesCore
 Answer = TypeVar("Answer", bound=m.Message)
 Told = TypeVar("Told", m.PlaceIs, m.PiecesAre)
 Seen = TypeVar("Seen")
-Place = tuple[int, int]
-"""Index and seq."""
 
 
 def open_table(tier: Tier, brokers: BrokerPool) -> TopicTable:
@@ -95,7 +93,7 @@ class TableReads:
             if ask.by == "span":
                 await self._read(ask)
             else:
-                ask.core.on_table_position(ask, await self._place(ask), now_us())
+                ask.core.on_table_position(ask, await self._position(ask), now_us())
         except EmbarcaderoError as error:
             ask.core.on_table_failed(ask, error, now_us())
         except ImportError as error:
@@ -150,7 +148,7 @@ class TableReads:
             durable=ask.durable,
         )
 
-    async def _place(self, ask: TableAsk) -> int | None:
+    async def _position(self, ask: TableAsk) -> int | None:
         """The index at which a reader starts; None if brokers can tell as well."""
         about = await describe(self._brokers, self._topic)
         if about.tier is None:
@@ -158,13 +156,13 @@ class TableReads:
         if ask.by == "earliest":
             return (await self._brokers.ask(m.GetTail(lane=ask.lane), m.TailIs)).start_index
         try:
-            place = await find_place(self._brokers, about, ask.lane, ask.by, ask.start)
+            position = await find_position(self._brokers, about, ask.lane, ask.by, ask.start)
         except Trimmed:  # a reader from below the start begins there
             return (await self._brokers.ask(m.GetTail(lane=ask.lane), m.TailIs)).start_index
         if ask.by == "time":  # one that has not come yet stays a time: nothing older may slip in
             tail = await self._brokers.ask(m.GetTail(lane=ask.lane), m.TailIs)
-            return None if place[0] >= tail.index else place[0]
-        return place[0]
+            return None if position.index >= tail.index else position.index
+        return position.index
 
 
 def _next_of_table(tier: Tier, lists: Iterator[list[Batch]]) -> list[Batch] | None:
@@ -180,9 +178,9 @@ async def describe(brokers: BrokerPool, topic: str) -> TopicInfo:
     return TopicInfo.told(await brokers.ask(m.DescribeTopic(name=topic), m.TopicIs))
 
 
-async def find_place(
+async def find_position(
     brokers: BrokerPool, about: TopicInfo, lane: int, by: str, value: int, patience: float | None = None
-) -> Place:
+) -> LanePosition:
     """Where an index, a seq or a time is, whether brokers still have it or only the topic's table has.
 
     Raises Trimmed if nobody has it, FuturePosition.
@@ -194,17 +192,19 @@ async def find_place(
             raise
         hot = None
     if about.tier is None or (hot is not None and await _is_exact(brokers, lane, by, value, hot)):
-        return (0, 0) if hot is None else (hot.index, hot.seq)
+        return LanePosition(0, 0) if hot is None else LanePosition(hot.index, hot.seq)
     tier = (await describe(brokers, about.name)).tier  # as it is after brokers have let go of what they had
     cold = None if tier is None else await _find_in_table(brokers, tier, lane, by, value)
     if cold is not None and not _below(tier, lane, by, value):
         return cold
     if hot is None and by == "time":  # brokers can't know that what they gave up is older; the table does
         tail = await brokers.ask(m.GetTail(lane=lane), m.TailIs)
-        return (tail.start_index, tail.start_seq) if tail.hot_index is None else (tail.hot_index, tail.hot_seq or 0)
+        if tail.hot_index is None:
+            return LanePosition(tail.start_index, tail.start_seq)
+        return LanePosition(tail.hot_index, tail.hot_seq or 0)
     if hot is None or _below(tier, lane, by, value):
         raise Trimmed(f"the batch with {by} {value} of lane {lane} is trimmed", "start at what tail() tells")
-    return hot.index, hot.seq
+    return LanePosition(hot.index, hot.seq)
 
 
 async def table_only_cuts(
@@ -218,20 +218,21 @@ async def table_only_cuts(
         return []
     cuts = await _table_cuts(brokers, tier, lane, start, min(stop, hot), piece_bytes)
     if cuts and cuts[-1].index > stop:  # in the midst of a file
-        index, seq = await find_place(brokers, await describe(brokers, topic), lane, "index", stop)
+        index, seq = await find_position(brokers, await describe(brokers, topic), lane, "index", stop)
         cuts[-1] = Cut(stop, seq if index == stop else cuts[-1].seq, cuts[-1].bytes)
     return cuts
 
 
-async def _find_in_table(brokers: BrokerPool, tier: Tier, lane: int, by: str, value: int) -> Place | None:
-    """Where a place is in a table: as a broker tells, or as this client sees."""
+async def _find_in_table(brokers: BrokerPool, tier: Tier, lane: int, by: str, value: int) -> LanePosition | None:
+    """Where a position is in a table: as a broker tells, or as this client sees."""
 
-    def find() -> Place | None:
-        return open_table(tier, brokers).find(lane, by, value)
+    def find() -> LanePosition | None:
+        found = open_table(tier, brokers).find(lane, by, value)
+        return None if found is None else LanePosition(*found)
 
     answer = await _of_table(brokers, tier, m.Find(lane=lane, by=by, start=value, table=True), m.PlaceIs, find)
     if isinstance(answer, m.PlaceIs):
-        return None if answer.missing else (answer.index, answer.seq)
+        return None if answer.missing else LanePosition(answer.index, answer.seq)
     return answer
 
 
@@ -278,7 +279,7 @@ async def _of_table(
 
 
 async def _is_exact(brokers: BrokerPool, lane: int, by: str, value: int, hot: m.PlaceIs) -> bool:
-    """Whether the place that brokers told is the one asked for, and not just the first that they have."""
+    """Whether the position that brokers answered is the one asked for, and not just the first that they have."""
     if by == "index":
         return hot.index == value
     if by == "seq":
@@ -288,7 +289,7 @@ async def _is_exact(brokers: BrokerPool, lane: int, by: str, value: int, hot: m.
 
 
 def _below(tier: Tier | None, lane: int, by: str, value: int) -> bool:
-    """Whether a place is below the start of the part that is in the table, and so below that of the topic."""
+    """Whether a position is below the start of the part that is in the table, and so below that of the topic."""
     index, seq = (0, 0) if tier is None else tier.start(lane)
     return value < {"index": index, "seq": seq}.get(by, 0)
 
@@ -332,8 +333,8 @@ class SubscriberDriver(CoreDriver):
     @property
     def arrived(self) -> bool:
         """Whether everything before the index that is waited for was taken."""
-        place = None if self._until is None else self.core.position
-        return place is not None and self._until is not None and place >= self._until
+        position = None if self._until is None else self.core.position
+        return position is not None and self._until is not None and position >= self._until
 
     def _log_trouble(self) -> None:
         """Log why the topic's table can't be read, once for each reason, and that it can be read again."""
@@ -467,7 +468,7 @@ def with_lags(readers: list[ReaderProgress], tail: Tail) -> list[ReaderProgress]
     ]
 
 
-def span(tail: Tail, start: int | None, end: int | None) -> tuple[int, int]:
+def seq_span(tail: Tail, start: int | None, end: int | None) -> Span:
     """The seqs to read; by default from the earliest to the end of the log as it is now."""
     first, stop = tail.start_seq if start is None else start, tail.seq if end is None else end
     if first < 0 or stop < first:
@@ -476,18 +477,19 @@ def span(tail: Tail, start: int | None, end: int | None) -> tuple[int, int]:
         raise FuturePosition(f"seqs {first} to {stop} reach beyond the end ({tail.seq})", "read less, or wait")
     if start is not None and start < tail.start_seq and first < stop:
         raise Trimmed(f"records before seq {tail.start_seq} are trimmed", f"start at {tail.start_seq}, or at None")
-    return first, stop
+    return Span(first, stop)
 
 
 async def read_span(
-    brokers: BrokerPool, topic: TopicInfo, tail: Tail, first: int, stop: int, patience: float, read: str = "ordered"
+    brokers: BrokerPool, topic: TopicInfo, tail: Tail, seqs: Span, patience: float, read: str = "ordered"
 ) -> pa.Table:
-    """Records with first <= seq < stop, waiting until they are durable if `read` says so; lost ones are missing.
+    """Records with these seqs, waiting until they are durable if `read` says so; lost ones are missing.
 
     TimedOut after `patience` seconds without progress.
     """
     parts: list[pa.RecordBatch] = []
     schema = _read_schema(topic.versions)
+    first, stop = seqs
     if first < stop:
         ready = asyncio.Event()
         core = SubscriberCore(reader_settings(brokers, topic, read), tail.lane, Lookup("seq", first))
@@ -560,26 +562,26 @@ class LaneSpan(NamedTuple):
             raise BadValue(f"indices {self.start} to {self.stop} are no span", "start is at most stop")
         return self
 
-    def ends(self, tail: Tail) -> tuple[int, int]:
+    def indices(self, tail: Tail) -> Span:
         """Where it starts and stops in a lane of this tail."""
         frontier = tail.durable_index if self.read == "durable" else tail.index
         stop = frontier if self.stop is None else self.stop
         start = min(tail.start_index, stop) if self.start is None else self.start
-        return start, max(start, stop)
+        return Span(start, max(start, stop))
 
 
 class Scan:
     """One scan under way: fetches ahead, within bounds, until it is closed or over."""
 
     def __init__(
-        self, brokers: BrokerPool, topic: TopicInfo, lane: int, span: LaneSpan, ends: tuple[int, int], patience: float
+        self, brokers: BrokerPool, topic: TopicInfo, lane: int, span: LaneSpan, indices: Span, patience: float
     ) -> None:
         self._topic, self._forked = topic.name, False
-        self._ends, self._patience, self._ready, self._closed = ends, patience, asyncio.Event(), False
+        self._indices, self._patience, self._ready, self._closed = indices, patience, asyncio.Event(), False
         settings = reader_settings(brokers, topic, span.read, span.partitions)
-        settings = replace(settings, control=span.control, stop=ends[1])
-        self._core = SubscriberCore(settings, lane, Lookup("index", ends[0]))
-        self._driver = SubscriberDriver(brokers, self._core, self._ready.set, until=ends[1], topic=topic.name)
+        settings = replace(settings, control=span.control, stop=indices.stop)
+        self._core = SubscriberCore(settings, lane, Lookup("index", indices.start))
+        self._driver = SubscriberDriver(brokers, self._core, self._ready.set, until=indices.stop, topic=topic.name)
         tell_of_forks(self)
 
     def _after_fork(self) -> None:
@@ -599,20 +601,20 @@ class Scan:
         return [self._clipped(batch) for batch in taken]
 
     async def _wait(self) -> None:
-        place = self._core.position
+        position = self._core.position
         self._ready.clear()
         try:
             async with asyncio.timeout(self._patience):  # wait_for of Python 3.11 may swallow a cancellation
                 await self._ready.wait()
         except TimeoutError:
-            if self._core.position == place:  # it may go on through batches that are not wanted
+            if self._core.position == position:  # it may go on through batches that are not wanted
                 raise nothing_came(self._core, self._patience) from None
 
     def _clipped(self, batch: Batch) -> Batch:
         """The same without what is outside the span: a gap of indices may begin before it, or end behind it."""
         if (gap := batch.gap) is None or gap.kind in (GapKind.SKIPPED, GapKind.END_OF_LANE):
             return batch
-        inside = gap._replace(start=max(gap.start, self._ends[0]), stop=min(gap.stop, self._ends[1]))
+        inside = gap._replace(start=max(gap.start, self._indices.start), stop=min(gap.stop, self._indices.stop))
         return batch if inside == gap else Batch.of_gap(batch.lane, inside, batch.seq)
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - nothing to wait for

@@ -306,7 +306,7 @@ class TableBatch(Batch):
     def __init__(
         self, lane: int, entry: OrderEntry, arrow: pa.RecordBatch | None, kept: Any, schemas: TopicSchemas
     ) -> None:
-        super().__init__(lane, entry, b"", None, {}, schemas)
+        super().__init__(lane, entry, b"", {}, schemas)
         self._arrow, self._made, self._size = arrow, kept, entry.size
 
     @property

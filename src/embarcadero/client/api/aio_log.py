@@ -39,13 +39,13 @@ from embarcadero.client.reads import (
     LaneSpan,
     Scan,
     check_piece_bytes,
-    find_place,
+    find_position,
     joined,
     lane_of,
     lanes_of,
     read_span,
     reader_core,
-    span,
+    seq_span,
     table_only_cuts,
     tail_of,
     with_lags,
@@ -304,7 +304,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         found = await asyncio.gather(*(self._ask(ask, m.PlaceIs, timeout) for ask in asks))
         if lane is not None or about.order > Order.BROKER:
             return Position(found[0].lane, found[0].index, found[0].seq)
-        return Position(about.lane, sum(place.index for place in found), sum(place.seq for place in found))
+        return Position(about.lane, sum(start.index for start in found), sum(start.seq for start in found))
 
     async def position_at(
         self, topic: str, time: datetime, *, lane: int | None = None, timeout: Timeout = AS_CONFIGURED
@@ -337,7 +337,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
     async def _find(self, topic: str, by: str, value: int, lane: int | None, timeout: Timeout) -> Position:
         about = await self.describe(topic, timeout=timeout)
         number = lane_of(about, lane, f"a {by}")
-        return Position(number, *await find_place(self.brokers, about, number, by, value, self._patience(timeout)))
+        return Position(number, *await find_position(self.brokers, about, number, by, value, self._patience(timeout)))
 
     async def note_progress(
         self,
@@ -502,13 +502,13 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         first, stop = await self._seq_of(topic, lane, start, timeout), await self._seq_of(topic, lane, end, timeout)
         tail = tail_of(topic, await self._ask(m.GetTail(lane=lane), m.TailIs, timeout))
         patience = self._patience(timeout)
-        return await read_span(self.brokers, topic, tail, *span(tail, first, stop), patience, read)
+        return await read_span(self.brokers, topic, tail, seq_span(tail, first, stop), patience, read)
 
     async def _seq_of(self, topic: TopicInfo, lane: int, where: int | datetime | None, timeout: Timeout) -> int | None:
         """The seq at which the batches since a time begin; a seq stays what it is."""
         if not isinstance(where, datetime):
             return where
-        return (await find_place(self.brokers, topic, lane, "time", time_us(where), self._patience(timeout)))[1]
+        return (await find_position(self.brokers, topic, lane, "time", time_us(where), self._patience(timeout)))[1]
 
     def scan(
         self,
@@ -549,7 +549,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         number = lane_of(about, lane, "an index")
         tail = tail_of(about, await self._ask(m.GetTail(lane=number), m.TailIs, timeout))
         patience = self._patience(timeout)
-        return self._register(Scan(self.brokers, about, number, span, span.ends(tail), patience))
+        return self._register(Scan(self.brokers, about, number, span, span.indices(tail), patience))
 
     def _end_scan(self, scan: Scan) -> None:
         """Stop the fetching of a scan."""

@@ -12,10 +12,11 @@ from typing import Any, Unpack
 
 import pyarrow as pa
 
-from embarcadero.client.api.aio_calls import BatchLimits, HeldName, Places, Survey
+from embarcadero.client.api.aio_calls import HeldName, LanePositions, Survey
 from embarcadero.client.api.aio_log import open_log
 from embarcadero.client.api.threads import ThreadedLog, ThreadedPublisher, ThreadedSubscriber, opened
 from embarcadero.client.arguments import AS_CONFIGURED, PublisherArguments, StartPosition, Timeout, TopicChanges
+from embarcadero.client.brokers import BatchLimits
 from embarcadero.client.results import Batch, RecordFuture, TopicInfo
 from embarcadero.config import Config
 from embarcadero.limits import CLOSE_TIMEOUT_S
@@ -412,13 +413,13 @@ class Log(ThreadedLog):
         epoch: int,
         *,
         metadata: str,
-        frontiers: Places,
-        starts: Places | None = None,
+        frontiers: LanePositions,
+        starts: LanePositions | None = None,
         topic_id: int = 0,
         engine: str = "",
         timeout: Timeout = AS_CONFIGURED,
     ) -> Tier:
-        """Tell that everything below these places is in the table. Raises Deposed if the epoch is over."""
+        """Announce that everything below these positions is in the table. Raises Deposed if the epoch is over."""
         return self.thread.wait(
             self._log.advance_tier(
                 topic, epoch, metadata=metadata, frontiers=frontiers, starts=starts, topic_id=topic_id, engine=engine,

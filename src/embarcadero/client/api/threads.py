@@ -656,8 +656,8 @@ class ThreadedSubscriber:
 
     def _position(self) -> int | None:
         with self._lock:
-            place = self._driver.core.position
-            return self._ready[0].index if self._ready else place
+            position = self._driver.core.position
+            return self._ready[0].index if self._ready else position
 
     def _positions(self) -> dict[int, int | None]:
         with self._lock:

@@ -18,6 +18,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -97,7 +98,7 @@ def _nothing() -> bytes:
 class Sealed:
     """A batch that gets no more records. `cost` is what it takes of the window."""
 
-    reference: StagedBatch | None = None  # what it names instead of having a payload
+    reference: StagedBatch | None = None
 
     def __init__(self, partition: int, result: BatchResult, count: int, cost: int, make: Callable[[], Any]) -> None:
         self.partition, self.result, self.count, self.cost = partition, result, count, cost
@@ -112,42 +113,66 @@ class Sealed:
     @property
     def size(self) -> int:
         """Bytes of its payload, or of the one that it names."""
-        return self.payload.nbytes if self.reference is None else self.reference.size
+        return self.payload.nbytes
+
+
+class SealedReference(Sealed):
+    """A batch that names a staged one instead of having a payload."""
+
+    def __init__(self, partition: int, result: BatchResult, staged: StagedBatch) -> None:
+        super().__init__(partition, result, staged.count, staged.size, _nothing)
+        self.reference = staged
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload that it names."""
+        return self.cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeSettings:
+    """The topic that records are for, and how large records, batches and the window may be."""
+
+    topic: str
+    schemas: TopicSchemas
+    partitions: int
+    partitioner: str
+    key: str  # the column of keys
+    session: str | None = None
+    compression: str | None
+    batch_bytes: int
+    window_bytes: int
+    frame_bytes_max: int
+    record_bytes_max: int = RECORD_BYTES_MAX
+    records_max: int = RECORDS_PER_BATCH_MAX
+
+    @property
+    def piece_bytes(self) -> int:
+        """At how many bytes a table is cut."""
+        return min(self.batch_bytes, self.frame_bytes_max - FRAME_OVERHEAD_BYTES)
+
+    @property
+    def record_bytes(self) -> int:
+        """How large a record may be."""
+        return min(self.record_bytes_max, self.frame_bytes_max - FRAME_OVERHEAD_BYTES)
+
+    @property
+    def key_column(self) -> str | None:
+        """The column of keys; None: rows have none."""
+        return self.key or (None if self.schemas.typed else "key")
 
 
 class Intake:
     """Gathers records into batches for one publisher."""
 
-    def __init__(
-        self,
-        *,
-        topic: str,
-        schemas: TopicSchemas,
-        compression: str | None,
-        partitions: int,
-        partitioner: str,
-        key: str,
-        batch_bytes: int,
-        frame_bytes_max: int,
-        window_bytes: int,
-        record_bytes_max: int = RECORD_BYTES_MAX,
-        records_max: int = RECORDS_PER_BATCH_MAX,
-        future: type[RecordFuture] = RecordFuture,
-        session: str | None = None,
-    ) -> None:
-        self.future, self._session = future, session
-        self._topic, self._schemas, self._compression = topic, schemas, compression
+    def __init__(self, settings: IntakeSettings, future: type[RecordFuture] = RecordFuture) -> None:
+        self.future, self._settings = future, settings
         self.condition = Waitable()
-        self.lock = self.condition.lock
         self.sealed_total = 0  # batches sealed so far: each takes one sequence of the session
-        self._partitions, self._partitioner = partitions, partitioner
-        self._key = key or (None if schemas.typed else "key")  # the column of keys
-        self._payload_bytes_max = frame_bytes_max
-        self._piece_bytes = min(batch_bytes, frame_bytes_max - FRAME_OVERHEAD_BYTES)
-        self._batch_bytes = min(self._piece_bytes, RECORD_OVERHEAD_BYTES * records_max)  # full before it has too many
-        self._record_bytes_max = min(record_bytes_max, frame_bytes_max - FRAME_OVERHEAD_BYTES)
-        self._records_max = records_max
-        self.window_bytes = window_bytes
+        self._partitions, self.window_bytes = settings.partitions, settings.window_bytes
+        self._record_bytes_max = settings.record_bytes
+        # a batch is full before it has too many records
+        self._batch_bytes = min(settings.piece_bytes, RECORD_OVERHEAD_BYTES * settings.records_max)
         self._open: dict[int, Builder] = {}
         self.current: Builder | None = None  # the quick way in: the builder of a topic with one partition
         self._keyless = 0  # partition of records without a key; moves on with each batch
@@ -155,10 +180,19 @@ class Intake:
         self.unsettled: dict[BatchResult, None] = {}
         self.pending_bytes = 0
         self._sealed_records = 0  # of batches that are sealed and not settled
-        self.news = False  # a batch was begun or sealed since the event loop was last told
+        self.news = False  # a batch was begun or sealed since the event loop last looked
         self.refusal: EmbarcaderoError | None = None  # why nothing more is taken
         self.pressure: Backpressure | None = None  # why the cluster has had no room for long; the publisher lives
-        self._lost: RecordsLost | None = None  # what the next call has to be told
+        self._lost: RecordsLost | None = None  # what the next call has to report
+
+    @property
+    def lock(self) -> Any:
+        """Guards everything here."""
+        return self.condition.lock
+
+    def refuse_all(self, error: EmbarcaderoError) -> None:
+        """After a fork, in the child: every call gets this error."""
+        self.condition.refuse(error)
 
     # --- all below: call with `lock` held; `condition` is where to wait, without it ---
     def is_full(self) -> bool:
@@ -166,6 +200,12 @@ class Intake:
         if (builder := self._open.get(0)) is not None:
             self._take_room(builder)
         return self.pending_bytes >= self.window_bytes and self.refusal is None
+
+    def end(self, why: EmbarcaderoError) -> None:
+        """Nothing more is taken; what gathers is sealed."""
+        self.refusal = self.refusal or why
+        self.seal()
+        self.condition.notify_all()
 
     @property
     def gathering(self) -> bool:
@@ -232,7 +272,7 @@ class Intake:
         return lost
 
     def _partition_for(self, key: bytes | None) -> int:
-        return self._keyless if key is None else partition_of(key, self._partitions, self._partitioner)
+        return self._keyless if key is None else partition_of(key, self._partitions, self._settings.partitioner)
 
     def _next_builder(self, key: bytes | None, size: int, builder: Builder | None) -> Builder:
         """A builder with room; sealing a full one moves keyless records on to another partition, maybe full as well."""
@@ -256,7 +296,7 @@ class Intake:
             self.unsettled.pop(builder.result, None)
             self.pending_bytes, builder.charged = self.pending_bytes - builder.charged, 0
         elif not builder.sealed:
-            make = partial(_payload, records, builder.plain, self._compression)
+            make = partial(_payload, records, builder.plain, self._settings.compression)
             sealed = Sealed(builder.partition, builder.result, len(records), builder.charged, make)
             builder.sealed, builder.charged = True, _NO_MORE
             self.sealed_total += 1
@@ -326,12 +366,12 @@ class Intake:
 
     def check_size(self, size: int) -> None:
         """BadValue, if a record can't be taken at all. One that found room in a batch need not be asked about."""
-        if self._schemas.typed:
-            raise BadSchema(f"topic {self._topic!r} has a schema, and send() takes raw bytes", "use publish()")
-        if self._session is not None:
+        if self._settings.schemas.typed:
+            raise BadSchema(f"topic {self._settings.topic!r} has a schema, and send() takes raw bytes", "use publish()")
+        if self._settings.session is not None:
             raise BadValue(
-                f"send() in session {self._session!r}: it cuts batches by time, and a session counts batches, so after "
-                "a restart nobody could tell which records are stored",
+                f"send() in session {self._settings.session!r}: it cuts batches by time, and a session counts batches, "
+                "so after a restart nobody could tell which records are stored",
                 "publish() batches of your own (publish(rows, session_seq=n)) and go on at next_session_seq(), or open "
                 "the publisher without a session name",
             )
@@ -345,34 +385,31 @@ class Intake:
         """A table as sealed batches, one by one, so that a large one needs no second copy of itself."""
         if partition is not None and not 0 <= partition < self._partitions:
             raise BadValue(f"partition {partition} of {self._partitions}", f"use 0 to {self._partitions - 1}")
-        table = fitted(data, self._schemas, time.time_ns() // 1000, self._record_bytes_max)
+        settings = self._settings
+        table = fitted(data, settings.schemas, time.time_ns() // 1000, self._record_bytes_max)
         groups: list[tuple[int | None, Any]] = [(partition, table)]
         if partition is None:
-            groups = by_partition(table, self._partitions, self._key, self._partitioner)
+            groups = by_partition(table, self._partitions, settings.key_column, settings.partitioner)
         for group, rows in groups:
-            sizes = self._piece_bytes, self._payload_bytes_max
-            for count, payload in pieces(rows, *sizes, self._compression, self._records_max):
+            sizes = settings.piece_bytes, settings.frame_bytes_max
+            for count, payload in pieces(rows, *sizes, settings.compression, settings.records_max):
                 yield self.encoded_piece(payload, count, _ANY if group is None else group)
 
     def encoded_piece(self, payload: pa.Buffer, count: int, partition: int) -> Sealed:
         """A batch whose bytes are made already."""
-        sealed = Sealed(partition, BatchResult(self.condition), count, payload.size, _nothing)
-        sealed.payload = memoryview(payload)  # fills the cached property
-        return sealed
+        return Sealed(partition, BatchResult(self.condition), count, payload.size, lambda: payload)
 
     def reference_piece(self, staged: StagedBatch, partition: int) -> Sealed:
         """A batch that names a staged one. Raises BadValue for what no frame can name."""
         self._check_staged(staged)
         if not 0 <= partition < self._partitions:
             raise BadValue(f"partition {partition} of {self._partitions}", f"use 0 to {self._partitions - 1}")
-        sealed = Sealed(partition, BatchResult(self.condition), staged.count, staged.size, _nothing)
-        sealed.reference = staged
-        return sealed
+        return SealedReference(partition, BatchResult(self.condition), staged)
 
     def _check_staged(self, staged: StagedBatch) -> None:
         ranges = {
-            "size": (1, self._payload_bytes_max),
-            "count": (1, self._records_max),
+            "size": (1, self._settings.frame_bytes_max),
+            "count": (1, self._settings.records_max),
             "lane": (0, _U32),
             "crc": (0, _U32),
             "index": (0, NO_INDEX - 1),
@@ -541,7 +578,7 @@ class Pump:
         future: type[RecordFuture] = RecordFuture,
     ) -> None:
         checked_durable(options.ack, topic)
-        self.intake = Intake(
+        wanted = IntakeSettings(
             topic=topic.name,
             schemas=topic.versions,
             compression=options.compression,
@@ -549,13 +586,13 @@ class Pump:
             partitioner=topic.partitioner,
             key=topic.key,
             batch_bytes=options.batch_bytes,
-            frame_bytes_max=brokers.frame_bytes_max,
+            frame_bytes_max=brokers.limits.frame_bytes,
             window_bytes=options.window_bytes,
-            record_bytes_max=brokers.record_bytes_max,
-            records_max=brokers.records_max,
-            future=future,
+            record_bytes_max=brokers.limits.record_bytes,
+            records_max=brokers.limits.records,
             session=options.session,
         )
+        self.intake = Intake(wanted, future)
         settings = PublisherSettings(
             topic=topic.name,
             session_name=options.session or "",
@@ -605,8 +642,7 @@ class Pump:
         """In a forked child: the session is the parent's, and so are the records."""
         self.forked = True
         problem = f"this publisher into {self.topic!r} was opened before the process was forked"
-        self.intake.condition.refuse(Forked(problem, "open another one in the child: log.publisher(...)"))
-        self.intake.lock = self.intake.condition.lock
+        self.intake.refuse_all(Forked(problem, "open another one in the child: log.publisher(...)"))
         abandon(self)
 
     # --- any thread, with the intake's lock held ---
@@ -700,10 +736,7 @@ class Pump:
     def _ended(self, _: Any) -> None:
         """The publisher failed or was closed: whatever still gathers ends as well."""
         with self.intake.lock:
-            closed = Closed("the publisher is closed", "open another one")
-            self.intake.refusal = self.intake.refusal or self.driver.core.failed or closed
-            self.intake.seal()
-            self.intake.condition.notify_all()
+            self.intake.end(self.driver.core.failed or Closed("the publisher is closed", "open another one"))
         self.poke()
         self.moved.set()
 
@@ -737,10 +770,7 @@ class Pump:
         if self.forked:
             return
         with self.intake.lock:
-            if self.intake.refusal is None:
-                self.intake.refusal = Closed("the publisher is closed", "open another one")
-            self.intake.seal()
-            self.intake.condition.notify_all()
+            self.intake.end(Closed("the publisher is closed", "open another one"))
         self.moved.set()
         self.poke()
         self.driver.close()

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -89,22 +90,29 @@ class Answer(Enum):
     STRANGE = "strange"  # a new one, and nothing shows that the old ones are lost
 
 
+class ChainedSession(NamedTuple):
+    """A session by its handle, and the index at which it was opened."""
+
+    handle: int
+    opened_at: int
+
+
 class SessionChain:
     """Handles of sessions and the index at which each was opened, oldest first."""
 
     def __init__(self) -> None:
-        self._links: list[tuple[int, int]] = []
+        self._links: list[ChainedSession] = []
         self._tried = 0  # how many of the newest are not known to the cluster
         self.whole = True  # the first session is among those kept
 
     @property
     def handle(self) -> int:
         """The newest session."""
-        return self._links[-1][0] if self._links else NO_SESSION
+        return self._links[-1].handle if self._links else NO_SESSION
 
     def resume(self) -> int | None:
         """The session to continue; None: open a new one."""
-        return None if self._tried == len(self._links) else self._links[-1 - self._tried][0]
+        return None if self._tried == len(self._links) else self._links[-1 - self._tried].handle
 
     def gone(self) -> bool:
         """The cluster does not know that session. Whether there is something else to try."""
@@ -114,13 +122,13 @@ class SessionChain:
 
     def is_older_than(self, session: int) -> bool:
         """Whether this session was opened after our first one: handles only grow, whatever is lost."""
-        return bool(self._links) and self._links[0][0] <= session != NO_SESSION
+        return bool(self._links) and self._links[0].handle <= session != NO_SESSION
 
     def opened(self, session: int, index: int, lost: Sequence[Span]) -> Answer:
         """A session is open, at an index of its lane; `lost` has the lane's LOST gaps."""
         left = len(self._links) - self._tried
         if self._links:
-            born = self._links[left - 1 if left else 0][1]
+            born = self._links[left - 1 if left else 0].opened_at
             is_lost = any(start <= born < stop for start, stop in lost)
             if is_lost and left:
                 return Answer.ANOTHERS
@@ -128,7 +136,7 @@ class SessionChain:
                 return Answer.STRANGE
         del self._links[len(self._links) - self._tried :]
         self._tried = 0
-        self._links.append((session, index))
+        self._links.append(ChainedSession(session, index))
         if len(self._links) > _KEPT:
             del self._links[0]
             self.whole = False
