@@ -41,8 +41,7 @@ PURE = [
     *(SRC / "sequencer").rglob("*.py"), *(SRC / "replica").glob("*.py"), *(SRC / "broker").rglob("*.py"),
     *(SRC / "fabric").glob("*.py"),
     *(SRC / "wire").glob("*.py"), *(SRC / "storage").glob("*.py"),
-    *(SRC / "client" / "publish" / name for name in ("publisher.py", "batches.py")),
-    *(SRC / "client" / name for name in ("subscriber.py", "lanes.py", "link.py")),
+    *(SRC / "client" / f"{name}.py" for name in ("publisher", "batches", "session", "subscriber", "lanes", "link")),
 ]  # fmt: skip
 """Role logic: it gets clock, memory and network from outside. Drivers (server.py) and real memory are not pure."""
 DRIVERS = {"server.py", "shared.py", "sockets.py", "pinning.py"}

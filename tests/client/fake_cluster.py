@@ -14,7 +14,7 @@ import numpy as np
 
 from embarcadero.client.arguments import Lookup
 from embarcadero.client.link import Link
-from embarcadero.client.publish.publisher import PublisherCore
+from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.subscriber import ReaderSettings, SubscriberCore
 from embarcadero.errors import (
     EmbarcaderoError,

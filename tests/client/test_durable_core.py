@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.client.link import Link
-from embarcadero.client.publish.publisher import PublisherCore
-from embarcadero.client.publish.session import AckedBatches, PublisherSettings
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.session import AckedBatches, PublisherSettings
 from embarcadero.errors import BadFrame, DiskFailed, FuturePosition, RecordsLost, SessionFenced, fresh
 from embarcadero.limits import ORDER_SLOTS
 from embarcadero.types import Gap, GapKind, Order, Position, TopicLane

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.client.publish.intake import RECORD_OVERHEAD_BYTES, Intake, IntakeSettings, Sealed
+from embarcadero.client.intake import RECORD_OVERHEAD_BYTES, Intake, IntakeSettings, Sealed
 from embarcadero.errors import BadValue
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX
 from embarcadero.wire.payload import RAW_SCHEMA, decode_batch

@@ -10,8 +10,8 @@ import pytest
 from embarcadero.client.arguments import Lookup
 from embarcadero.client.lanes import LanesCore
 from embarcadero.client.link import Link
-from embarcadero.client.publish.publisher import PublisherCore
-from embarcadero.client.publish.session import PublisherSettings
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.session import PublisherSettings
 from embarcadero.client.subscriber import ReaderSettings
 from embarcadero.errors import BadValue, UnknownTopic
 from embarcadero.types import Gap, GapKind, Order, Outcome, Position, TopicLane

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from embarcadero.client.publish.session import AckedBatches
+from embarcadero.client.session import AckedBatches
 from embarcadero.errors import LossUnknown, OutcomeUnknown, SessionFenced, TimedOut, Unreachable
 from embarcadero.types import Order, Position, Range
 from embarcadero.wire import messages as m

@@ -17,7 +17,7 @@ from embarcadero.spark.read import reading, streaming, tasks
 from pyspark_embarcadero import DefaultSource
 print(" ".join(sys.modules))
 """
-PUBLISHING = "embarcadero.client.publish"
+PUBLISHING = tuple(f"embarcadero.client.{name}" for name in ("publisher", "batches", "session", "intake", "encoding"))
 ELSEWHERE = (
     "embarcadero.spark.write",
     "embarcadero.spark.jobs",
@@ -42,7 +42,7 @@ def test_a_source_does_not_load_what_publishes() -> None:
 FOLDERS = ("spark", "tier", "staging", "audit")
 PUBLIC = {
     "api.aio_calls", "api.aio_log", "api.aio_streams", "api.sync_log", "results", "arguments",
-    "publish.tables",
+    "encoding",
 }  # fmt: skip
 """Modules of the client with calls, what these take and give, and what makes payloads for publish_encoded()."""
 

@@ -8,8 +8,8 @@ from embarcadero_proof.bugs.bug import LATE, LOSS, Bug
 from embarcadero_proof.bugs.patch import Edit
 
 _READER: Final = "embarcadero.client.subscriber:SubscriberCore"
-_PUBLISHER: Final = "embarcadero.client.publish.publisher:PublisherCore"
-_LOSSES: Final = "embarcadero.client.publish.session:Losses"
+_PUBLISHER: Final = "embarcadero.client.publisher:PublisherCore"
+_LOSSES: Final = "embarcadero.client.session:Losses"
 _MOVED: Final = """\
         self._window.renumber(expected, outside)
         if False:
@@ -30,6 +30,6 @@ BUGS: Final = (
     Bug("lost-gap-untold", "a subscriber passes over what is lost without telling its reader", "P1", bias=LOSS,
         witnesses=(1,), edits=(Edit(f"{_READER}._take_gap", "        self._put(Batch.of_gap(self.lane", _UNTOLD),)),
     Bug("unknown-told-as-failed", "a publisher that ends calls failed what it can't know", "P2", witnesses=(58,),
-        edits=(Edit("embarcadero.client.publish.batches:ended_with", "    kind = TimedOut if",
+        edits=(Edit("embarcadero.client.batches:ended_with", "    kind = TimedOut if",
                     "    return Unreachable(cause.message)\n    kind = TimedOut if"),)),
 )  # fmt: skip

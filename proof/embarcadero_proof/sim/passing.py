@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from embarcadero.client.link import Link
-from embarcadero.client.publish.publisher import PublisherCore
-from embarcadero.client.publish.session import PublisherSettings
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.session import PublisherSettings
 from embarcadero.errors import UnknownTopic
 from embarcadero.types import Order, Topic
 from embarcadero.wire import messages as m

@@ -7,11 +7,11 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embarcadero.client.arguments import Lookup
+from embarcadero.client.batches import OutBatch
 from embarcadero.client.lanes import LanesCore
-from embarcadero.client.publish.batches import OutBatch
-from embarcadero.client.publish.publisher import PublisherCore
-from embarcadero.client.publish.session import PublisherSettings
+from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.results import Batch
+from embarcadero.client.session import PublisherSettings
 from embarcadero.client.subscriber import ReaderSettings, SubscriberCore
 from embarcadero.errors import OutcomeUnknown
 from embarcadero.limits import BROKER_LANES_FIRST

@@ -36,7 +36,7 @@ from collections.abc import Callable, Collection
 from contextlib import contextmanager
 from functools import partial
 
-from embarcadero.client.publish.tables import encoded
+from embarcadero.client.encoding import encoded
 from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.errors import TierUnavailable
 from embarcadero.tier.columns import Int64s, from_table

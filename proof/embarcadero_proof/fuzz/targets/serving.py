@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from embarcadero.client.link import Link
-from embarcadero.client.publish.publisher import PublisherCore
-from embarcadero.client.publish.session import PublisherSettings
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.session import PublisherSettings
 from embarcadero.limits import (
     BROKER_LANES_FIRST,
     CONTROL_BYTES_MAX,

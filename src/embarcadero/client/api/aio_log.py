@@ -620,7 +620,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         problems = [problem for publisher in publishers for problem in publisher._problems()]
         failures = [as_reported(error) for error in ended if isinstance(error, Exception)]
         if publishers:
-            from embarcadero.client.publish.session import losses_first
+            from embarcadero.client.session import losses_first
 
             failures = losses_first(problems + failures)
         raise_as_one(failures)

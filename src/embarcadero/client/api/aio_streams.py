@@ -22,7 +22,7 @@ from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Position, StagedBatch
 
 if TYPE_CHECKING:
-    from embarcadero.client.publish.intake import Sealed
+    from embarcadero.client.intake import Sealed
 
 # ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`
 
@@ -86,7 +86,7 @@ class Publisher:
     def __init__(
         self, brokers: BrokerPool, forget: Callable[[Publisher], None], topic: TopicInfo, options: PublisherOptions
     ) -> None:
-        from embarcadero.client.publish.intake import Pump  # not for those who only read
+        from embarcadero.client.intake import Pump  # not for those who only read
 
         self._forget = forget
         self._pump = Pump(brokers, topic, options, RecordAwaitable)

@@ -55,7 +55,7 @@ from embarcadero.limits import RECORD_OVERHEAD_BYTES
 from embarcadero.types import Position, StagedBatch
 
 if TYPE_CHECKING:
-    from embarcadero.client.publish.intake import GivenRecord, Pump, Sealed
+    from embarcadero.client.intake import GivenRecord, Pump, Sealed
 
 Result = TypeVar("Result")
 _JOIN_S = 5.0
@@ -266,7 +266,7 @@ class ThreadedLog:
         chosen = publisher_options(self.brokers.settings, options)
 
         async def pump() -> Pump:
-            from embarcadero.client.publish.intake import Pump  # not for those who only read
+            from embarcadero.client.intake import Pump  # not for those who only read
 
             known = topic if isinstance(topic, TopicInfo) else await self._log.describe(topic, timeout=timeout)
             await self.brokers.ready(patience_s(timeout, self.brokers.settings.connect_timeout_s))
@@ -369,7 +369,7 @@ class ThreadedLog:
         failures = [as_reported(error) for error in ended if isinstance(error, Exception)]
         if not publishers:
             return failures
-        from embarcadero.client.publish.session import losses_first
+        from embarcadero.client.session import losses_first
 
         return losses_first(problems + failures)
 

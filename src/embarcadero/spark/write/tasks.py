@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embarcadero.client.api.sync_log import Log, Publisher
-from embarcadero.client.publish.tables import encoded, fitted
+from embarcadero.client.encoding import encoded, fitted
 from embarcadero.client.results import RecordFuture, TopicInfo
 from embarcadero.errors import BadValue
 from embarcadero.limits import DELIVERY_TIMEOUT_S, MIB, STAGED_INLINE_BYTES

@@ -30,8 +30,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.client.link import Link, PublishCore
-from embarcadero.client.publish.batches import (
+from embarcadero.client.batches import (
     REFUSALS,
     BatchWindow,
     LinkRoute,
@@ -44,7 +43,8 @@ from embarcadero.client.publish.batches import (
     refusal,
     undelivered,
 )
-from embarcadero.client.publish.session import Answer, Losses, PublisherSession, PublisherSettings
+from embarcadero.client.link import Link, PublishCore
+from embarcadero.client.session import Answer, Losses, PublisherSession, PublisherSettings
 from embarcadero.errors import (
     Backpressure,
     BadValue,

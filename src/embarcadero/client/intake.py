@@ -27,12 +27,12 @@ import pyarrow as pa
 
 from embarcadero.client import lifetime
 from embarcadero.client.arguments import PublisherOptions, asked_order, checked_ack, checked_durable
+from embarcadero.client.batches import OutBatch
 from embarcadero.client.brokers import BrokerPool, CoreDriver, now_us
-from embarcadero.client.publish.batches import OutBatch
-from embarcadero.client.publish.publisher import PublisherCore
-from embarcadero.client.publish.session import PublisherSettings, merged
-from embarcadero.client.publish.tables import by_partition, encoded, fitted, pieces
+from embarcadero.client.encoding import by_partition, encoded, fitted, pieces
+from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.results import BatchResult, Receipt, RecordFuture, TopicInfo, Waitable
+from embarcadero.client.session import PublisherSettings, merged
 from embarcadero.errors import (
     Backpressure,
     BadSchema,
