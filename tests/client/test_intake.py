@@ -33,7 +33,7 @@ def send(taken: Intake, value: bytes, key: bytes | None = None) -> Any:
         if taken.is_full():
             return None
         future = taken.add(record, size)
-        taken.told()
+        taken.announced()
         return future
 
 
@@ -106,7 +106,7 @@ def test_the_quick_way_in_is_closed_until_the_event_loop_knows_of_the_batch() ->
     with taken.lock:
         taken.add(record, size)
         assert (taken.current, taken.news) == (None, True)
-        taken.told()
+        taken.announced()
         assert taken.current is not None
         taken.seal()
         assert taken.current is None

@@ -97,7 +97,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self.link = Link(number, now_us())
         self.broker = -1
         self.address = ("", 0)
-        self.error: EmbarcaderoError | None = None  # why it ended, if anybody told
+        self.error: EmbarcaderoError | None = None  # why it ended, if that is known
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._descriptor = -1
@@ -283,7 +283,7 @@ class AddressBook:
         return self._by_broker[broker]
 
     def found(self, broker: int, address: Address) -> None:
-        """A broker answered at an address; the one that members are told of is the better one."""
+        """A broker answered at an address. What another broker says of its address comes first."""
         self._by_broker.setdefault(broker, address)
 
     def member(self, broker: int, address: Address) -> None:
@@ -325,7 +325,7 @@ class BrokerPool:
 
     def _begin(self) -> None:
         """Have no connection, no publisher and no reader."""
-        self._lapsed = False  # after a fork: nobody has connected yet
+        self._lapsed = False  # after a fork: there is no connection yet
         self._starting: asyncio.Task[None] | None = None
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._made = 0
@@ -647,7 +647,7 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> list[Any]:
 
 
 class CoreDriver:
-    """Runs one core on the connections of `brokers`. After anything was told to the core, `run` must be called."""
+    """Runs one core on the connections of `brokers`. After every event for the core, `run` must be called."""
 
     core: ClientCore
 

@@ -244,14 +244,14 @@ class Intake:
         builder.charged -= builder.room
         builder.room = 0
 
-    def told(self) -> None:
+    def announced(self) -> None:
         """The event loop knows of every builder, and will seal it in time."""
         self.news = False
         if self._partitions == 1 and self._lost is None and self.pressure is None:
             self.current = self._open.get(0)
 
     def lose(self, lost: RecordsLost) -> None:
-        """Acked records are lost: the quick way in is closed until somebody was told."""
+        """Acked records are lost: the quick way in is closed until a caller has heard of it."""
         self._lost = merged(self._lost, lost)
         self.current = None
 
@@ -630,7 +630,7 @@ class Pump:
         return self.driver.core.failed
 
     def reports(self) -> list[EmbarcaderoError]:
-        """Losses that no caller was told yet, and losses in doubt."""
+        """Losses that no caller has heard of, and losses in doubt."""
         return [report for report in (self.take_lost(), self.driver.core.unknown) if report is not None]
 
     @property
@@ -651,7 +651,7 @@ class Pump:
         if not self._poked and (self.intake.has_sealed or (self._timer is None and self.intake.gathering)):
             call(self.poke)  # before the flag: Ctrl-C in between costs a second look, never the only one
             self._poked = True
-        self.intake.told()
+        self.intake.announced()
 
     def next_sequence(self, first: int) -> int:
         """The sequence of the next batch of a publisher whose batches began with `first`."""
@@ -680,7 +680,7 @@ class Pump:
             if oldest_s is not None and self._timer is None:
                 wait_s = max(oldest_s + self._linger_s - time.monotonic(), 0.0)
                 self._timer = self.loop.call_later(wait_s or max(self._linger_s, _POLL_S), self._ring)
-            intake.told()
+            intake.announced()
         if sealed:
             self.driver.submit(sealed)
 
@@ -718,12 +718,12 @@ class Pump:
             raise lost
 
     def take_lost(self) -> RecordsLost | None:
-        """Any thread, without the lock: what no caller was told yet."""
+        """Any thread, without the lock: losses that no caller has heard of."""
         with self.intake.lock:
             return self.intake.take_lost()
 
     def problems(self) -> list[EmbarcaderoError]:
-        """Any thread, without the lock: losses that no caller was told yet, losses in doubt, why it failed."""
+        """Any thread, without the lock: losses that no caller has heard of, losses in doubt, why it failed."""
         if self.forked:
             return []  # they are the parent's
         core = self.driver.core

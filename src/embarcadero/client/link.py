@@ -44,7 +44,7 @@ class Link:
 
     def __init__(self, number: int, now_us: int, generation: int = 0) -> None:
         self.number = number
-        self.generation = generation  # of the cluster, as its broker's Welcome told; 0: not told
+        self.generation = generation  # of the cluster, by its broker's Welcome; 0: not known
         self.tables = False  # its broker reads tables of topics for clients
         self.references = False  # its broker takes batches by reference
         self.granted_bytes = 0
@@ -72,7 +72,7 @@ class Link:
         """The broker granted `total_bytes` in all; telling it twice changes nothing."""
         self.granted_bytes = max(self.granted_bytes, total_bytes)
 
-    # --- requests: answers are routed by number to whoever asked ---
+    # --- requests: answers go by their numbers to those who asked ---
     def ask(self, owner: object) -> int:
         """A fresh request number whose answer belongs to `owner`."""
         request = self._next_request

@@ -183,7 +183,7 @@ async def find_position(
 ) -> LanePosition:
     """Where an index, a seq or a time is, whether brokers still have it or only the topic's table has.
 
-    Raises Trimmed if nobody has it, FuturePosition.
+    Raises Trimmed if neither has it, FuturePosition.
     """
     try:
         hot = await brokers.ask(m.Find(lane=lane, by=by, start=value), m.PlaceIs, patience)
@@ -450,8 +450,8 @@ def tail_of(topic: Topic, told: TailIs) -> Tail:
     durable = (told.durable_index, told.durable_seq) if topic.replicas else (told.index, told.seq)
     hot_index, hot_seq = told.hot_index, told.hot_seq
     hot = (told.start_index, told.start_seq) if hot_index is None or hot_seq is None else (hot_index, hot_seq)
-    holes = tuple(told.holes)
-    return Tail(told.lane, told.index, told.seq, told.start_index, told.start_seq, *durable, *hot, holes=holes)
+    start = told.start_index, told.start_seq
+    return Tail(told.lane, told.index, told.seq, *start, *durable, *hot, holes=tuple(told.holes))
 
 
 def with_lags(readers: list[ReaderProgress], tail: Tail) -> list[ReaderProgress]:

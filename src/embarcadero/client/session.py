@@ -43,7 +43,7 @@ LostBatch = tuple[Position, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherSettings:
-    """What a publisher is told when it is made.
+    """The settings of a publisher.
 
     `durable`: batches are settled when they are durable (ack=2). `replicated`: the topic outlives the fabric.
     `order`: the topic's. `session_order`: what to ask for (None: as the topic). A session that exists under the name
