@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from embarcadero import aio
-    from embarcadero.client.api.sync_log import Log, connect
-    from embarcadero.client.api.sync_streams import Publisher, Subscriber
+    from embarcadero.client.api.sync_log import Log, Publisher, Subscriber, connect
     from embarcadero.client.arguments import AS_CONFIGURED
     from embarcadero.client.results import Batch, Record, RecordFuture, TopicInfo
     from embarcadero.config import Config
@@ -51,8 +50,8 @@ _LAZY = {
     "Record": "embarcadero.client.results",
     "RecordFuture": "embarcadero.client.results",
     "Log": "embarcadero.client.api.sync_log",
-    "Publisher": "embarcadero.client.api.sync_streams",
-    "Subscriber": "embarcadero.client.api.sync_streams",
+    "Publisher": "embarcadero.client.api.sync_log",
+    "Subscriber": "embarcadero.client.api.sync_log",
     "AS_CONFIGURED": "embarcadero.client.arguments",
     "connect": "embarcadero.client.api.sync_log",
     "TopicInfo": "embarcadero.client.results",

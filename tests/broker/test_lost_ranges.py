@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from embarcadero.client.read.spans import tail_of, with_lags
+from embarcadero.client.reads import tail_of, with_lags
 from embarcadero.types import Gap, GapKind, Range, ReaderProgress
 from embarcadero.wire import messages as m
 from embarcadero_proof.bugs.table import injected

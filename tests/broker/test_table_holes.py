@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.client.read.spans import tail_of, with_lags
+from embarcadero.client.reads import tail_of, with_lags
 from embarcadero.types import Gap, GapKind, Hole, ReaderProgress, Tier
 from embarcadero.wire import messages as m
 from tests.broker.disks import DiskWorld

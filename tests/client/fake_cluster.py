@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from embarcadero.client.net.link import Link
-from embarcadero.client.publish.publisher import PublisherCore
+from embarcadero.client.arguments import Lookup
+from embarcadero.client.link import Link
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.subscriber import ReaderSettings, SubscriberCore
 from embarcadero.errors import (
     EmbarcaderoError,
     FuturePosition,
@@ -536,6 +538,11 @@ class FakeConnection:
             self.damage -= 1
             return bytes([payload[0] ^ 1]) + payload[1:]
         return payload
+
+
+def subscriber_core(lane: int = LANE, by: str = "index", start: int = 0, **settings: Any) -> SubscriberCore:
+    """A reader of one lane."""
+    return SubscriberCore(ReaderSettings(**settings), lane, Lookup(by, start))
 
 
 class World:

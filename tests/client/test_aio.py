@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import embarcadero as emb
-from embarcadero.client.net import brokers as brokers_module
+from embarcadero.client import brokers as brokers_module
 from embarcadero.errors import (
     BadMagic,
     BadValue,

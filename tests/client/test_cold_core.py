@@ -12,18 +12,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from embarcadero.client.net.link import Link
-from embarcadero.client.read import cold
-from embarcadero.client.read.spans import nothing_came
-from embarcadero.client.read.subscriber import ColdAsk, SubscriberCore
+from embarcadero.client import reads
+from embarcadero.client.link import Link
+from embarcadero.client.reads import nothing_came
 from embarcadero.client.results import Batch, OrderEntry
+from embarcadero.client.subscriber import SubscriberCore, TableAsk
 from embarcadero.errors import BadTable, BadValue, Corrupt, NotAvailable, TierUnavailable, Unreachable
 from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import TABLE_RETRY_S
 from embarcadero.types import EntryKind, Gap, GapKind, Tier
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import FetchedReceived
-from tests.client.fake_cluster import LANE, FakeCluster, World
+from tests.client.fake_cluster import LANE, FakeCluster, World, subscriber_core
 
 SILENT_US = 3_000_000
 
@@ -46,20 +46,20 @@ class Table:
 
 
 def make_world(records: int = 0, **options: Any) -> tuple[World, Table]:
-    core = SubscriberCore(lane=LANE, silent_after_us=SILENT_US, table=True, **options)
+    core = subscriber_core(silent_after_us=SILENT_US, table=True, **options)
     world = World(core, FakeCluster(), 1)
     for number in range(records):
         world.cluster.put(b"%d" % number, count=number % 3 + 1)
     return world, Table(world.cluster)
 
 
-def answer(world: World, table: Table, ask: ColdAsk, at_once: int = 2) -> None:
+def answer(world: World, table: Table, ask: TableAsk, at_once: int = 2) -> None:
     """Do what a driver does with a question: a few batches at a time, then the end."""
     core, reached = world.core, max(ask.start, min(ask.stop, table.frontier))
     batches = table.batches(ask.start, reached)
     for first in range(0, len(batches), at_once):
-        core.on_cold(ask, batches[first : first + at_once])
-    core.on_cold_end(ask, reached, world.now)
+        core.on_table_batches(ask, batches[first : first + at_once])
+    core.on_table_end(ask, reached, world.now)
     world.collect()
 
 
@@ -68,12 +68,12 @@ def drain(world: World, table: Table) -> list[Batch]:
     taken: list[Batch] = []
     while True:
         world.settle()
-        for ask in world.core.take_cold():
+        for ask in world.core.take_table_asks():
             answer(world, table, ask)
             world.settle()
         found = world.core.take_batches(1_000, world.now)
         world.collect()
-        if not found and world.core._cold is None:
+        if not found and not world.core._table.asked:
             return taken
         taken += found
 
@@ -115,13 +115,13 @@ def test_a_table_that_fails_in_an_unknown_way_fails_its_reader(monkeypatch: pyte
 
     async def main() -> None:
         told = asyncio.Event()
-        reads = cold.ColdReads(cast("Any", None), "t", told.set)
-        reads.begin(world.core.take_cold())
+        asked = reads.TableReads(cast("Any", None), "t", told.set)
+        asked.begin(world.core.take_table_asks())
         async with asyncio.timeout(10):
             await told.wait()
 
-    monkeypatch.setattr(cold, "describe", described)
-    monkeypatch.setattr(cold, "open_table", opened)
+    monkeypatch.setattr(reads, "describe", described)
+    monkeypatch.setattr(reads, "open_table", opened)
     asyncio.run(main())
     assert isinstance(world.core.failed, BadTable)
     assert re.search(r"table of 't'.*lane 7, span 0: .*nobody has thought", world.core.failed.message)
@@ -132,7 +132,7 @@ def test_a_stop_holds_for_the_table_too() -> None:
     world, table = make_world(records=10, start=1, stop=4)
     table.frontier, world.cluster.start_index = 9, 8
     world.settle()
-    (ask,) = world.core.take_cold()
+    (ask,) = world.core.take_table_asks()
     assert (ask.start, ask.stop) == (1, 4)
     answer(world, table, ask)
     assert [batch.index for batch in drain(world, table)] == [1, 2, 3]
@@ -144,13 +144,13 @@ def test_a_seek_makes_older_answers_void() -> None:
     world, table = make_world(records=10)
     table.frontier, world.cluster.start_index = 9, 8
     world.settle()
-    (ask,) = world.core.take_cold()
-    world.core.on_cold(ask, table.batches(0, 2))
+    (ask,) = world.core.take_table_asks()
+    world.core.on_table_batches(ask, table.batches(0, 2))
     world.core.seek("index", 1, world.now)
     world.collect()
     assert not world.core.wants(ask)
-    world.core.on_cold(ask, table.batches(2, 4))
-    world.core.on_cold_end(ask, 8, world.now)
+    world.core.on_table_batches(ask, table.batches(2, 4))
+    world.core.on_table_end(ask, 8, world.now)
     assert [batch.index for batch in drain(world, table)] == list(range(1, 10))
 
 
@@ -160,20 +160,20 @@ def test_places_are_looked_for_in_the_table_of_a_topic_that_has_one() -> None:
         world, table = make_world(records=10, by=by, start=start, tiered=True)
         table.frontier, world.cluster.start_index = 7, 5
         world.settle()
-        (ask,) = world.core.take_cold()
+        (ask,) = world.core.take_table_asks()
         assert (ask.by, ask.start) == (by, start)
-        world.core.on_place(ask, 3, world.now)
+        world.core.on_table_position(ask, 3, world.now)
         world.collect()
         assert [batch.index for batch in drain(world, table)] == list(range(3, 10))
     world, table = make_world(records=10, by="seq", start=5, tiered=True)
     world.settle()
-    (ask,) = world.core.take_cold()
-    world.core.on_place(ask, None, world.now)
+    (ask,) = world.core.take_table_asks()
+    world.core.on_table_position(ask, None, world.now)
     world.collect()
     assert drain(world, table)[0].seq == 3
     world, table = make_world(records=10, by="latest", tiered=True)
     world.settle()
-    assert world.core.take_cold() == []
+    assert world.core.take_table_asks() == []
     assert world.core.position == 10
 
 
@@ -182,9 +182,9 @@ def test_a_table_that_does_not_answer_is_asked_again_and_a_wrong_one_is_an_error
     world, table = make_world(records=10)
     table.frontier, world.cluster.start_index = 9, 8
     world.settle()
-    (ask,) = world.core.take_cold()
-    world.core.on_cold(ask, table.batches(0, 3))
-    world.core.on_cold_failed(ask, Unreachable("no answer"), world.now)
+    (ask,) = world.core.take_table_asks()
+    world.core.on_table_batches(ask, table.batches(0, 3))
+    world.core.on_table_failed(ask, Unreachable("no answer"), world.now)
     assert (world.core.failed, str(world.core.trouble)) == (None, "no answer")
     assert "no answer" in nothing_came(world.core, 5.0).message
     world.now += 1_000_000
@@ -195,15 +195,15 @@ def test_a_table_that_does_not_answer_is_asked_again_and_a_wrong_one_is_an_error
         world, table = make_world(records=10)
         world.cluster.start_index = 8
         world.settle()
-        (ask,) = world.core.take_cold()
-        world.core.on_cold(ask, wrong)
+        (ask,) = world.core.take_table_asks()
+        world.core.on_table_batches(ask, wrong)
         assert isinstance(world.core.failed, Corrupt)
         assert len(world.core.take_batches(10, world.now)) == 1
     world, _ = make_world(records=10)
     world.cluster.start_index = 8
     world.settle()
-    (ask,) = world.core.take_cold()
-    world.core.on_cold_failed(ask, BadValue("nonsense"), world.now)
+    (ask,) = world.core.take_table_asks()
+    world.core.on_table_failed(ask, BadValue("nonsense"), world.now)
     assert isinstance(world.core.failed, BadValue)
 
 
@@ -215,9 +215,9 @@ def test_a_store_that_stays_away_is_reported_and_the_reader_goes_on_when_asked()
         tries, since = 0, world.now
         while world.core.failed is None:
             world.settle()
-            for ask in world.core.take_cold():
+            for ask in world.core.take_table_asks():
                 tries += 1
-                world.core.on_cold_failed(ask, TierUnavailable("s3 is away", "start it"), world.now)
+                world.core.on_table_failed(ask, TierUnavailable("s3 is away", "start it"), world.now)
             assert tries < 100
             world.advance(50_000)
         assert isinstance(world.core.failed, TierUnavailable), failures
@@ -232,7 +232,7 @@ def test_a_store_that_stays_away_is_reported_and_the_reader_goes_on_when_asked()
 
 def offered(**options: Any) -> tuple[SubscriberCore, Link]:
     """A reader whose one broker reads tables for its clients."""
-    core, link = SubscriberCore(lane=LANE, silent_after_us=SILENT_US, table=True, **options), Link(1, 0)
+    core, link = subscriber_core(silent_after_us=SILENT_US, table=True, **options), Link(1, 0)
     link.tables = True
     core.on_connected(link, 0)
     return core, link
@@ -255,7 +255,7 @@ def test_brokers_that_offer_it_are_asked_for_records_of_the_table() -> None:
     assert asked(core)
     nothing: Any = np.zeros(0, dtype=ORDER)
     core.on_fetched(1, FetchedReceived(1, 5, 9, Gap(GapKind.TRIMMED, 0, 5), nothing, []), 1)
-    assert core.take_cold() == []
+    assert core.take_table_asks() == []
     assert core.take_batches(1, 2)[0].gap == Gap(GapKind.TRIMMED, 0, 5)
 
 
@@ -274,8 +274,8 @@ def test_a_broker_that_cannot_read_the_table_leaves_it_to_the_client() -> None:
         assert not asked(core)
         nothing: Any = np.zeros(0, dtype=ORDER)
         core.on_fetched(1, FetchedReceived(2, 5, 9, Gap(GapKind.TRIMMED, 0, 5), nothing, []), 1_000_001)
-        (ask,) = core.take_cold()
-        core.on_cold_failed(ask, unable, 1_000_002)
+        (ask,) = core.take_table_asks()
+        core.on_table_failed(ask, unable, 1_000_002)
         if reported is None:  # both ways are tried again
             assert core.failed is None
             core.on_timer(3_000_000)
@@ -303,7 +303,7 @@ def test_a_store_that_hangs_is_reported_once_both_ways_were_tried_and_the_time_i
     core.on_timer(RETRY_US + 100_000)
     core.take_output()
     core.on_fetched(1, FetchedReceived(2, 5, 9, TRIMMED, NOTHING, []), RETRY_US + 100_001)
-    core.on_cold_failed(core.take_cold()[0], TierUnavailable("s3://w hangs"), 2 * RETRY_US)
+    core.on_table_failed(core.take_table_asks()[0], TierUnavailable("s3://w hangs"), 2 * RETRY_US)
     assert isinstance(core.failed, TierUnavailable)
     assert "s3://w" in core.failed.message
 
@@ -316,7 +316,7 @@ def failing_then_waiting() -> tuple[SubscriberCore, Link]:
     core.on_timer(1_100_000)
     core.take_output()
     core.on_fetched(1, FetchedReceived(2, 5, 9, TRIMMED, NOTHING, []), 1_100_001)
-    core.on_cold_failed(core.take_cold()[0], NotAvailable("no PyIceberg here"), 1_100_002)
+    core.on_table_failed(core.take_table_asks()[0], NotAvailable("no PyIceberg here"), 1_100_002)
     core.on_timer(1_400_000)
     assert asked(core)
     return core, link
@@ -352,13 +352,13 @@ def test_a_reader_that_is_past_the_table_is_not_failed_for_it() -> None:
 
 def test_without_replicas_a_trim_is_a_gap_at_once() -> None:
     """Such topics have no table: nobody is asked."""
-    core = SubscriberCore(lane=LANE, silent_after_us=SILENT_US)
+    core = subscriber_core(silent_after_us=SILENT_US)
     world = World(core, FakeCluster(), 1)
     for number in range(5):
         world.cluster.put(b"%d" % number)
     world.cluster.start_index = 3
     world.settle()
-    assert core.take_cold() == []
+    assert core.take_table_asks() == []
     assert core.take_batches(1, world.now)[0].gap == Gap(GapKind.TRIMMED, 0, 3)
 
 
@@ -392,7 +392,7 @@ def test_every_position_comes_once_whatever_happens_in_between(steps: list[tuple
             world.settle()
             found += world.core.take_batches(many, world.now)
             world.collect()
-        asks += world.core.take_cold()
+        asks += world.core.take_table_asks()
         if asks and step in "ad":
             answer(world, table, asks.pop(0), at_once=many)
             world.settle()

@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.client.net.link import Link
-from embarcadero.client.publish.losses import AckedBatches
-from embarcadero.client.publish.publisher import PublisherCore
-from embarcadero.client.read.subscriber import SubscriberCore
+from embarcadero.client.link import Link
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.session import AckedBatches, PublisherSettings
 from embarcadero.errors import BadFrame, DiskFailed, FuturePosition, RecordsLost, SessionFenced, fresh
 from embarcadero.limits import ORDER_SLOTS
 from embarcadero.types import Gap, GapKind, Order, Position, TopicLane
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import WANT_DURABLE
-from tests.client.fake_cluster import LANE, FakeCluster, World
+from tests.client.fake_cluster import LANE, FakeCluster, World, subscriber_core
 
 RESEND_US = 3_000_000
 DELIVERY_US = 60_000_000
@@ -32,11 +31,11 @@ def publishing(order: int = 5, wires: int = 2, **changes: Any) -> World:
         "topic": "t", "window_bytes": 1 << 20, "resend_after_us": RESEND_US, "delivery_timeout_us": DELIVERY_US,
         "order": order, "replicated": True,
     }  # fmt: skip
-    return World(PublisherCore(**(options | changes)), FakeCluster(order, replicas=1), wires)
+    return World(PublisherCore(PublisherSettings(**(options | changes))), FakeCluster(order, replicas=1), wires)
 
 
 def reading(cluster: FakeCluster, **changes: Any) -> World:
-    return World(SubscriberCore(lane=LANE, silent_after_us=RESEND_US, **changes), cluster, 1)
+    return World(subscriber_core(silent_after_us=RESEND_US, **changes), cluster, 1)
 
 
 def add(world: World, payload: bytes, count: int = 1) -> Any:
@@ -358,9 +357,9 @@ def test_a_handle_that_is_anothers_by_now_is_not_taken_from_it() -> None:
     for number in list(world.wires):
         world.cut(number)
     world.cluster.start_anew(end=0)
-    other = World(PublisherCore(
+    other = World(PublisherCore(PublisherSettings(
         topic="t", window_bytes=1 << 20, resend_after_us=RESEND_US, delivery_timeout_us=DELIVERY_US, replicated=True,
-    ), world.cluster, 1)  # fmt: skip
+    )), world.cluster, 1)  # fmt: skip
     theirs = [add(other, b"theirs 0")]
     other.settle()
     assert other.core.session == world.core.session
@@ -512,7 +511,7 @@ def test_whatever_is_lost_is_told_and_nothing_else(seed: int, order: int, durabl
     world.connect()
     world.cluster.at_once = True
     world.cluster.make_durable()
-    world.run(lambda: world.core.unsettled == 0 and not world.core._opening)
+    world.run(lambda: world.core.unsettled == 0 and world.core._state.usable)
     assert world.core.failed is None
     lost = world.core.take_losses()
     gone = set(lost.positions) if lost is not None else set()
@@ -543,14 +542,14 @@ def test_lanes_that_end_below_an_acked_batch_lost_it(order: Order, ends: dict[st
     world = publishing(order, wires=1)
     world.settle()
     for index in range(3):
-        world.core._remembered.add(40, index, 10 * index, 10)
-    world.core._remembered.add(41, 0, 0, 1)
+        world.core._losses.remembered.add(40, index, 10 * index, 10)
+    world.core._losses.remembered.add(41, 0, 0, 1)
     world.cluster.lanes = [lane(40), lane(41, end=1, end_seq=1)]
     start_anew(world)
     world.settle()
     assert world.core.take_losses() is None, "lane 40 is not recovered yet"
     world.cluster.lanes[0] = lane(40, **ends)
-    world.run(lambda: not world.core._doubts)
+    world.run(lambda: not world.core._losses.doubts)
     lost = world.core.take_losses()
     assert lost is not None
     assert (lost.positions, lost.counts) == ((Position(40, 2, 20),), (10,))
@@ -564,13 +563,13 @@ def test_a_lane_that_was_closed_before_the_loss_is_asked_for_until_it_is_recover
     """Its end was told long ago, and says nothing about how much of it disks had when all memory went."""
     world = publishing(Order.NONE, wires=1)
     world.settle()
-    world.core._remembered.add(40, 3, 30, 10)
+    world.core._losses.remembered.add(40, 3, 30, 10)
     world.cluster.lanes, world.cluster.unsure = [lane(40, end=5, end_seq=50)], [40]
     start_anew(world)
     world.settle()
-    assert world.core._doubts.lanes() == {40}
+    assert world.core._losses.doubts.lanes() == {40}
     world.cluster.lanes, world.cluster.unsure = [lane(40, end=5, end_seq=50, kept=2)], []
-    world.run(lambda: not world.core._doubts)
+    world.run(lambda: not world.core._losses.doubts)
     lost = world.core.take_losses()
     assert lost is not None
     assert lost.positions == (Position(40, 3, 30),)
@@ -580,7 +579,7 @@ def test_close_waits_for_the_ends_of_lanes() -> None:
     """Otherwise a loss would never be told."""
     world = publishing(Order.NONE, wires=1)
     world.settle()
-    world.core._remembered.add(40, 0, 0, 1)
+    world.core._losses.remembered.add(40, 0, 0, 1)
     world.cluster.lanes = [lane(40)]
     world.core.close(world.now)  # the broker dies before it answers
     start_anew(world)
@@ -724,14 +723,14 @@ def test_a_store_that_fails_is_no_answer_to_what_became_of_lanes() -> None:
     """Only a topic that is gone is: else a loss would never be told."""
     world = publishing(Order.NONE, wires=1)
     world.settle()
-    world.core._remembered.add(40, 3, 30, 10)
+    world.core._losses.remembered.add(40, 3, 30, 10)
     world.cluster.lanes = [lane(40, end=2, end_seq=20)]
     world.cluster.fails = DiskFailed("the store's disk fails", "look at it")
     start_anew(world)
     world.settle()
-    assert world.core._doubts.lanes() == {40}
+    assert world.core._losses.doubts.lanes() == {40}
     world.cluster.fails = None
-    world.run(lambda: not world.core._doubts)
+    world.run(lambda: not world.core._losses.doubts)
     lost = world.core.take_losses()
     assert lost is not None
     assert lost.positions == (Position(40, 3, 30),)

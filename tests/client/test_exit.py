@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
-from embarcadero.client.net import lifetime
+from embarcadero.client import lifetime
 from tests.client.fake_server import FakeServer
 
 RECORDS = 1_000

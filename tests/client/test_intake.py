@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.client.publish.intake import RECORD_OVERHEAD_BYTES, Intake, Sealed
+from embarcadero.client.intake import RECORD_OVERHEAD_BYTES, Intake, IntakeSettings, Sealed
 from embarcadero.errors import BadValue
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX
 from embarcadero.wire.schemas import RAW, RAW_SCHEMA, decode_batch
@@ -17,7 +17,7 @@ from embarcadero.wire.schemas import RAW, RAW_SCHEMA, decode_batch
 def intake(**options: Any) -> Intake:
     usual: dict[str, Any] = {"partitions": 1, "partitioner": "murmur2", "key": "", "batch_bytes": 1000}
     usual |= {"frame_bytes_max": FRAME_BYTES_MAX, "window_bytes": 3000}
-    return Intake(topic="t", schemas=RAW, compression=None, **(usual | options))
+    return Intake(IntakeSettings(topic="t", schemas=RAW, compression=None, **(usual | options)))
 
 
 def send(taken: Intake, value: bytes, key: bytes | None = None) -> Any:
@@ -32,7 +32,7 @@ def send(taken: Intake, value: bytes, key: bytes | None = None) -> Any:
         if taken.is_full():
             return None
         future = taken.add(record, size)
-        taken.told()
+        taken.announced()
         return future
 
 
@@ -105,7 +105,7 @@ def test_the_quick_way_in_is_closed_until_the_event_loop_knows_of_the_batch() ->
     with taken.lock:
         taken.add(record, size)
         assert (taken.current, taken.news) == (None, True)
-        taken.told()
+        taken.announced()
         assert taken.current is not None
         taken.seal()
         assert taken.current is None

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embarcadero.client.net.link import Link
-from embarcadero.client.publish.publisher import PublisherCore
-from embarcadero.client.read.lanes import LanesCore
+from embarcadero.client.arguments import Lookup
+from embarcadero.client.lanes import LanesCore
+from embarcadero.client.link import Link
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.session import PublisherSettings
+from embarcadero.client.subscriber import ReaderSettings
 from embarcadero.errors import BadValue, UnknownTopic
 from embarcadero.types import Gap, GapKind, Order, Outcome, Position, TopicLane
 from embarcadero.wire import messages as m
@@ -25,7 +28,8 @@ def lane(number: int, **fields: Any) -> TopicLane:
 
 
 def reader(*lanes: TopicLane, **options: Any) -> LanesCore:
-    core = LanesCore(topic=TOPIC, lanes=lanes, silent_after_us=SILENT_US, **options)
+    start = Lookup(options.pop("by", "earliest"), options.pop("start", 0))
+    core = LanesCore(ReaderSettings(silent_after_us=SILENT_US, **options), TOPIC, lanes, start)
     core.on_connected(Link(1, 0), 0)
     return core
 
@@ -134,8 +138,11 @@ def test_a_lost_link_is_replaced_for_all_lanes_and_a_deleted_topic_ends_the_read
 # --- publishing ---
 def publisher(order: int, links: int = 2, acks: bool = True) -> PublisherCore:
     """A publisher with an open session 7 and credit on all links."""
-    core = PublisherCore(topic="t", window_bytes=1 << 20, resend_after_us=SILENT_US, delivery_timeout_us=60_000_000,
-                         order=order, acks=acks)  # fmt: skip
+    settings = PublisherSettings(
+        topic="t", window_bytes=1 << 20, resend_after_us=SILENT_US, delivery_timeout_us=60_000_000,
+        order=order, acks=acks,
+    )  # fmt: skip
+    core = PublisherCore(settings)
     for number in range(1, links + 1):
         core.on_connected(Link(number, 0), 0)
         core.on_credit(number, 1 << 20, 0)

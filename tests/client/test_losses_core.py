@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from embarcadero.client.publish.losses import AckedBatches
+from embarcadero.client.session import AckedBatches
 from embarcadero.errors import LossUnknown, OutcomeUnknown, SessionFenced, TimedOut, Unreachable
 from embarcadero.types import Order, Position, Range
 from embarcadero.wire import messages as m
@@ -30,7 +30,7 @@ def lost_indices(world: World) -> list[int]:
 def test_a_number_that_the_caller_knows_never_moves_into_the_place_of_a_lost_batch(order: int, named: bool) -> None:
     """Batches 2 and 3 are acked and lost: 4 and 5 are not sent as 2 and 3, and a new publisher goes on at 2."""
     world = publishing(order, session_name="job" if named else "")
-    world.core.keeps_numbers = True
+    world.core.keep_numbers()
     for n in range(4):
         add(world, b"%d" % n)
     world.settle()
@@ -65,7 +65,7 @@ def test_an_acked_batch_that_is_unsettled_behind_a_loss_is_not_called_failed() -
     third = add(world, b"2")
     while world.wires[1].outward:
         world.outward(1)
-    world.core._remembered.add(LANE, 2, 2, 1)  # batch 2 was acked: what is lost is 2
+    world.core._losses.remembered.add(LANE, 2, 2, 1)  # batch 2 was acked: what is lost is 2
     world.core._settle(third, Position(LANE, 2, 2), None)
     world.cluster.make_durable(below=2)
     start_anew(world)
@@ -120,7 +120,7 @@ def test_a_close_while_the_cluster_is_down_is_not_final_before_losses_are_known(
     world = publishing(order, session_name=name)
     if order == Order.NONE:
         world.settle()
-        world.core._remembered.add(40, 3, 30, 10)
+        world.core._losses.remembered.add(40, 3, 30, 10)
     else:
         add(world, b"0")
         world.settle()

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.client.net.link import Link
-from embarcadero.client.publish.publisher import PublisherCore
+from embarcadero.client.link import Link
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.session import PublisherSettings
 from embarcadero.errors import (
     Backpressure,
     BadValue,
@@ -35,7 +36,7 @@ def make_core(**changes: object) -> PublisherCore:
     options: dict[str, object] = {
         "topic": "t", "window_bytes": 1 << 20, "resend_after_us": RESEND_US, "delivery_timeout_us": DELIVERY_US,
     }  # fmt: skip
-    return PublisherCore(**(options | changes))  # type: ignore[arg-type]
+    return PublisherCore(PublisherSettings(**(options | changes)))  # type: ignore[arg-type]
 
 
 def make_world(order: int = 5, wires: int = 2, **changes: object) -> World:
@@ -684,7 +685,7 @@ def test_a_session_is_as_strong_as_its_broker_says(told: int, strong: bool) -> N
     world.cluster.tells_order = told
     world.settle()
     assert world.cluster.asked_orders == [5]
-    assert world.core._strong is strong
+    assert world.core._session.strong is strong
 
 
 def test_a_session_of_another_order_ends_a_publisher_that_insists() -> None:

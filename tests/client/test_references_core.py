@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from embarcadero.client.publish.batches import OutBatch
+from embarcadero.client.batches import OutBatch
 from embarcadero.client.results import BatchResult, Receipt, RecordFuture, TableResult, Waitable
 from embarcadero.errors import Backpressure, BadReference, BadValue, NotAvailable, OutcomeUnknown, Refused
 from embarcadero.types import Outcome, Position, StagedBatch

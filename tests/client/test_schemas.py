@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.client.arguments import parse_schema
-from embarcadero.client.publish.tables import encoded, fitted, list_entries, pieces
+from embarcadero.client.encoding import encoded, fitted, list_entries, pieces
 from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.errors import BadSchema, BadValue, Corrupt
 from embarcadero.limits import LIST_ENTRIES_MAX, RECORDS_PER_BATCH_MAX, SCHEMA_COLUMNS_MAX

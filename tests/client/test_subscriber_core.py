@@ -8,7 +8,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.client.read.subscriber import SubscriberCore
 from embarcadero.client.results import Batch
 from embarcadero.errors import BadFrame, ChecksumMismatch, FuturePosition
 from embarcadero.fabric.layout import ORDER
@@ -16,13 +15,13 @@ from embarcadero.limits import FETCH_ENTRIES_MAX
 from embarcadero.types import EntryKind, Gap, GapKind
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import FetchedReceived, payload_crc
-from tests.client.fake_cluster import LANE, FakeCluster, Stored, World
+from tests.client.fake_cluster import FakeCluster, Stored, World, subscriber_core
 
 SILENT_US = 3_000_000
 
 
 def make_world(wires: int = 1, records: int = 0, **options: Any) -> World:
-    core = SubscriberCore(lane=LANE, silent_after_us=SILENT_US, **options)
+    core = subscriber_core(silent_after_us=SILENT_US, **options)
     world = World(core, FakeCluster(), wires)
     for n in range(records):
         world.cluster.put(b"%d" % n, count=n % 3 + 1)
@@ -306,7 +305,7 @@ def test_a_retriable_refusal_is_tried_again_elsewhere() -> None:
     world.core.on_control(1, 1, failed, world.now)
     world.wires[1].outward.clear()
     assert world.core.next_timer_us() > world.now
-    world.run(lambda: world.core.position == 0 and world.core._ready)
+    world.run(lambda: world.core.position == 0 and world.core._ahead)
     assert len(questions(world, 2)) >= 1
 
 
@@ -402,8 +401,8 @@ def test_a_gap_that_begins_below_the_reader_tells_what_it_lost_and_its_position_
     """It had read up to 5 what was only ordered; the lane was sealed at 3 and goes on at 9."""
     world = make_world(records=5, read="ordered")
     assert len(drain(world)) == 5
-    assert world.core._asked is not None
-    conn, request = world.core._asked
+    assert world.core._request.under_way is not None
+    conn, request = world.core._request.under_way
     gap = FetchedReceived(request, 9, 9, Gap(GapKind.LOST, 3, 9), np.zeros(0, dtype=ORDER), [])
     world.core.on_fetched(conn, gap, world.now)
     assert world.core.position == 5

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
-from embarcadero.client.publish.tables import encoded
+from embarcadero.client.encoding import encoded
 from embarcadero.errors import BadReference
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.schemas import plain_batch

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import embarcadero as emb
 from embarcadero.cli.main import app
-from embarcadero.client.publish.intake import Sealed
-from embarcadero.client.publish.tables import encoded
+from embarcadero.client.encoding import encoded
+from embarcadero.client.intake import Sealed
 from embarcadero.client.results import BatchResult, RecordFuture
 from embarcadero.errors import BadSchema, BadValue, Corrupt, Trimmed, UnknownSchema
 from embarcadero.limits import DECODED_BYTES_MAX

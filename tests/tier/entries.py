@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from embarcadero.client.publish.tables import encoded
+from embarcadero.client.encoding import encoded
 from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.types import EntryKind, Gap, GapKind
 from embarcadero.wire.codec import payload_crc

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import embarcadero as emb
 from embarcadero.cli.main import app
 from embarcadero.client.api.sync_log import Log
-from embarcadero.client.net.link import Link
+from embarcadero.client.link import Link
 from embarcadero.config import load
 from embarcadero.errors import NotAvailable, TierUnavailable
 from embarcadero.node.local import LocalCluster
@@ -106,7 +106,7 @@ def test_a_store_that_is_away_is_named_and_reading_goes_on_when_it_is_back(
     with emb.connect(log.address) as client:
         if direct:
             monkeypatch.setattr(Link, "tables", property(lambda _: False, lambda *_: None))
-            client.brokers.table_properties = keys  # where the store is, the cluster tells
+            client.brokers.use_table_properties(keys)  # where the store is, the cluster tells
         with client.subscribe("far", start="earliest") as subscriber:
             with caplog.at_level(logging.WARNING, "embarcadero.client"), store.away("warehouse"):
                 error = _until_reported(subscriber)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embarcadero.client.publish.tables import encoded
+from embarcadero.client.encoding import encoded
 from embarcadero.client.results import Batch
 from embarcadero.errors import NotAvailable
 from embarcadero.limits import MIB, TABLE_PIECE_BYTES, TIER_GROUP_DECODED_BYTES

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from embarcadero.client.read.cold import open_table
+from embarcadero.client.reads import open_table
 from embarcadero.errors import BadTable, EmbarcaderoError, NotAvailable, TierUnavailable
 from embarcadero.tier.parquet import FileSpan, write_span
 from embarcadero.tier.serving import TableServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from embarcadero.client.net.link import Link
+from embarcadero.client.link import Link
 from embarcadero.errors import EmbarcaderoError, ProtocolError, from_wire
 from embarcadero.limits import CONNECT_TIMEOUT_S, CONTROL_BYTES_MAX
 from embarcadero.wire import messages as m

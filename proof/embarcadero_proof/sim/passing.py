@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from embarcadero.client.net.link import Link
-from embarcadero.client.publish.publisher import PublisherCore
+from embarcadero.client.link import Link
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.session import PublisherSettings
 from embarcadero.errors import UnknownTopic
 from embarcadero.types import Order, Topic
 from embarcadero.wire import messages as m
@@ -83,10 +84,10 @@ class PassingWriter(ClientProcess):
     role = "publisher"
 
     def __init__(self, world: World, name: str, topic_id: int, order: Order, replicated: bool) -> None:
-        self._publisher = PublisherCore(
+        self._publisher = PublisherCore(PublisherSettings(
             topic=NAME, topic_id=topic_id, order=order, window_bytes=1 << 16, replicated=replicated,
             resend_after_us=world.plan.resend_after_us, delivery_timeout_us=world.plan.delivery_timeout_us,
-        )  # fmt: skip
+        ))  # fmt: skip
         super().__init__(world, name, self._publisher)
 
     def start(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from embarcadero.client.publish.batches import OutBatch
+from embarcadero.client.batches import OutBatch
 from embarcadero.errors import BadReference
 from embarcadero.types import StagedBatch
 from embarcadero_proof.sim.history import ByReference

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from embarcadero.client.net.link import Link
-from embarcadero.client.read.subscriber import SubscriberCore
+from embarcadero.client.arguments import Lookup
+from embarcadero.client.link import Link
+from embarcadero.client.subscriber import ReaderSettings, SubscriberCore
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import FetchedReceived
 from embarcadero_proof.sim.clients import ClientProcess, ProbeCore, start_read
@@ -130,11 +131,12 @@ class SpanProcess(ClientProcess):
         by, start = ("seq", tail.start_seq) if by_seq else ("index", tail.start_index)
         now_us = self.world.queue.now_us
         self.world.seen(Moved(at=now_us, reader=self._reader_name, lane=tail.lane, index=tail.start_index))
-        self._spans.begin(SubscriberCore(
-            lane=tail.lane, by=by, start=start, stop=self._stop, owner=self._spans,
-            silent_after_us=self.world.plan.resend_after_us, wait_ms=2_000, max_bytes=1 << 18,
+        settings = ReaderSettings(
+            stop=self._stop, silent_after_us=self.world.plan.resend_after_us, wait_ms=2_000, max_bytes=1 << 18,
             **self.world.tiering.settings,
-        ), self.clock.now_us())  # fmt: skip
+        )  # fmt: skip
+        reader = SubscriberCore(settings, tail.lane, Lookup(by, start), owner=self._spans)
+        self._spans.begin(reader, self.clock.now_us())
 
     @property
     def reads(self) -> bool:

@@ -25,8 +25,8 @@ from embarcadero_proof.sim.history import OnDisk, TieredTo
 
 if TYPE_CHECKING:
     from embarcadero.broker.broker import Broker
-    from embarcadero.client.read.lanes import LanesCore
-    from embarcadero.client.read.subscriber import SubscriberCore
+    from embarcadero.client.lanes import LanesCore
+    from embarcadero.client.subscriber import SubscriberCore
     from embarcadero_proof.sim.plan import TopicPlan
     from embarcadero_proof.sim.world import World
 
@@ -243,9 +243,9 @@ class Tiering:
 
 def no_table(core: SubscriberCore | LanesCore, now_us: int) -> None:
     """What a client without PyIceberg does: it can't read tables itself, and polls again after a store was away."""
-    for ask in core.take_cold():
+    for ask in core.take_table_asks():
         if ask.by == "span":
-            ask.core.on_cold_failed(ask, NotAvailable("no PyIceberg here"), now_us)
+            ask.core.on_table_failed(ask, NotAvailable("no PyIceberg here"), now_us)
         else:
-            ask.core.on_place(ask, None, now_us)  # as brokers know it
+            ask.core.on_table_position(ask, None, now_us)  # as brokers know it
     core.retry(now_us)

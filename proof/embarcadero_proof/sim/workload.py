@@ -6,11 +6,13 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from embarcadero.client.publish.batches import OutBatch
-from embarcadero.client.publish.publisher import PublisherCore
-from embarcadero.client.read.lanes import LanesCore
-from embarcadero.client.read.subscriber import SubscriberCore
+from embarcadero.client.arguments import Lookup
+from embarcadero.client.batches import OutBatch
+from embarcadero.client.lanes import LanesCore
+from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.results import Batch
+from embarcadero.client.session import PublisherSettings
+from embarcadero.client.subscriber import ReaderSettings, SubscriberCore
 from embarcadero.errors import OutcomeUnknown
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.types import Ack, GapKind, Order
@@ -100,7 +102,7 @@ class PublisherProcess(ClientProcess):
 
     def __init__(self, world: World, stream: Stream) -> None:
         plan = stream.plan
-        self._publisher = PublisherCore(
+        settings = PublisherSettings(
             topic=plan.topic.name,
             session_name=plan.name if plan.named else "",
             window_bytes=plan.window_bytes,
@@ -111,6 +113,7 @@ class PublisherProcess(ClientProcess):
             durable=plan.ack == Ack.DURABLE,
             replicated=plan.topic.replicas > 0,
         )
+        self._publisher = PublisherCore(settings)
         stream.processes += 1
         self.stream = stream
         super().__init__(world, f"{plan.name}.{stream.processes}", self._publisher)
@@ -261,16 +264,15 @@ class SubscriberProcess(ClientProcess):
     role = "subscriber"
 
     def __init__(self, world: World, plan: ReaderPlan) -> None:
-        settings: dict[str, Any] = {
-            "by": plan.by, "partitions": plan.partitions, "silent_after_us": world.plan.resend_after_us,
-            "wait_ms": 2_000, "max_bytes": plan.max_bytes, "read": plan.read,
-        }  # fmt: skip
-        topic = plan.topic.lane
-        settings |= world.tiering.settings
+        settings = ReaderSettings(
+            partitions=plan.partitions, silent_after_us=world.plan.resend_after_us, wait_ms=2_000,
+            max_bytes=plan.max_bytes, read=plan.read, **world.tiering.settings,
+        )  # fmt: skip
+        topic, start = plan.topic.lane, Lookup(plan.by, 0)
         self._subscriber: SubscriberCore | LanesCore = (
-            LanesCore(topic=topic, lanes=world.directory.lanes.all(topic), **settings)
+            LanesCore(settings, topic, world.directory.lanes.all(topic), start)
             if plan.topic.order <= Order.BROKER
-            else SubscriberCore(lane=topic, **settings)
+            else SubscriberCore(settings, topic, start)
         )
         super().__init__(world, plan.name, self._subscriber)
         self.plan = plan

@@ -24,8 +24,7 @@ from embarcadero.types import NO_SESSION, Ack, EntryKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from embarcadero.client.api.sync_log import Log
-    from embarcadero.client.api.sync_streams import Publisher, Subscriber
+    from embarcadero.client.api.sync_log import Log, Publisher, Subscriber
     from embarcadero.client.results import Batch, Record, RecordFuture, TopicInfo
     from embarcadero.types import Position
 
@@ -203,7 +202,7 @@ def _first_difference(batch: Batch, data: Any, about: TopicInfo) -> int:
     """Which row (from 1 on) is the first that differs from its record in a batch; 0: none does."""
     import pyarrow as pa
 
-    from embarcadero.client.publish.tables import fitted
+    from embarcadero.client.encoding import fitted
 
     rows, stored = fitted(data, about.versions, 0), pa.Table.from_batches([batch.to_arrow()])
     rows = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])

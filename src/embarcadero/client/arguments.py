@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from math import inf
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
 
 import pyarrow as pa
 
@@ -226,42 +226,53 @@ def publisher_options(usual: ClientKeys, asked: PublisherArguments) -> Publisher
     return PublisherOptions(**(defaults | asked))
 
 
-Place = str | int | datetime
-"""Where a reader starts."""
+StartPosition = str | int | datetime
+"""Where a reader starts, as callers write it."""
+
+
+class Lookup(NamedTuple):
+    """What a position is asked for by: "earliest", "latest", "index", "seq" or "time" (these are words of the wire)."""
+
+    by: str
+    value: int
+
+
+EARLIEST: Final = Lookup("earliest", 0)
+FIRST_INDEX: Final = Lookup("index", 0)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def place(start: Place) -> tuple[str, int]:
+def start_lookup(start: StartPosition) -> Lookup:
     """Where to read from: "earliest", "latest", the seq of a record, or an append time."""
     if isinstance(start, datetime):
-        return "time", time_us(start)
+        return Lookup("time", time_us(start))
     if isinstance(start, str):
         if start not in ("earliest", "latest"):
             hint = 'use "earliest", "latest", the seq of a record, or a datetime with a time zone'
             raise BadValue(f"{start!r} is no place in a log", hint)
-        return start, 0
-    return "seq", _number("seq", start)
+        return Lookup(start, 0)
+    return Lookup("seq", _number("seq", start))
 
 
-def seek_place(where: str | None, seq: int | None, index: int | None, time: datetime | None) -> tuple[str, int]:
+def seek_lookup(where: str | None, seq: int | None, index: int | None, time: datetime | None) -> Lookup:
     """Where to seek: exactly one of the four."""
     if [where, seq, index, time].count(None) != 3:
         hint = 'use seek("earliest"), seek("latest"), seek(seq=...), seek(index=...) or seek(time=...)'
         raise BadValue("seek to one place", hint)
     if index is not None:
-        return "index", _number("index", index)
+        return Lookup("index", _number("index", index))
     if time is not None:
-        return "time", time_us(time)
-    return place(seq if where is None and seq is not None else where or "")
+        return Lookup("time", time_us(time))
+    return start_lookup(seq if where is None and seq is not None else where or "")
 
 
-def trim_place(seq: int | None, index: int | None, time: datetime | None) -> tuple[str, int]:
+def trim_lookup(seq: int | None, index: int | None, time: datetime | None) -> Lookup:
     """What to trim before: exactly one of the three."""
     if [seq, index, time].count(None) != 2:
         raise BadValue("trim before one place", "use before_seq=..., before_index=... or before_time=...")
-    return seek_place(None, seq, index, time)
+    return seek_lookup(None, seq, index, time)
 
 
 def time_us(when: Any) -> int:

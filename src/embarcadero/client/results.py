@@ -294,14 +294,14 @@ class Batch:
         lane: int,
         entry: OrderEntry,
         payload: Any,
-        gap: Gap | None,
         brokers: Mapping[int, int],
         schemas: TopicSchemas = RAW,
     ) -> None:
         self.lane, self.index, self.seq, self.count = lane, entry.index, entry.seq, entry.count
         self.session, self.session_seq, self.partition = entry.session, entry.session_seq, entry.partition
         self.broker = brokers.get(entry.origin, entry.origin)
-        self.payload, self.gap = payload, gap
+        self.payload = payload
+        self.gap: Gap | None = None
         self.schema_version, self._schemas = entry.schema, schemas
         self.append_us, self.crc, self.flags, self.kind = entry.append_us, entry.crc, entry.flags, _KINDS[entry.kind]
         self._arrow: pa.RecordBatch | None = None
@@ -312,16 +312,19 @@ class Batch:
     ) -> Batch:
         """The batch of an order entry; a SKIP becomes a gap."""
         if entry.kind != EntryKind.SKIP:
-            return cls(lane, entry, payload, None, brokers, schemas)
-        skipped = Gap(GapKind.SKIPPED, entry.session_seq, entry.session_seq + entry.location, entry.session)
-        return cls(lane, entry, b"", skipped, brokers)
+            return cls(lane, entry, payload, brokers, schemas)
+        batch = cls(lane, entry, b"", brokers)
+        batch.gap = Gap(GapKind.SKIPPED, entry.session_seq, entry.session_seq + entry.location, entry.session)
+        return batch
 
     @classmethod
     def of_gap(cls, lane: int, gap: Gap, seq: int | None) -> Batch:
         """A hole in the log itself; `seq` is where it begins, if known."""
         fields = dict.fromkeys(OrderEntry._fields, 0)
         fields |= {"index": gap.start, "seq": NO_INDEX if seq is None else seq, "session": NO_SESSION}
-        return cls(lane, OrderEntry(**fields), b"", gap, {})
+        batch = cls(lane, OrderEntry(**fields), b"", {})
+        batch.gap = gap
+        return batch
 
     @property
     def append_time(self) -> datetime:

@@ -25,9 +25,8 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from embarcadero.client.api.sync_log import Log
-from embarcadero.client.api.sync_streams import Publisher
-from embarcadero.client.publish.tables import encoded, fitted
+from embarcadero.client.api.sync_log import Log, Publisher
+from embarcadero.client.encoding import encoded, fitted
 from embarcadero.client.results import RecordFuture, TopicInfo
 from embarcadero.errors import (
     BadSchema,

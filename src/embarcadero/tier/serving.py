@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from embarcadero.broker.disk_reads import FetchResult
-from embarcadero.client.publish.tables import encoded
+from embarcadero.client.encoding import encoded
 from embarcadero.client.results import Batch
 from embarcadero.config.secrets import public_properties
 from embarcadero.errors import BadTable, NotAvailable, TierUnavailable

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embarcadero.client.publish.tables import encoded
+from embarcadero.client.encoding import encoded
 from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.errors import BadTable, BadValue, TierUnavailable
 from embarcadero.limits import TABLE_PIECE_BYTES
@@ -33,9 +33,10 @@ from embarcadero.tier.row_groups import GroupCache, RowGroupFile, merged, pieces
 from embarcadero.tier.snapshots import TableFile, loaded, shared_manifests, static_table
 from embarcadero.tier.storage import Properties, Storage, reading
 from embarcadero.types import Cut, EntryKind, Gap, GapKind, LanePosition, Tier
-from embarcadero.wire.schemas import TopicSchemas
 
-from pyiceberg.io.pyarrow import schema_to_pyarrow  # isort: skip - storage.py says what is missing
+from pyiceberg.io.pyarrow import schema_to_pyarrow  # isort: skip
+
+from embarcadero.wire.schemas import TopicSchemas
 
 _TABLES_MAX: Final = 64  # metadata files whose contents are kept
 _ANY: Final = (1 << 63) - 1
@@ -299,7 +300,7 @@ class TableBatch(Batch):
     def __init__(
         self, lane: int, entry: OrderEntry, arrow: pa.RecordBatch | None, kept: Any, schemas: TopicSchemas
     ) -> None:
-        super().__init__(lane, entry, b"", None, {}, schemas)
+        super().__init__(lane, entry, b"", {}, schemas)
         self._arrow, self._made, self._size = arrow, kept, entry.size
 
     @property

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from embarcadero.client.arguments import parse_schema
-from embarcadero.client.net.link import Link
-from embarcadero.client.read.subscriber import SubscriberCore
+from embarcadero.client.arguments import Lookup, parse_schema
+from embarcadero.client.link import Link
 from embarcadero.client.results import Batch, OrderEntry
+from embarcadero.client.subscriber import ReaderSettings, SubscriberCore
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.layout import ORDER, seal, sealed
 from embarcadero.limits import (
@@ -153,7 +153,7 @@ def _answers() -> Inputs:
 
 def _subscriber(data: bytes) -> str:
     """Answers to a subscriber: what it hands on continues, and fits its checksums; the rest is a typed error."""
-    core = SubscriberCore(lane=0, start=100, silent_after_us=10**9, control=True)
+    core = SubscriberCore(ReaderSettings(silent_after_us=10**9, control=True), 0, Lookup("index", 100))
     core.on_connected(Link(1, 0), 0)
     receiver = FrameReceiver(
         allowed=FROM_BROKERS, scratch=memoryview(bytearray(SCRATCH_BYTES)), control_bytes_max=CONTROL_BYTES_MAX
@@ -169,8 +169,8 @@ def _subscriber(data: bytes) -> str:
             now += 1_000_000
             core.on_timer(now)
             if isinstance(event, FetchedReceived):
-                request = core._asked[1] if core._asked else 0
-                core.on_fetched(1, event._replace(request=request), now)
+                asked = core._request.under_way
+                core.on_fetched(1, event._replace(request=asked.request if asked else 0), now)
             handed += core.take_batches(100, now)
     return _checked(handed, core.failed)
 

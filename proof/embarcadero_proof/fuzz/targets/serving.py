@@ -12,8 +12,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from embarcadero.client.net.link import Link
-from embarcadero.client.publish.publisher import PublisherCore
+from embarcadero.client.link import Link
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.session import PublisherSettings
 from embarcadero.limits import (
     BROKER_LANES_FIRST,
     CONTROL_BYTES_MAX,
@@ -174,10 +175,10 @@ def _broker_says() -> Inputs:
 
 def _publisher(data: bytes) -> str:
     """A publisher that gets any frames settles each batch at most once, with a position or a typed error."""
-    core = PublisherCore(
+    core = PublisherCore(PublisherSettings(
         topic="t", window_bytes=1 << 20, resend_after_us=5_000, delivery_timeout_us=10**9,
         order=data[0] % 3 if data else Order.TOTAL, durable=len(data) % 2 == 0, replicated=len(data) % 3 == 0,
-    )  # fmt: skip
+    ))  # fmt: skip
     link = Link(1, 0)
     link.references = len(data) % 5 > 0
     core.on_connected(link, 0)

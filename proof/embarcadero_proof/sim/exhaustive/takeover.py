@@ -6,7 +6,7 @@ takes them the other way round, so whatever it does not find gets another positi
   fabric/;
 - new, next: `Sequencer.begin`, `Takeover.begin`, `Rounds._write` (sequencer/leader/), by EpochTable, PredecessorState,
   Lane and brokers' rings themselves; the store is two numbers, as in placement/epochs.py;
-- broker: fabric/leader.py and the relay of broker/pending.py; reader: the loads of broker/lane_reader.py, by LeaderView.
+- broker: fabric/leader.py and the relay of broker/pending.py; reader: the loads of broker/lane_reader.py.
 """
 
 from __future__ import annotations

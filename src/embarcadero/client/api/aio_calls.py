@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from embarcadero.client.arguments import AS_CONFIGURED, PublisherOptions, Timeout
-from embarcadero.client.net.brokers import BrokerPool
-from embarcadero.client.read.cold import find_place
-from embarcadero.client.read.spans import lanes_of, tail_of
+from embarcadero.client.brokers import BatchLimits, BrokerPool
+from embarcadero.client.reads import find_position, lanes_of, tail_of
 from embarcadero.client.results import TopicInfo
 from embarcadero.config.secrets import public_properties
 from embarcadero.errors import BadFrame, NotAvailable, Refused, Trimmed, UnknownTopic
@@ -18,22 +17,14 @@ from embarcadero.wire import messages as m
 
 # ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`
 
-Places = Mapping[int, tuple[int, int]]
-"""By lane: (index, seq)."""
+LanePositions = Mapping[int, LanePosition]
+"""By lane: index and seq."""
 
 Answer = TypeVar("Answer", bound=m.Message)
 Survey = dict[str, tuple[TopicInfo, list[Tail]]]
 """By name: a topic, and the tails of its lanes."""
 _AT_ONCE: Final = 32
 """So many topics are asked for at once."""
-
-
-class BatchLimits(NamedTuple):
-    """What the brokers of a cluster take in one batch."""
-
-    record_bytes: int  # of one record
-    frame_bytes: int  # of a batch with its overhead
-    records: int
 
 
 class _Asks(Protocol):
@@ -83,13 +74,13 @@ class TierCalls:
         epoch: int,
         *,
         metadata: str,
-        frontiers: Places,
-        starts: Places | None = None,
+        frontiers: LanePositions,
+        starts: LanePositions | None = None,
         topic_id: int = 0,
         engine: str = "",
         timeout: Timeout = AS_CONFIGURED,
     ) -> Tier:
-        """Tell that everything below these places is in the table. Raises Deposed if the epoch is over."""
+        """Announce that everything below these positions is in the table. Raises Deposed if the epoch is over."""
         ask = m.AdvanceTier(
             topic=topic,
             epoch=epoch,
@@ -176,12 +167,12 @@ async def _ask_for_name(
 
 
 async def trim_ask(brokers: BrokerPool, about: TopicInfo, ask: m.Trim) -> m.Trim:
-    """The question to trim before a place that only the topic's table has: brokers can't tell its index and seq."""
+    """The question to trim before a position that only the topic's table has: brokers can't tell its index and seq."""
     if about.tier is None or not ask.cold or about.tier.start(ask.lane) >= about.tier.frontier(ask.lane):
         return ask
     tail = await brokers.ask(m.GetTail(lane=ask.lane), m.TailIs)
     try:
-        index, seq = await find_place(brokers, about, ask.lane, ask.by, ask.before)
+        index, seq = await find_position(brokers, about, ask.lane, ask.by, ask.before)
     except Trimmed:  # less than before: nothing changes
         return m.Trim(lane=ask.lane, by="index", before=0, topic_id=ask.topic_id)
     if tail.hot_index is None or index >= tail.hot_index:
@@ -224,8 +215,7 @@ class SurveyCalls:
     @property
     def limits(self) -> BatchLimits:
         """What the brokers take in one batch."""
-        brokers = self.brokers
-        return BatchLimits(brokers.record_bytes_max, brokers.frame_bytes_max, brokers.records_max)
+        return self.brokers.limits
 
     @property
     def table_properties(self) -> tuple[str, ...]:
@@ -234,7 +224,7 @@ class SurveyCalls:
 
     def use_table_properties(self, properties: Sequence[str]) -> None:
         """Reach the files of tables by these `key=value` from now on, in place of the configured ones."""
-        self.brokers.table_properties = properties
+        self.brokers.use_table_properties(properties)
 
 
 async def _survey(log: _Asks, topic: str, expected: Collection[int], timeout: Timeout) -> tuple[TopicInfo, list[Tail]]:

@@ -12,12 +12,13 @@ from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
+from embarcadero.client import lifetime
 from embarcadero.client.api.aio_calls import SessionCalls, SurveyCalls, TierCalls, trim_ask
 from embarcadero.client.api.aio_streams import Opening, Publisher, Subscriber
 from embarcadero.client.arguments import (
     AS_CONFIGURED,
-    Place,
     PublisherArguments,
+    StartPosition,
     Timeout,
     TopicChanges,
     broker_addresses,
@@ -27,25 +28,25 @@ from embarcadero.client.arguments import (
     close_patience,
     parse_addresses,
     patience_s,
-    place,
     publisher_options,
-    seek_place,
+    seek_lookup,
+    start_lookup,
     time_us,
-    trim_place,
+    trim_lookup,
 )
-from embarcadero.client.net import lifetime
-from embarcadero.client.net.brokers import BrokerPool
-from embarcadero.client.read.cold import cold_cuts, find_place
-from embarcadero.client.read.spans import (
+from embarcadero.client.brokers import BrokerPool
+from embarcadero.client.reads import (
+    LaneSpan,
     Scan,
-    Span,
     check_piece_bytes,
+    find_position,
     joined,
     lane_of,
     lanes_of,
     read_span,
     reader_core,
-    span,
+    seq_span,
+    table_only_cuts,
     tail_of,
     with_lags,
 )
@@ -295,7 +296,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
 
             start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
-        by, before = trim_place(before_seq, before_index, before_time)
+        by, before = trim_lookup(before_seq, before_index, before_time)
         about = await self._meant(topic, timeout)
         lanes = lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")]
         wanted = [m.Trim(lane=each, by=by, before=before, cold=cold, topic_id=about.id) for each in lanes]
@@ -303,7 +304,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         found = await asyncio.gather(*(self._ask(ask, m.PlaceIs, timeout) for ask in asks))
         if lane is not None or about.order > Order.BROKER:
             return Position(found[0].lane, found[0].index, found[0].seq)
-        return Position(about.lane, sum(place.index for place in found), sum(place.seq for place in found))
+        return Position(about.lane, sum(start.index for start in found), sum(start.seq for start in found))
 
     async def position_at(
         self, topic: str, time: datetime, *, lane: int | None = None, timeout: Timeout = AS_CONFIGURED
@@ -331,12 +332,12 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
 
             position = await log.position_of("orders", seq=1_000)
         """
-        return await self._find(topic, *seek_place(None, seq, index, None), lane, timeout)
+        return await self._find(topic, *seek_lookup(None, seq, index, None), lane, timeout)
 
     async def _find(self, topic: str, by: str, value: int, lane: int | None, timeout: Timeout) -> Position:
         about = await self.describe(topic, timeout=timeout)
         number = lane_of(about, lane, f"a {by}")
-        return Position(number, *await find_place(self.brokers, about, number, by, value, self._patience(timeout)))
+        return Position(number, *await find_position(self.brokers, about, number, by, value, self._patience(timeout)))
 
     async def note_progress(
         self,
@@ -427,7 +428,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         self,
         topic: str,
         *,
-        start: Place = "earliest",
+        start: StartPosition = "earliest",
         read: str = "durable",
         partitions: Sequence[int] | None = None,
         group: str | None = None,
@@ -448,17 +449,17 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
     async def _open_subscriber(
         self,
         topic: str,
-        start: Place,
+        start: StartPosition,
         read: str,
         partitions: Sequence[int] | None,
         group: str | None,
         timeout: Timeout,
     ) -> Subscriber:
         check_read(read, group)
-        by, value = place(start)
+        where = start_lookup(start)
         described = await self.describe(topic, timeout=timeout)
         wanted = None if partitions is None else list(partitions)
-        core = reader_core(self.brokers, described, by, value, read, wanted)
+        core = reader_core(self.brokers, described, where, read, wanted)
         return self._register(Subscriber(self.brokers, self._forget, core, described.name))
 
     async def read(
@@ -502,13 +503,13 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         first, stop = await self._seq_of(topic, lane, start, timeout), await self._seq_of(topic, lane, end, timeout)
         tail = tail_of(topic, await self._ask(m.GetTail(lane=lane), m.TailIs, timeout))
         patience = self._patience(timeout)
-        return await read_span(self.brokers, topic, tail, *span(tail, first, stop), patience, read)
+        return await read_span(self.brokers, topic, tail, seq_span(tail, first, stop), patience, read)
 
     async def _seq_of(self, topic: TopicInfo, lane: int, where: int | datetime | None, timeout: Timeout) -> int | None:
         """The seq at which the batches since a time begin; a seq stays what it is."""
         if not isinstance(where, datetime):
             return where
-        return (await find_place(self.brokers, topic, lane, "time", time_us(where), self._patience(timeout)))[1]
+        return (await find_position(self.brokers, topic, lane, "time", time_us(where), self._patience(timeout)))[1]
 
     def scan(
         self,
@@ -533,9 +534,9 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
                 rows += sum(batch.count for batch in batches)
         """
         wanted = None if partitions is None else list(partitions)
-        return self._scan(topic, lane, Span(start, stop, read, wanted, control).checked(), timeout)
+        return self._scan(topic, lane, LaneSpan(start, stop, read, wanted, control).checked(), timeout)
 
-    async def _scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> AsyncIterator[list[Batch]]:
+    async def _scan(self, topic: str, lane: int | None, span: LaneSpan, timeout: Timeout) -> AsyncIterator[list[Batch]]:
         scan = await self._begin_scan(topic, lane, span, timeout)
         try:
             while taken := await scan.next():
@@ -543,13 +544,13 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         finally:
             self._end_scan(scan)
 
-    async def _begin_scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> Scan:
+    async def _begin_scan(self, topic: str, lane: int | None, span: LaneSpan, timeout: Timeout) -> Scan:
         """A scan that its caller drives, and ends: `scan` is the way to have one."""
         about = await self.describe(topic, timeout=timeout)
         number = lane_of(about, lane, "an index")
         tail = tail_of(about, await self._ask(m.GetTail(lane=number), m.TailIs, timeout))
         patience = self._patience(timeout)
-        return self._register(Scan(self.brokers, about, number, span, span.ends(tail), patience))
+        return self._register(Scan(self.brokers, about, number, span, span.indices(tail), patience))
 
     def _end_scan(self, scan: Scan) -> None:
         """Stop the fetching of a scan."""
@@ -577,14 +578,14 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
             for cut in await log.measure("orders", 0, (await log.tail("orders")).durable_index, 64 << 20): ...
         """
         check_piece_bytes(piece_bytes)
-        Span(start, stop, "ordered", None, False).checked()
+        LaneSpan(start, stop, "ordered", None, False).checked()
         about = await self.describe(topic, timeout=timeout) if isinstance(topic, str) else topic
         number = lane_of(about, lane, "an index")
         cuts: list[Cut] = []
         at = start
         tiered, most = table and about.tier is not None, pieces_max or PIECES_MAX
         while at < stop and (pieces_max is None or len(cuts) < pieces_max):
-            if tiered and (cold := await cold_cuts(self.brokers, about.name, number, at, stop, piece_bytes)):
+            if tiered and (cold := await table_only_cuts(self.brokers, about.name, number, at, stop, piece_bytes)):
                 cuts, at = cuts + cold, cold[-1].index
                 continue
             ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=most)
@@ -620,7 +621,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         problems = [problem for publisher in publishers for problem in publisher._problems()]
         failures = [as_reported(error) for error in ended if isinstance(error, Exception)]
         if publishers:
-            from embarcadero.client.publish.losses import losses_first
+            from embarcadero.client.session import losses_first
 
             failures = losses_first(problems + failures)
         raise_as_one(failures)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from embarcadero.client.arguments import PublisherOptions, check_timeout, close_patience, seek_place
-from embarcadero.client.net.brokers import BrokerPool
-from embarcadero.client.read.driver import ReaderCore, SubscriberDriver, forked_reader
+from embarcadero.client.arguments import PublisherOptions, check_timeout, close_patience, seek_lookup
+from embarcadero.client.brokers import BrokerPool
+from embarcadero.client.reads import ReaderCore, SubscriberDriver, forked_reader
 from embarcadero.client.results import Batch, RecordFuture, TableResult, TopicInfo
 from embarcadero.errors import (
     Backpressure,
@@ -30,7 +30,7 @@ from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Position, StagedBatch
 
 if TYPE_CHECKING:
-    from embarcadero.client.publish.intake import Sealed
+    from embarcadero.client.intake import Sealed
 
 # ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`
 
@@ -94,7 +94,7 @@ class Publisher:
     def __init__(
         self, brokers: BrokerPool, forget: Callable[[Publisher], None], topic: TopicInfo, options: PublisherOptions
     ) -> None:
-        from embarcadero.client.publish.pump import Pump  # not for those who only read
+        from embarcadero.client.intake import Pump  # not for those who only read
 
         self._forget = forget
         self._pump = Pump(brokers, topic, options, RecordAwaitable)
@@ -386,7 +386,7 @@ class Subscriber:
         """
         if isinstance(where, Position):
             index, lane, where = where.index, where.lane, None
-        self._driver.seek(*seek_place(where, seq, index, time), lane)
+        self._driver.seek(*seek_lookup(where, seq, index, time), lane)
 
     @property
     def paused(self) -> bool:

@@ -3,7 +3,7 @@
 One background thread per Log runs an event loop, shared by the log's publishers and subscribers. `send` only appends to
 a list under a lock; sealing, encoding and sending happen in the background thread. Ctrl-C gets through every wait.
 
-`sync_log` and `sync_streams` are generated (`make faces`): a call `x` there is the method `_x` of the base class here,
+`sync_log` is generated (`make faces`): a call `x` there is the method `_x` of the base class here,
 if that has one, and else the coroutine `x` of the asyncio client, run by the background thread.
 """
 
@@ -23,22 +23,21 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import pyarrow as pa
 
+from embarcadero.client import lifetime
 from embarcadero.client.api import aio_log
 from embarcadero.client.arguments import (
-    Place,
     PublisherArguments,
+    StartPosition,
     Timeout,
     check_read,
     check_timeout,
     close_patience,
     patience_s,
-    place,
     publisher_options,
-    seek_place,
+    seek_lookup,
+    start_lookup,
 )
-from embarcadero.client.net import lifetime
-from embarcadero.client.read.driver import ReaderCore, SubscriberDriver, forked_reader
-from embarcadero.client.read.spans import Span, reader_core
+from embarcadero.client.reads import LaneSpan, ReaderCore, SubscriberDriver, forked_reader, reader_core
 from embarcadero.client.results import Batch, RecordFuture, TableResult, TopicInfo, Waitable
 from embarcadero.errors import (
     Backpressure,
@@ -56,8 +55,7 @@ from embarcadero.limits import RECORD_OVERHEAD_BYTES
 from embarcadero.types import Position, StagedBatch
 
 if TYPE_CHECKING:
-    from embarcadero.client.publish.intake import GivenRecord, Sealed
-    from embarcadero.client.publish.pump import Pump
+    from embarcadero.client.intake import GivenRecord, Pump, Sealed
 
 Result = TypeVar("Result")
 _JOIN_S = 5.0
@@ -268,7 +266,7 @@ class ThreadedLog:
         chosen = publisher_options(self.brokers.settings, options)
 
         async def pump() -> Pump:
-            from embarcadero.client.publish.pump import Pump  # not for those who only read
+            from embarcadero.client.intake import Pump  # not for those who only read
 
             known = topic if isinstance(topic, TopicInfo) else await self._log.describe(topic, timeout=timeout)
             await self.brokers.ready(patience_s(timeout, self.brokers.settings.connect_timeout_s))
@@ -282,18 +280,18 @@ class ThreadedLog:
         self,
         kind: type[SubscriberType],
         topic: str,
-        start: Place,
+        start: StartPosition,
         read: str,
         partitions: Sequence[int] | None,
         group: str | None,
         timeout: Timeout,
     ) -> SubscriberType:
         check_read(read, group)
-        wanted, where = None if partitions is None else list(partitions), place(start)
+        wanted, where = None if partitions is None else list(partitions), start_lookup(start)
 
         async def subscriber() -> SubscriberType:
             described = await self._log.describe(topic, timeout=timeout)
-            return kind(self, reader_core(self.brokers, described, *where, read, wanted), described.name)
+            return kind(self, reader_core(self.brokers, described, where, read, wanted), described.name)
 
         opened = self.thread.wait(subscriber())
         self._parts.add(opened)
@@ -312,9 +310,9 @@ class ThreadedLog:
         timeout: Timeout,
     ) -> Iterator[list[Batch]]:
         wanted = None if partitions is None else list(partitions)
-        return self._scanned(topic, lane, Span(start, stop, read, wanted, control).checked(), timeout)
+        return self._scanned(topic, lane, LaneSpan(start, stop, read, wanted, control).checked(), timeout)
 
-    def _scanned(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> Iterator[list[Batch]]:
+    def _scanned(self, topic: str, lane: int | None, span: LaneSpan, timeout: Timeout) -> Iterator[list[Batch]]:
         scan = self.thread.wait(self._log._begin_scan(topic, lane, span, timeout))
         try:
             while taken := self.thread.wait(scan.next()):
@@ -371,7 +369,7 @@ class ThreadedLog:
         failures = [as_reported(error) for error in ended if isinstance(error, Exception)]
         if not publishers:
             return failures
-        from embarcadero.client.publish.losses import losses_first
+        from embarcadero.client.session import losses_first
 
         return losses_first(problems + failures)
 
@@ -636,7 +634,7 @@ class ThreadedSubscriber:
             index, lane, where = where.index, where.lane, None
         with self._lock:
             pass  # raises in a forked child
-        self._thread.wait(self._seek_there(*seek_place(where, seq, index, time), lane))
+        self._thread.wait(self._seek_there(*seek_lookup(where, seq, index, time), lane))
 
     def _pause(self) -> None:
         with self._lock:
@@ -658,8 +656,8 @@ class ThreadedSubscriber:
 
     def _position(self) -> int | None:
         with self._lock:
-            place = self._driver.core.position
-            return self._ready[0].index if self._ready else place
+            position = self._driver.core.position
+            return self._ready[0].index if self._ready else position
 
     def _positions(self) -> dict[int, int | None]:
         with self._lock:

@@ -6,14 +6,15 @@ A driver makes one Link per connection and shares it between all publishers and 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from embarcadero.errors import invariant
-from embarcadero.wire.codec import FetchedReceived, FullReceived
-from embarcadero.wire.messages import AnyMessage
+from embarcadero.types import NO_SESSION, SessionKey
+from embarcadero.wire.codec import FetchedReceived, FullReceived, control_frame
+from embarcadero.wire.messages import AnyMessage, Ping, Welcome
 
 
 class Silence(Enum):
@@ -42,7 +43,7 @@ class Link:
 
     def __init__(self, number: int, now_us: int, generation: int = 0) -> None:
         self.number = number
-        self.generation = generation  # of the cluster, as its broker's Welcome told; 0: not told
+        self.generation = generation  # of the cluster, by its broker's Welcome; 0: not known
         self.tables = False  # its broker reads tables of topics for clients
         self.references = False  # its broker takes batches by reference
         self.granted_bytes = 0
@@ -51,6 +52,10 @@ class Link:
         self.pinged_us = -1
         self._next_request = 1
         self._owners: dict[int, object] = {}
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """The broker said what it can do."""
+        self.generation, self.tables, self.references = welcome.generation, welcome.tables, welcome.references
 
     # --- credit: whole batch frames, counted since the connection began ---
     def room(self) -> int:
@@ -66,7 +71,7 @@ class Link:
         """The broker granted `total_bytes` in all; telling it twice changes nothing."""
         self.granted_bytes = max(self.granted_bytes, total_bytes)
 
-    # --- requests: answers are routed by number to whoever asked ---
+    # --- requests: answers go by their numbers to those who asked ---
     def ask(self, owner: object) -> int:
         """A fresh request number whose answer belongs to `owner`."""
         request = self._next_request
@@ -106,6 +111,106 @@ class Link:
         return self.pinged_us + limit_us - limit_us // 2
 
 
+class RequestKey(NamedTuple):
+    """A request by its connection and its number there."""
+
+    conn: int
+    request: int
+
+
+class SoleRequest:
+    """The one request of a reader that is under way, over any of its links; links take turns when one disappoints.
+
+    A request whose link is gone is made again on another one.
+    """
+
+    def __init__(self, turn: int, silent_after_us: int) -> None:
+        self.turn, self._silent_after_us = turn, silent_after_us
+        self._links: dict[int, Link] = {}
+        self.under_way: RequestKey | None = None
+        self._since_us = 0
+        self._from_us = 0  # the end of a back-off
+
+    def connected(self, link: Link) -> None:
+        """A connection is ready for use."""
+        self._links[link.number] = link
+
+    def disconnected(self, conn: int) -> None:
+        """A connection is gone."""
+        self._links.pop(conn, None)
+        if self.under_way is not None and self.under_way.conn == conn:
+            self.under_way = None
+
+    def links(self) -> list[Link]:
+        """All links."""
+        return list(self._links.values())
+
+    def heard(self, conn: int, now_us: int) -> None:
+        """Something came in."""
+        if (link := self._links.get(conn)) is not None:
+            link.heard(now_us)
+
+    # --- asking ---
+    def may_begin(self, now_us: int) -> bool:
+        """Whether a request can be made now."""
+        return self.under_way is None and bool(self._links) and now_us >= self._from_us
+
+    def next_link(self) -> Link:
+        """The link whose turn it is."""
+        links = self.links()
+        return links[self.turn % len(links)]
+
+    def begin(self, link: Link, owner: object, now_us: int) -> int:
+        """A request of `owner` goes out: its number."""
+        self.under_way, self._since_us = RequestKey(link.number, link.ask(owner)), now_us
+        return self.under_way.request
+
+    def answered_by(self, conn: int, request: int) -> bool:
+        """Whether an answer is the one that is waited for."""
+        return self.under_way == (conn, request)
+
+    def end(self) -> None:
+        """An answer that still comes changes nothing."""
+        self.under_way = None
+
+    def ask_elsewhere(self) -> None:
+        """The next request goes to the next link."""
+        self.turn += 1
+
+    def back_off(self, until_us: int) -> None:
+        """Wait, and ask the next link."""
+        self._from_us = until_us
+        self.ask_elsewhere()
+
+    def begin_again(self) -> None:
+        """Ask at once."""
+        self._from_us = 0
+
+    # --- time ---
+    def overdue(self, now_us: int) -> tuple[Link, Silence] | None:
+        """How to judge the silence of the link that owes the answer."""
+        if self.under_way is None or (link := self._links.get(self.under_way.conn)) is None:
+            return None
+        return link, link.silence(self._since_us, now_us, self._silent_after_us)
+
+    def on_timer(self, now_us: int) -> None:
+        """Forget a back-off that is over."""
+        if now_us >= self._from_us:
+            self._from_us = 0
+
+    @property
+    def silence_us(self) -> int | None:
+        """When `overdue` may next say something new."""
+        if self.under_way is None or (link := self._links.get(self.under_way.conn)) is None:
+            return None
+        return link.silence_deadline(self._since_us, self._silent_after_us)
+
+    @property
+    def back_off_us(self) -> int | None:
+        """When a back-off ends."""
+        return self._from_us or None
+
+
 class ClientCore:
     """A state machine without I/O: a publisher, or a reader of one lane or of several. Connections hand it what comes.
 
@@ -128,6 +233,15 @@ class ClientCore:
 
     def _write(self, conn: int, buffer: Any) -> None:
         self._output.setdefault(conn, []).append(buffer)
+
+    def _judge(self, link: Link, silence: Silence, owner: object, now_us: int) -> None:
+        """Ping a broker that owes an answer and is quiet; give up one that is quiet in spite of that."""
+        if silence is Silence.ASK:
+            link.pinged(now_us)
+            self._write(link.number, control_frame(Ping(), link.ask(owner)))
+        elif silence is Silence.DEAD:
+            self._abandoned.append(link.number)
+            self.on_disconnected(link.number, now_us)
 
     def on_connected(self, link: Link, now_us: int) -> None:
         """A connection is ready for use."""
@@ -155,8 +269,10 @@ class FetchCore(ClientCore):
 class PublishCore(ClientCore):
     """A core that publishes, in a session of a lane."""
 
-    lane: int
-    session: int
+    @property
+    def key(self) -> SessionKey:
+        """The session that acks name."""
+        return SessionKey(-1, NO_SESSION)
 
     def on_acks(self, conn: int, acks: npt.NDArray[np.void], now_us: int) -> None:
         """Outcomes of batches."""

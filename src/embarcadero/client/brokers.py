@@ -1,21 +1,22 @@
 """All connections of one client: one per live broker, kept up, shared by its publishers and subscribers.
 
-Any broker tells who else there is (Welcome, MembersAre); each of them gets a keeper, a task that connects, and connects
-again with growing pauses for as long as the broker is a member. The addresses that the user gave are only needed to
-find the first broker, and again when none is left: then all addresses are tried at which brokers ever were, because the
-whole cluster may have been started anew.
+A `BrokerConnection` moves bytes between a socket and frames over asyncio, and decides nothing. A `BrokerPool` keeps the
+connections: any broker names the others (Welcome, MembersAre), and each of them gets a keeper, a task that connects,
+and connects again with growing pauses for as long as the broker is a member. The addresses that the user gave are only
+needed to find the first broker, and again when none is left: then the pool tries all addresses at which brokers ever
+were, because the whole cluster may have been started anew. A `CoreDriver` runs one core on the pool.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-from embarcadero.client.net import lifetime
-from embarcadero.client.net.connection import BrokerConnection, Owned, now_us, open_connection
-from embarcadero.client.net.link import ClientCore, FetchCore, PublishCore
+from embarcadero.client import lifetime
+from embarcadero.client.link import ClientCore, FetchCore, Link, PublishCore
 from embarcadero.config import DEFAULTS
 from embarcadero.config.table import ClientKeys
 from embarcadero.errors import (
@@ -30,20 +31,35 @@ from embarcadero.errors import (
     TooMany,
     Unreachable,
     fresh,
+    from_wire,
 )
-from embarcadero.forks import abandon, tell_of_forks
-from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX, SCRATCH_BYTES
-from embarcadero.types import NO_HANDLE
+from embarcadero.forks import abandon, blank, tell_of_forks
+from embarcadero.limits import (
+    CONNECT_TIMEOUT_S,
+    CONTROL_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    RECORDS_PER_BATCH_MAX,
+    SCRATCH_BYTES,
+)
+from embarcadero.types import NO_HANDLE, SessionKey
 from embarcadero.wire.codec import (
     PACKED_ACK,
+    PROTOCOL_VERSION,
     AcksReceived,
     ControlReceived,
     CreditReceived,
+    Event,
     FetchedReceived,
+    FrameKind,
+    FrameReceiver,
     FullReceived,
+    control_frame,
 )
-from embarcadero.wire.messages import AnyMessage, BrokerAddress, MembersAre, Message, Welcome
+from embarcadero.wire.messages import AnyMessage, BrokerAddress, Failed, Hello, MembersAre, Message, Welcome
+from embarcadero.wire.sockets import prepare, write_frames
 
+RECEIVES = frozenset({FrameKind.CONTROL, FrameKind.ACK, FrameKind.CREDIT, FrameKind.FULL, FrameKind.FETCHED})
 _PAUSE_FIRST_S = 0.02
 _PAUSE_LAST_S = 1.0
 _RETRY_S = 0.02
@@ -51,6 +67,174 @@ _ADDRESSES_KEPT = 64
 
 Address = tuple[str, int]
 Answer = TypeVar("Answer", bound=Message)
+
+
+def now_us() -> int:
+    """The clock of all client drivers."""
+    return time.monotonic_ns() // 1000
+
+
+class Owned(NamedTuple):
+    """A frame, and the core that asked for it if it is an answer."""
+
+    event: Event
+    owner: object | None
+
+
+class Listener(Protocol):
+    """Who hears what a connection receives."""
+
+    def on_events(self, connection: BrokerConnection, events: list[Owned], now_us: int) -> None:
+        """Frames came in; answers to `Connection.ask` are not among them."""
+        ...
+
+    def on_lost(self, connection: BrokerConnection) -> None:
+        """The connection is gone."""
+        ...
+
+
+class BrokerConnection(asyncio.BufferedProtocol):
+    """Moves bytes between a socket and frames. Owner of its Link."""
+
+    def __init__(self, number: int, listener: Listener, scratch: memoryview) -> None:
+        self.link = Link(number, now_us())
+        self.broker = -1
+        self.address = ("", 0)
+        self.error: EmbarcaderoError | None = None  # why it ended, if that is known
+        self._listener = listener
+        self._transport: asyncio.Transport | None = None
+        self._descriptor = -1
+        self._receiver = FrameReceiver(allowed=RECEIVES, scratch=scratch, control_bytes_max=CONTROL_BYTES_MAX)
+        self.lost = asyncio.get_running_loop().create_future()
+        tell_of_forks(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: the socket is the parent's. Without a copy here it ends when the parent closes it."""
+        if self._descriptor >= 0:
+            blank(self._descriptor)
+        abandon(self, self._transport)
+        self._transport, self._descriptor = None, -1
+
+    # --- asyncio.BufferedProtocol ---
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._descriptor = prepare(self._transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's signature
+        return self._receiver.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        now = now_us()
+        try:
+            events = self._receiver.received(nbytes)
+        except EmbarcaderoError as error:
+            self.drop(error)
+            return
+        self.link.heard(now)
+        if heard := [owned for event in events if (owned := self._sort(event)) is not None]:
+            self._listener.on_events(self, heard, now)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport, self._descriptor = None, -1
+        if self.error is None and exc is not None:
+            self.error = Unreachable(f"the connection broke: {exc}")
+        if not self.lost.done():
+            self.lost.set_result(None)
+        gone = self.error or Unreachable("the broker hung up", "see its log")
+        for owner in self.link.owners():
+            if isinstance(owner, asyncio.Future) and not owner.done():
+                owner.set_exception(fresh(gone))
+        self._listener.on_lost(self)
+
+    def welcomed(self, welcome: Welcome, address: Address) -> None:
+        """The broker at `address` said who it is and what it can do."""
+        self.broker, self.address = welcome.broker, address
+        self.link.welcomed(welcome)
+
+    # --- for drivers ---
+    @property
+    def usable(self) -> bool:
+        """Whether frames may still be written."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def write(self, buffers: list[Any]) -> None:
+        """Write frames; nothing waits. What may be queued is bounded by credit."""
+        if self._transport is not None and not self._transport.is_closing():
+            write_frames(self._transport, self._descriptor, buffers)
+
+    def drop(self, error: EmbarcaderoError | None = None) -> None:
+        """Hang up at once."""
+        self.error = self.error or error
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def ask(self, message: Message, timeout: float) -> AnyMessage:  # noqa: ASYNC109 - it must end the request too
+        """Ask a question. Raises the error in a Failed, Unreachable when the connection goes, or TimeoutError."""
+        if not self.usable:
+            raise fresh(self.error or Unreachable("the connection is closed"))
+        answer: asyncio.Future[AnyMessage] = asyncio.get_running_loop().create_future()
+        request = self.link.ask(answer)
+        self.write([control_frame(message, request)])
+        try:
+            async with asyncio.timeout(timeout):  # wait_for of Python 3.11 may swallow a cancellation
+                found = await answer
+        finally:
+            self.link.owner(request)
+        if isinstance(found, Failed):
+            raise from_wire(found.code, found.message, found.hint)
+        return found
+
+    def _sort(self, event: Event) -> Owned | None:
+        """Settle what is between the broker and this connection; everything else has an owner or concerns all."""
+        if isinstance(event, CreditReceived):
+            self.link.grant(event.total)  # here, because it may come before anybody uses the connection
+        if not isinstance(event, ControlReceived | FetchedReceived):
+            return Owned(event, None)
+        owner = self.link.owner(event.request)
+        if isinstance(event, ControlReceived):
+            message = event.message
+            if event.request == 0 and isinstance(message, Failed):  # why the broker is about to hang up
+                self.error = from_wire(message.code, message.message, message.hint)
+                return None
+            if isinstance(owner, asyncio.Future):
+                if not owner.done():
+                    owner.set_result(message)
+                return None
+        return Owned(event, owner)
+
+
+async def open_connection(
+    number: int, host: str, port: int, listener: Listener, scratch: memoryview, patience_s: float = CONNECT_TIMEOUT_S
+) -> tuple[BrokerConnection, Welcome]:
+    """Connect and say hello. Raises Unreachable, or what the broker said against us."""
+    loop = asyncio.get_running_loop()
+    connection = None
+    try:
+        async with asyncio.timeout(patience_s):
+            _, connection = await loop.create_connection(
+                lambda: BrokerConnection(number, listener, scratch), host, port
+            )
+            hello = Hello(versions=[PROTOCOL_VERSION], client="embarcadero-python")
+            welcome = await connection.ask(hello, patience_s)
+    except BaseException as error:
+        if connection is not None:
+            connection.drop()
+        if isinstance(error, TimeoutError):
+            raise Unreachable(f"{host}:{port} does not answer within {patience_s:g} s") from None
+        if isinstance(error, OSError) and not isinstance(error, EmbarcaderoError):
+            raise Unreachable(f"{host}:{port}: {error.strerror or error}") from None
+        raise
+    if not isinstance(welcome, Welcome):
+        connection.drop()
+        raise Unreachable(f"{host}:{port} answers a hello with {type(welcome).__name__}", "is it a broker?")
+    if welcome.version != PROTOCOL_VERSION:
+        connection.drop()
+        raise BadVersion(
+            f"{host}:{port} chose protocol version {welcome.version}, this client speaks {PROTOCOL_VERSION}",
+            "use a client of the same release",
+        )
+    connection.welcomed(welcome, (host, port))
+    return connection, welcome
 
 
 class _Pauses:
@@ -77,6 +261,52 @@ class _Pauses:
         self._next = min(2 * self._next, _PAUSE_LAST_S)
 
 
+class BatchLimits(NamedTuple):
+    """What the brokers of a cluster take in one batch."""
+
+    record_bytes: int  # of one record
+    frame_bytes: int  # of a batch with its overhead
+    records: int
+
+
+class AddressBook:
+    """Where brokers are: by their ids, and wherever any was at any time, the newest last."""
+
+    def __init__(self, seeds: list[Address]) -> None:
+        self._seeds = seeds
+        self._by_broker: dict[int, Address] = {}
+        self._ever: dict[Address, None] = {}
+
+    def clear(self) -> None:
+        """Forget which broker is where. Addresses stay."""
+        self._by_broker = {}
+
+    def of(self, broker: int) -> Address:
+        """Where a broker is."""
+        return self._by_broker[broker]
+
+    def found(self, broker: int, address: Address) -> None:
+        """A broker answered at an address. What another broker says of its address comes first."""
+        self._by_broker.setdefault(broker, address)
+
+    def member(self, broker: int, address: Address) -> None:
+        """A broker says where a member is."""
+        self._by_broker[broker] = address
+        self._ever.pop(address, None)
+        self._ever[address] = None
+        if len(self._ever) > _ADDRESSES_KEPT:
+            del self._ever[next(iter(self._ever))]
+
+    def all(self) -> list[Address]:
+        """All addresses at which there may be a broker: those that the user gave first."""
+        return list(dict.fromkeys([*self._seeds, *self._ever]))
+
+    @property
+    def seeds(self) -> list[Address]:
+        """The addresses that the user gave."""
+        return self._seeds
+
+
 class BrokerPool:
     """The connections of one client, on one event loop."""
 
@@ -87,28 +317,26 @@ class BrokerPool:
         table_properties: Sequence[str] = (),
         cluster: Any = None,
     ) -> None:
-        self._seeds, self.settings = seeds, settings
+        self._addresses, self.settings = AddressBook(seeds), settings
         self._closed = False
         self.cluster = cluster  # the LocalCluster that `local` started: it stays for as long as records may be sent
         self.table_properties = table_properties  # key=value, by which tables of topics are reached
-        self.frame_bytes_max = FRAME_BYTES_MAX
-        self.record_bytes_max, self.records_max = RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
-        self._heard_of: dict[Address, None] = {}  # where brokers were at any time, the newest last
+        self.limits = BatchLimits(RECORD_BYTES_MAX, FRAME_BYTES_MAX, RECORDS_PER_BATCH_MAX)
         self.loop = asyncio.get_running_loop()
         self._begin()
         tell_of_forks(self)
 
     def _begin(self) -> None:
         """Have no connection, no publisher and no reader."""
-        self._lapsed = False  # after a fork: nobody has connected yet
+        self._lapsed = False  # after a fork: there is no connection yet
         self._starting: asyncio.Task[None] | None = None
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._made = 0
         self._live: dict[int, BrokerConnection] = {}  # by number, ready for use
         self._keepers: dict[int, asyncio.Task[None]] = {}  # by broker
-        self._addresses: dict[int, Address] = {}  # by broker
+        self._addresses.clear()
         self._drivers: dict[ClientCore, CoreDriver] = {}
-        self._sessions: dict[tuple[int, int], tuple[PublishCore, CoreDriver]] = {}  # by lane and session
+        self._sessions: dict[SessionKey, tuple[PublishCore, CoreDriver]] = {}
         self._turn = 0
         self._changed = asyncio.Event()  # a connection came or went
         self._finder: asyncio.Task[None] | None = None
@@ -149,7 +377,7 @@ class BrokerPool:
     # --- connecting ---
     async def start(self, patience_s: float) -> None:
         """Connect to the first seed that answers. Raises Unreachable, naming every address that was tried."""
-        connection, welcome = await self._find(self._seeds, patience_s)
+        connection, welcome = await self._find(self._addresses.seeds, patience_s)
         self._adopt(connection, welcome)
         self._finder = asyncio.get_running_loop().create_task(self._find_when_alone())
         self._guard = asyncio.get_running_loop().create_task(lifetime.guard(self.pumps))
@@ -192,14 +420,13 @@ class BrokerPool:
             pauses.lost()
             await pauses.wait()
             if not self._live:
-                known = list(dict.fromkeys([*self._seeds, *self._heard_of]))
                 with contextlib.suppress(EmbarcaderoError):
-                    self._adopt(*await self._find(known, self.settings.connect_timeout_s))
+                    self._adopt(*await self._find(self._addresses.all(), self.settings.connect_timeout_s))
 
     def _adopt(self, connection: BrokerConnection, welcome: Welcome) -> None:
         """Use a connection that found its broker; keep it up from now on."""
         broker = welcome.broker
-        self._addresses.setdefault(broker, connection.address)
+        self._addresses.found(broker, connection.address)
         if (old := self._keepers.pop(broker, None)) is not None:
             old.cancel()
         self._keepers[broker] = asyncio.get_running_loop().create_task(self._keep(broker, connection))
@@ -211,7 +438,7 @@ class BrokerPool:
         while True:
             if connection is None:
                 try:
-                    connection, welcome = await self._open(self._addresses[broker], self.settings.connect_timeout_s)
+                    connection, welcome = await self._open(self._addresses.of(broker), self.settings.connect_timeout_s)
                     self._welcomed(connection, welcome)
                 except EmbarcaderoError:
                     await pauses.wait()
@@ -225,9 +452,11 @@ class BrokerPool:
     def _welcomed(self, connection: BrokerConnection, welcome: Welcome) -> None:
         if not connection.usable:
             return
-        self.frame_bytes_max = min(FRAME_BYTES_MAX, welcome.frame_bytes_max)
-        self.record_bytes_max = min(RECORD_BYTES_MAX, welcome.record_bytes_max)
-        self.records_max = min(RECORDS_PER_BATCH_MAX, welcome.records_max)
+        self.limits = BatchLimits(
+            min(RECORD_BYTES_MAX, welcome.record_bytes_max),
+            min(FRAME_BYTES_MAX, welcome.frame_bytes_max),
+            min(RECORDS_PER_BATCH_MAX, welcome.records_max),
+        )
         self._live[connection.link.number] = connection
         self._changed.set()
         self._members(welcome.brokers)
@@ -238,11 +467,7 @@ class BrokerPool:
     def _members(self, brokers: list[BrokerAddress]) -> None:
         """Keep one connection to each of these, and none to others."""
         for member in brokers:
-            self._addresses[member.broker] = (member.host, member.port)
-            self._heard_of.pop(self._addresses[member.broker], None)
-            self._heard_of[self._addresses[member.broker]] = None
-            if len(self._heard_of) > _ADDRESSES_KEPT:
-                del self._heard_of[next(iter(self._heard_of))]
+            self._addresses.member(member.broker, (member.host, member.port))
             if member.handle != NO_HANDLE:
                 self.broker_of_handle[member.handle] = member.broker
             if member.broker not in self._keepers:
@@ -270,7 +495,7 @@ class BrokerPool:
                     owner.on_fetched(number, event, now)
                     touched |= self._driver_of(owner)
                 case AcksReceived(acks=acks):
-                    for key in {ack[:2] for ack in PACKED_ACK.iter_unpack(acks.data)}:
+                    for key in {SessionKey(*ack[:2]) for ack in PACKED_ACK.iter_unpack(acks.data)}:
                         if (publisher := self._sessions.get(key)) is not None:
                             publisher[0].on_acks(number, acks, now)
                             touched[publisher[1]] = None
@@ -284,7 +509,7 @@ class BrokerPool:
         if driver is None:
             return {}
         if isinstance(core, PublishCore):
-            self._sessions[core.lane, core.session] = core, driver  # it may just have been opened
+            self._sessions[core.key] = core, driver  # it may just have been opened
         return {driver: None}
 
     def _flow(self, number: int, event: CreditReceived | FullReceived, now: int) -> dict[CoreDriver, None]:
@@ -334,6 +559,10 @@ class BrokerPool:
         """Drop a connection that a core gave up."""
         if (connection := self._live.get(number)) is not None:
             connection.drop(Unreachable("the broker was silent for too long"))
+
+    def use_table_properties(self, properties: Sequence[str]) -> None:
+        """Reach the files of tables by these `key=value` from now on."""
+        self.table_properties = properties
 
     # --- questions ---
     def next_turn(self) -> int:
@@ -421,7 +650,7 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> list[Any]:
 
 
 class CoreDriver:
-    """Runs one core on the connections of `brokers`. After anything was told to the core, `run` must be called."""
+    """Runs one core on the connections of `brokers`. After every event for the core, `run` must be called."""
 
     core: ClientCore
 

@@ -8,18 +8,18 @@ the time that the reader starts at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from embarcadero.client.net.link import FetchCore, Link, Silence
-from embarcadero.client.read.subscriber import ColdAsk, SubscriberCore
+from embarcadero.client.arguments import EARLIEST, Lookup
+from embarcadero.client.link import FetchCore, Link, SoleRequest
 from embarcadero.client.results import Batch
+from embarcadero.client.subscriber import ReaderSettings, SubscriberCore, TableAsk
 from embarcadero.errors import BadValue, EmbarcaderoError, OutcomeUnknown, Retriable, TooMany, from_wire
-from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
 from embarcadero.types import TopicLane
 from embarcadero.wire.codec import FetchedReceived, control_frame
-from embarcadero.wire.messages import AnyMessage, Failed, GetLanes, LanesAre, Ping
-from embarcadero.wire.schemas import RAW, TopicSchemas
+from embarcadero.wire.messages import AnyMessage, Failed, GetLanes, LanesAre
 
 _BACKOFF_US = 50_000
 _LANES_SHARING = 4
@@ -31,51 +31,23 @@ class LanesCore(FetchCore):
 
     def __init__(
         self,
-        *,
+        settings: ReaderSettings,
         topic: int,
         lanes: Iterable[TopicLane],
-        by: str = "earliest",
-        start: int = 0,
-        partitions: list[int] | None = None,
-        read: str = "durable",
-        silent_after_us: int,
-        wait_ms: int = FETCH_WAIT_MS_DEFAULT,
-        max_bytes: int = FETCH_BYTES_DEFAULT,
-        prefetch: int = PREFETCH_FETCHES,
-        brokers: Mapping[int, int] | None = None,
-        turn: int = 0,
-        schemas: TopicSchemas = RAW,
-        table: bool = False,
-        tiered: bool = False,
-        in_table: frozenset[int] = frozenset(),  # lanes of which the topic's table has something
+        start: Lookup = EARLIEST,
     ) -> None:
         super().__init__()
-        self._in_table = in_table
-        self.topic, self._wait_ms, self._silent_after_us, self._turn = topic, wait_ms, silent_after_us, turn
-        self._settings: dict[str, Any] = {
-            "partitions": partitions,
-            "read": read,
-            "silent_after_us": silent_after_us,
-            "wait_ms": wait_ms,
-            "brokers": brokers,
-            "max_bytes": max(1, max_bytes // _LANES_SHARING),
-            "prefetch": prefetch,
-            "schemas": schemas,
-            "owner": self,
-            "table": table,
-            "tiered": tiered,
-        }
-        self._since_us = start if by == "time" else None  # a time that lanes to come are read from, too
+        self.topic = topic
+        self._settings = replace(settings, max_bytes=max(1, settings.max_bytes // _LANES_SHARING))
+        self._request = SoleRequest(settings.turn, settings.silent_after_us)  # the GetLanes under way
+        self._start_of_new = start if start.by == "time" else EARLIEST  # lanes to come are read from a time, too
         self.paused = False
         self._error: EmbarcaderoError | None = None
-        self._links: dict[int, Link] = {}
-        self._asked: tuple[int, int] | None = None  # connection and request of the GetLanes under way
-        self._asked_us = self._ask_from_us = 0
         self.lanes: dict[int, TopicLane] = {}
         self._cores: dict[int, SubscriberCore] = {}
         self._first = 0  # whose turn it is to hand on batches
         for lane in lanes:
-            self._begin(lane, by, start, 0)
+            self._begin(lane, start, 0)
 
     # --- what the driver asks for ---
     @property
@@ -115,7 +87,7 @@ class LanesCore(FetchCore):
         if lane is not None and lane not in self._cores:
             raise BadValue(f"lane {lane} is not a lane of this topic", f"its lanes are {sorted(self._cores)}")
         if lane is None:
-            self._since_us = value if by == "time" else None
+            self._start_of_new = Lookup(by, value) if by == "time" else EARLIEST
         for core in self._cores.values() if lane is None else [self._cores[lane]]:
             core.seek(by, value, now_us)
 
@@ -149,9 +121,9 @@ class LanesCore(FetchCore):
                 output.setdefault(conn, []).extend(buffers)
         return list(output.items())
 
-    def take_cold(self) -> list[ColdAsk]:
+    def take_table_asks(self) -> list[TableAsk]:
         """What is to be asked of the topic's table."""
-        return [ask for core in self._cores.values() for ask in core.take_cold()]
+        return [ask for core in self._cores.values() for ask in core.take_table_asks()]
 
     def take_abandoned(self) -> list[int]:
         """Connections given up: the driver drops them and connects again, under new numbers."""
@@ -163,40 +135,36 @@ class LanesCore(FetchCore):
     # --- what the connections tell ---
     def on_connected(self, link: Link, now_us: int) -> None:
         """A connection is ready for use."""
-        self._links[link.number] = link
+        self._request.connected(link)
         for core in self._cores.values():
             core.on_connected(link, now_us)
         self._pump(now_us)
 
     def on_disconnected(self, conn: int, now_us: int) -> None:
         """A connection is gone."""
-        self._links.pop(conn, None)
         self._output.pop(conn, None)
-        if self._asked is not None and self._asked[0] == conn:
-            self._asked = None
+        self._request.disconnected(conn)
         for core in self._cores.values():
             core.on_disconnected(conn, now_us)
         self._pump(now_us)
 
     def on_control(self, conn: int, request: int, message: AnyMessage, now_us: int) -> None:
         """Lanes, a Failed, or a Pong."""
-        if (link := self._links.get(conn)) is not None:
-            link.heard(now_us)
-        if self._asked != (conn, request):
+        self._request.heard(conn, now_us)
+        if not self._request.answered_by(conn, request):
             for core in self._cores.values():
                 core.on_control(conn, request, message, now_us)
             return
-        self._asked = None
+        self._request.end()
         if isinstance(message, LanesAre):
             for lane in message.lanes:
                 if lane.lane not in self.lanes:
-                    self._begin(lane, *self._start_of_new(), now_us)
+                    self._begin(lane, self._start_of_new, now_us)
         elif isinstance(message, Failed):
             error = from_wire(message.code, message.message, message.hint)
             if not isinstance(error, Retriable | OutcomeUnknown | TooMany):
                 self._error = error
-            self._ask_from_us = now_us + _BACKOFF_US
-            self._turn += 1
+            self._request.back_off(now_us + _BACKOFF_US)
         self._pump(now_us)
 
     def on_fetched(self, conn: int, event: FetchedReceived, now_us: int) -> None:
@@ -207,16 +175,9 @@ class LanesCore(FetchCore):
     # --- time ---
     def on_timer(self, now_us: int) -> None:
         """Do what is due; calling it early is harmless."""
-        if self._asked is not None and (link := self._links.get(self._asked[0])) is not None:
-            silence = link.silence(self._asked_us, now_us, self._silent_after_us)
-            if silence is Silence.ASK:
-                link.pinged(now_us)
-                self._output.setdefault(link.number, []).append(control_frame(Ping(), link.ask(self)))
-            elif silence is Silence.DEAD:
-                self._abandoned.append(link.number)
-                self.on_disconnected(link.number, now_us)
-        if now_us >= self._ask_from_us:
-            self._ask_from_us = 0
+        if (overdue := self._request.overdue(now_us)) is not None:
+            self._judge(*overdue, self, now_us)
+        self._request.on_timer(now_us)
         for core in self._cores.values():
             core.on_timer(now_us)
         self._pump(now_us)
@@ -224,35 +185,26 @@ class LanesCore(FetchCore):
     def next_timer_us(self) -> int | None:
         """When `on_timer` has something to do, unless something else happens before."""
         times = [due for core in self._cores.values() if (due := core.next_timer_us()) is not None]
-        if self._asked is not None and (link := self._links.get(self._asked[0])) is not None:
-            times.append(link.silence_deadline(self._asked_us, self._silent_after_us))
-        if self._ask_from_us:
-            times.append(self._ask_from_us)
+        times += [due for due in (self._request.silence_us, self._request.back_off_us) if due is not None]
         return min(times, default=None)
 
     # --- lanes ---
-    def _start_of_new(self) -> tuple[str, int]:
-        return ("earliest", 0) if self._since_us is None else ("time", self._since_us)
-
-    def _begin(self, lane: TopicLane, by: str, start: int, now_us: int) -> None:
+    def _begin(self, lane: TopicLane, start: Lookup, now_us: int) -> None:
         """Read one more lane."""
         self.lanes[lane.lane] = lane
-        if lane.removed and lane.lane not in self._in_table:
+        if lane.removed and lane.lane not in self._settings.in_table:
             return  # nothing of it is left
-        turn = self._turn + len(self._cores)
-        core = self._cores[lane.lane] = SubscriberCore(
-            lane=lane.lane, by=by, start=start, turn=turn, **self._settings
-        )
-        core.paused = self.paused
-        for link in self._links.values():
+        settings = replace(self._settings, turn=self._request.turn + len(self._cores))
+        core = self._cores[lane.lane] = SubscriberCore(settings, lane.lane, start, owner=self)
+        if self.paused:
+            core.pause()
+        for link in self._request.links():
             core.on_connected(link, now_us)
 
     def _pump(self, now_us: int) -> None:
         """Ask for lanes that we do not know yet, unless that is under way."""
-        if self._asked is not None or not self._links or self._error is not None or now_us < self._ask_from_us:
+        if self._error is not None or not self._request.may_begin(now_us):
             return
-        links = list(self._links.values())
-        link = links[self._turn % len(links)]
-        ask = GetLanes(lane=self.topic, above=max(self.lanes, default=0), wait_ms=self._wait_ms)
-        self._asked, self._asked_us = (link.number, link.ask(self)), now_us
-        self._output.setdefault(link.number, []).append(control_frame(ask, self._asked[1]))
+        link = self._request.next_link()
+        ask = GetLanes(lane=self.topic, above=max(self.lanes, default=0), wait_ms=self._settings.wait_ms)
+        self._write(link.number, control_frame(ask, self._request.begin(link, self, now_us)))

@@ -1,1 +1,0 @@
-"""Connections to brokers, and what the cores of publishers and readers see of them."""

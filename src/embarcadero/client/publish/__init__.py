@@ -1,1 +1,0 @@
-"""From records to outcomes: batches, their way out, and what is lost of them."""

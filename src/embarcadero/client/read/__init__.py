@@ -1,1 +1,0 @@
-"""From fetches to batches: readers of lanes, spans and tables."""

@@ -1,0 +1,636 @@
+"""Reads on an event loop: what only the topic's table has, a topic by its driver, spans, and scans.
+
+Brokers that can read tables are asked first. A client that reads a table itself needs an extra (`embarcadero[spark]`),
+which is loaded when the first table is read, and the keys of the store; where the store is, the cluster tells. Files of
+tables are read on worker threads, without Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from embarcadero.client.arguments import Lookup, check_read
+from embarcadero.client.brokers import BrokerPool, CoreDriver, now_us
+from embarcadero.client.lanes import LanesCore
+from embarcadero.client.results import Batch, TopicInfo
+from embarcadero.client.subscriber import ReaderSettings, SubscriberCore, TableAsk
+from embarcadero.errors import (
+    BadTable,
+    BadValue,
+    Closed,
+    EmbarcaderoError,
+    Forked,
+    FuturePosition,
+    NotAvailable,
+    TierUnavailable,
+    TimedOut,
+    TooMany,
+    Trimmed,
+    fresh,
+)
+from embarcadero.forks import tell_of_forks
+from embarcadero.limits import PIECES_MAX
+from embarcadero.types import Cut, GapKind, LanePosition, Order, ReaderProgress, Span, Tail, Tier, Topic
+from embarcadero.wire import messages as m
+from embarcadero.wire.messages import TailIs
+from embarcadero.wire.schemas import SEQ_COLUMN, TopicSchemas
+
+if TYPE_CHECKING:
+    from embarcadero.tier.table_reads import TopicTable
+
+_LOG: Final = logging.getLogger("embarcadero.client")
+_AT_ONCE = 256
+_LANE = pa.field("_lane", pa.uint32(), nullable=False)
+
+ReaderCore = SubscriberCore | LanesCore
+Answer = TypeVar("Answer", bound=m.Message)
+Told = TypeVar("Told", m.PlaceIs, m.PiecesAre)
+Seen = TypeVar("Seen")
+
+
+def open_table(tier: Tier, brokers: BrokerPool) -> TopicTable:
+    """A topic's table as a metadata file describes it. NotAvailable without the extra.
+
+    A store that does not answer is reported as soon as a broker reports it.
+    """
+    from embarcadero.config.secrets import parse_properties
+    from embarcadero.tier.storage import FOR_READERS
+    from embarcadero.tier.table_reads import TopicTable
+
+    return TopicTable(tier, {**FOR_READERS, **parse_properties(brokers.table_properties)})
+
+
+class TableReads:
+    """What the cores of one driver ask of a topic's table. `run` is called when there may be something new."""
+
+    def __init__(self, brokers: BrokerPool, topic: str, run: Callable[[], None]) -> None:
+        self._brokers, self._topic, self._run = brokers, topic, run
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.moved = asyncio.Event()  # batches were taken: there may be room for more
+
+    def begin(self, asks: Iterable[TableAsk]) -> None:
+        """Answer questions, each in its own time."""
+        for ask in asks:
+            task = asyncio.get_running_loop().create_task(self._answer(ask))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def stop(self) -> None:
+        """Nobody waits for answers any more."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _answer(self, ask: TableAsk) -> None:
+        try:
+            if ask.by == "span":
+                await self._read(ask)
+            else:
+                ask.core.on_table_position(ask, await self._position(ask), now_us())
+        except EmbarcaderoError as error:
+            ask.core.on_table_failed(ask, error, now_us())
+        except ImportError as error:
+            missing = NotAvailable(f"tables need PyIceberg: {error}", 'pip install "embarcadero[spark]"')
+            ask.core.on_table_failed(ask, missing, now_us())
+        except Exception as error:  # whatever it is, the reader must not wait for ever
+            problem = f"the table of {self._topic!r} can't be read, lane {ask.lane}, {ask.by} {ask.start}: {error!r}"
+            bad = BadTable(problem, "see whether somebody else has written to it, and restore what they changed")
+            ask.core.on_table_failed(ask, bad, now_us())
+        self._run()
+
+    async def _read(self, ask: TableAsk) -> None:
+        """Hand on what the table has of a span, as far as the store says now that it is in there.
+
+        A file may be compacted away, or collected, after a read was planned: then the newest metadata is read.
+        """
+        tier = (await describe(self._brokers, self._topic)).tier
+        reached = at = ask.start
+        while tier is not None and (reached := max(at, min(ask.stop, tier.frontier(ask.lane)[0]))) > at:
+            try:
+                lists = await asyncio.to_thread(self._open, tier, ask, at, reached)
+                while (batches := await asyncio.to_thread(_next_of_table, tier, lists)) is not None:
+                    ask.core.on_table_batches(ask, batches)
+                    last = batches[-1]
+                    at = last.gap.stop if last.kind is None and last.gap is not None else last.index + 1
+                    self._run()
+                    while ask.core.wants(ask) and not ask.core.has_room:
+                        self.moved.clear()
+                        await self.moved.wait()
+                    if not ask.core.wants(ask):
+                        return
+                break
+            except BadTable:
+                planned, tier = tier, (await describe(self._brokers, self._topic)).tier
+                if tier is None or tier.metadata == planned.metadata:
+                    raise
+        ask.core.on_table_end(ask, reached, now_us())
+
+    def _open(self, tier: Tier, ask: TableAsk, start: int, stop: int) -> Iterator[list[Batch]]:
+        """On a worker thread."""
+        table = open_table(tier, self._brokers)
+        from embarcadero.tier.table_reads import table_batches
+
+        return table_batches(
+            table,
+            ask.lane,
+            start,
+            stop,
+            ask.schemas,
+            partitions=ask.partitions,
+            control=ask.control,
+            durable=ask.durable,
+        )
+
+    async def _position(self, ask: TableAsk) -> int | None:
+        """The index at which a reader starts; None if brokers can tell as well."""
+        about = await describe(self._brokers, self._topic)
+        if about.tier is None:
+            return None
+        if ask.by == "earliest":
+            return (await self._brokers.ask(m.GetTail(lane=ask.lane), m.TailIs)).start_index
+        try:
+            position = await find_position(self._brokers, about, ask.lane, ask.by, ask.start)
+        except Trimmed:  # a reader from below the start begins there
+            return (await self._brokers.ask(m.GetTail(lane=ask.lane), m.TailIs)).start_index
+        if ask.by == "time":  # one that has not come yet stays a time: nothing older may slip in
+            tail = await self._brokers.ask(m.GetTail(lane=ask.lane), m.TailIs)
+            return None if position.index >= tail.index else position.index
+        return position.index
+
+
+def _next_of_table(tier: Tier, lists: Iterator[list[Batch]]) -> list[Batch] | None:
+    """On a worker thread."""
+    from embarcadero.tier.table_reads import naming_the_store
+
+    with naming_the_store(tier):
+        return next(lists, None)
+
+
+async def describe(brokers: BrokerPool, topic: str) -> TopicInfo:
+    """The topic as the store has it now."""
+    return TopicInfo.told(await brokers.ask(m.DescribeTopic(name=topic), m.TopicIs))
+
+
+async def find_position(
+    brokers: BrokerPool, about: TopicInfo, lane: int, by: str, value: int, patience: float | None = None
+) -> LanePosition:
+    """Where an index, a seq or a time is, whether brokers still have it or only the topic's table has.
+
+    Raises Trimmed if neither has it, FuturePosition.
+    """
+    try:
+        hot = await brokers.ask(m.Find(lane=lane, by=by, start=value), m.PlaceIs, patience)
+    except Trimmed:
+        if about.tier is None:
+            raise
+        hot = None
+    if about.tier is None or (hot is not None and await _is_exact(brokers, lane, by, value, hot)):
+        return LanePosition(0, 0) if hot is None else LanePosition(hot.index, hot.seq)
+    tier = (await describe(brokers, about.name)).tier  # as it is after brokers have let go of what they had
+    cold = None if tier is None else await _find_in_table(brokers, tier, lane, by, value)
+    if cold is not None and not _below(tier, lane, by, value):
+        return cold
+    if hot is None and by == "time":  # brokers can't know that what they gave up is older; the table does
+        tail = await brokers.ask(m.GetTail(lane=lane), m.TailIs)
+        if tail.hot_index is None:
+            return LanePosition(tail.start_index, tail.start_seq)
+        return LanePosition(tail.hot_index, tail.hot_seq or 0)
+    if hot is None or _below(tier, lane, by, value):
+        raise Trimmed(f"the batch with {by} {value} of lane {lane} is trimmed", "start at what tail() tells")
+    return LanePosition(hot.index, hot.seq)
+
+
+async def table_only_cuts(
+    brokers: BrokerPool, topic: str, lane: int, start: int, stop: int, piece_bytes: int
+) -> list[Cut]:
+    """Pieces of that part of a span that only the topic's table has, from `start` on. There, a piece is whole files."""
+    tier = (await describe(brokers, topic)).tier
+    tail = await brokers.ask(m.GetTail(lane=lane), m.TailIs)
+    hot = tail.start_index if tail.hot_index is None else tail.hot_index
+    if tier is None or start >= min(stop, hot):
+        return []
+    cuts = await _table_cuts(brokers, tier, lane, start, min(stop, hot), piece_bytes)
+    if cuts and cuts[-1].index > stop:  # in the midst of a file
+        index, seq = await find_position(brokers, await describe(brokers, topic), lane, "index", stop)
+        cuts[-1] = Cut(stop, seq if index == stop else cuts[-1].seq, cuts[-1].bytes)
+    return cuts
+
+
+async def _find_in_table(brokers: BrokerPool, tier: Tier, lane: int, by: str, value: int) -> LanePosition | None:
+    """Where a position is in a table: as a broker tells, or as this client sees."""
+
+    def find() -> LanePosition | None:
+        found = open_table(tier, brokers).find(lane, by, value)
+        return None if found is None else LanePosition(*found)
+
+    answer = await _of_table(brokers, tier, m.Find(lane=lane, by=by, start=value, table=True), m.PlaceIs, find)
+    if isinstance(answer, m.PlaceIs):
+        return None if answer.missing else LanePosition(answer.index, answer.seq)
+    return answer
+
+
+async def _table_cuts(brokers: BrokerPool, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+    """Files of a table as pieces of a span: as a broker tells, or as this client sees."""
+
+    def cuts() -> list[Cut]:
+        from embarcadero.tier.table_reads import table_cuts
+
+        return table_cuts(open_table(tier, brokers), lane, start, stop, piece_bytes)
+
+    ask = m.Measure(lane=lane, start=start, stop=stop, piece_bytes=piece_bytes, pieces_max=PIECES_MAX, table=True)
+    answer = await _of_table(brokers, tier, ask, m.PiecesAre, cuts)
+    return answer.cuts if isinstance(answer, m.PiecesAre) else answer
+
+
+async def _of_table(
+    brokers: BrokerPool, tier: Tier, ask: m.Find | m.Measure, kind: type[Told], look: Callable[[], Seen]
+) -> Told | Seen:
+    """What a broker says about a table; else what this client finds itself, with `look` on a worker thread."""
+    refused: EmbarcaderoError | None = None
+    if any(connection.link.tables for connection in brokers.live()):
+        try:
+            answer = await brokers.ask(ask, kind)
+            if answer.table:
+                return answer
+        except (TierUnavailable, BadTable, NotAvailable, TooMany) as error:
+            refused = error
+
+    def named() -> Seen:
+        from embarcadero.tier.table_reads import naming_the_store
+
+        with naming_the_store(tier):
+            return look()
+
+    try:
+        return await asyncio.to_thread(named)
+    except (EmbarcaderoError, ImportError) as error:
+        if refused is not None and not isinstance(refused, NotAvailable):
+            raise refused from error
+        if isinstance(error, EmbarcaderoError):
+            raise
+        raise NotAvailable(f"tables need PyIceberg: {error}", 'pip install "embarcadero[spark]"') from error
+
+
+async def _is_exact(brokers: BrokerPool, lane: int, by: str, value: int, hot: m.PlaceIs) -> bool:
+    """Whether the position that brokers answered is the one asked for, and not just the first that they have."""
+    if by == "index":
+        return hot.index == value
+    if by == "seq":
+        return hot.seq <= value
+    tail = await brokers.ask(m.GetTail(lane=lane), m.TailIs)
+    return hot.index > (tail.start_index if tail.hot_index is None else tail.hot_index)
+
+
+def _below(tier: Tier | None, lane: int, by: str, value: int) -> bool:
+    """Whether a position is below the start of the part that is in the table, and so below that of the topic."""
+    index, seq = (0, 0) if tier is None else tier.start(lane)
+    return value < {"index": index, "seq": seq}.get(by, 0)
+
+
+def forked_reader(topic: str) -> Forked:
+    """Why a reader of the parent process does not read in a forked child."""
+    return Forked(f"this reader of {topic!r} was opened before the process was forked", "subscribe in the child")
+
+
+class SubscriberDriver(CoreDriver):
+    """Hands on what a subscriber's core has ready. `on_ready` is called when there may be something new.
+
+    `until` is an index that somebody waits for: reaching it is news, too.
+    """
+
+    core: ReaderCore
+
+    def __init__(
+        self,
+        brokers: BrokerPool,
+        core: ReaderCore,
+        on_ready: Callable[[], None],
+        until: int | None = None,
+        topic: str = "",
+    ) -> None:
+        super().__init__(brokers)
+        self.core, self._on_ready, self._until = core, on_ready, until
+        self._table = TableReads(brokers, topic, self.run)
+        self._topic = topic
+        self._logged: EmbarcaderoError | None = None  # the last trouble with the table
+        brokers.attach(self)
+
+    def run(self) -> None:
+        """Move whatever can move."""
+        super().run()
+        self._table.begin(self.core.take_table_asks())
+        self._log_trouble()
+        if self.core.ready or self.core.failed is not None or self.arrived:
+            self._on_ready()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether everything before the index that is waited for was taken."""
+        position = None if self._until is None else self.core.position
+        return position is not None and self._until is not None and position >= self._until
+
+    def _log_trouble(self) -> None:
+        """Log why the topic's table can't be read, once for each reason, and that it can be read again."""
+        trouble, before = self.core.trouble, self._logged
+        if trouble is not None and (before is None or trouble.message != before.message):
+            _LOG.warning("topic %r: %s; trying again", self._topic, trouble.message)
+        elif trouble is None and before is not None:
+            _LOG.info("topic %r: its table can be read again", self._topic)
+        self._logged = trouble
+
+    def retry(self) -> None:
+        """Go on after a store could not be reached."""
+        self.core.retry(now_us())
+        self.run()
+
+    def take(self, most: int) -> list[Batch]:
+        """Batches in order; the core goes on fetching."""
+        taken = self.core.take_batches(most, now_us())
+        super().run()
+        self._table.begin(self.core.take_table_asks())
+        self._table.moved.set()
+        return taken
+
+    def stop(self) -> None:
+        """Let go of connections, timers and tables."""
+        super().stop()
+        self._table.stop()
+
+    def pause(self) -> None:
+        """Stop fetching; the position stays."""
+        self.core.pause()
+
+    def resume(self) -> None:
+        """Fetch again."""
+        self.core.resume(now_us())
+        self.run()
+
+    def seek(self, by: str, value: int, lane: int | None = None) -> None:
+        """Go on elsewhere."""
+        self.core.seek(by, value, now_us(), lane)
+        self.run()
+
+
+def reader_settings(
+    brokers: BrokerPool, topic: TopicInfo, read: str, partitions: list[int] | None = None
+) -> ReaderSettings:
+    """How this client reads a topic, by its schemas of now. Only topics on disks may have a table, or get one."""
+    return ReaderSettings(
+        silent_after_us=int(brokers.settings.resend_after_s * 1e6),
+        read=read,
+        partitions=partitions,
+        wait_ms=brokers.settings.fetch_wait_ms,
+        max_bytes=brokers.settings.fetch_bytes,
+        prefetch=brokers.settings.prefetch,
+        schemas=topic.versions,
+        brokers=brokers.broker_of_handle,
+        turn=brokers.next_turn(),
+        table=topic.replicas > 0,
+        tiered=topic.tier is not None,
+        in_table=frozenset() if topic.tier is None else frozenset(topic.tier.frontiers),
+    )
+
+
+def reader_core(
+    brokers: BrokerPool, topic: TopicInfo, start: Lookup, read: str, partitions: list[int] | None = None
+) -> ReaderCore:
+    """A reader of a whole topic: of its one lane, or (orders 0 and 1) of all its lanes."""
+    if topic.order > Order.BROKER:
+        return SubscriberCore(reader_settings(brokers, topic, read, partitions), topic.lane, start)
+    if start.by in ("index", "seq"):
+        raise BadValue(
+            f"topic {topic.name!r} has order {topic.order}: a {start.by} names a place in one of its lanes",
+            'start at "earliest", "latest" or a time, then seek(seq=..., lane=...)',
+        )
+    return LanesCore(reader_settings(brokers, topic, read, partitions), topic.lane, topic.lanes, start)
+
+
+def lanes_of(topic: Topic, lane: int | None) -> list[int]:
+    """The lanes that a question is about: all of the topic, or the given one. BadValue if it is of another topic."""
+    lanes = [each.lane for each in topic.lanes] if topic.order <= Order.BROKER else [topic.lane]
+    if lane is None:
+        return lanes
+    if lane not in lanes:
+        raise BadValue(f"lane {lane} is not a lane of topic {topic.name!r}", f"its lanes are {lanes}")
+    return [lane]
+
+
+def lane_of(topic: Topic, lane: int | None, what: str) -> int:
+    """The one lane that a question is about: a topic of order 0 or 1 has several, and BadValue asks for one."""
+    if lane is None and topic.order <= Order.BROKER:
+        raise BadValue(
+            f"topic {topic.name!r} has order {topic.order}: {what} names a place in one of its lanes",
+            "say which: lane=...; describe() lists them",
+        )
+    return lanes_of(topic, lane)[0]
+
+
+def joined(parts: dict[int, pa.Table], schemas: TopicSchemas) -> pa.Table:
+    """Tables of several lanes as one, with a column that tells the lane."""
+    tables = [
+        table.append_column(_LANE, pa.array(np.full(table.num_rows, lane, dtype=np.uint32)))
+        for lane, table in parts.items()
+    ]
+    return pa.concat_tables(tables) if tables else _read_schema(schemas).append(_LANE).empty_table()
+
+
+def _read_schema(schemas: TopicSchemas) -> pa.Schema:
+    return schemas.newest.append(pa.field(SEQ_COLUMN, pa.uint64(), nullable=False))
+
+
+def tail_of(topic: Topic, told: TailIs) -> Tail:
+    """A lane's tail as callers see it. Without replicas there is nothing to wait for: ordered is all there is."""
+    durable = (told.durable_index, told.durable_seq) if topic.replicas else (told.index, told.seq)
+    hot_index, hot_seq = told.hot_index, told.hot_seq
+    hot = (told.start_index, told.start_seq) if hot_index is None or hot_seq is None else (hot_index, hot_seq)
+    start = told.start_index, told.start_seq
+    return Tail(told.lane, told.index, told.seq, *start, *durable, *hot, holes=tuple(told.holes))
+
+
+def with_lags(readers: list[ReaderProgress], tail: Tail) -> list[ReaderProgress]:
+    """Readers with the records that each is behind; in lanes that it said nothing of, that is all of them."""
+    return [
+        msgspec.structs.replace(
+            reader,
+            lag=sum(
+                lane.records(max(lane.start_seq, reader.places.get(lane.lane, (0, 0))[1]), lane.seq)
+                for lane in tail.lanes or (tail,)
+            ),
+        )
+        for reader in readers
+    ]
+
+
+def seq_span(tail: Tail, start: int | None, end: int | None) -> Span:
+    """The seqs to read; by default from the earliest to the end of the log as it is now."""
+    first, stop = tail.start_seq if start is None else start, tail.seq if end is None else end
+    if first < 0 or stop < first:
+        raise BadValue(f"seqs {first} to {stop} are no span", "start is at least 0 and at most end")
+    if stop > tail.seq or first > tail.seq:
+        raise FuturePosition(f"seqs {first} to {stop} reach beyond the end ({tail.seq})", "read less, or wait")
+    if start is not None and start < tail.start_seq and first < stop:
+        raise Trimmed(f"records before seq {tail.start_seq} are trimmed", f"start at {tail.start_seq}, or at None")
+    return Span(first, stop)
+
+
+async def read_span(
+    brokers: BrokerPool, topic: TopicInfo, tail: Tail, seqs: Span, patience: float, read: str = "ordered"
+) -> pa.Table:
+    """Records with these seqs, waiting until they are durable if `read` says so; lost ones are missing.
+
+    TimedOut after `patience` seconds without progress.
+    """
+    parts: list[pa.RecordBatch] = []
+    schema = _read_schema(topic.versions)
+    first, stop = seqs
+    if first < stop:
+        ready = asyncio.Event()
+        core = SubscriberCore(reader_settings(brokers, topic, read), tail.lane, Lookup("seq", first))
+        driver = SubscriberDriver(brokers, core, ready.set, until=tail.index, topic=topic.name)
+        try:
+            at = first
+            while at < stop and (taken := await _next(driver, ready, patience)):
+                for batch in taken:
+                    if batch.gap is not None and batch.gap.kind is GapKind.TRIMMED:
+                        raise Trimmed(
+                            f"records from seq {at} on were trimmed while they were read: index {batch.gap.stop} is "
+                            "the first readable one",
+                            "read again, with start=None for what is there",
+                        )
+                    if batch.count and at < stop:
+                        parts += [_part(batch, at, stop, schema)] if batch.seq < stop else []
+                        at = batch.seq + batch.count
+        finally:
+            driver.stop()
+    return pa.Table.from_batches(parts, schema=schema)
+
+
+async def _next(driver: SubscriberDriver, ready: asyncio.Event, patience: float) -> list[Batch]:
+    """The next batches; waits for them. None are left: the lane ends with records that are lost."""
+    while not (taken := driver.take(_AT_ONCE)) and not driver.arrived:
+        if driver.core.failed is not None:
+            raise fresh(driver.core.failed)
+        ready.clear()
+        try:
+            async with asyncio.timeout(patience):  # wait_for of Python 3.11 may swallow a cancellation
+                await ready.wait()
+        except TimeoutError:
+            raise nothing_came(driver.core, patience) from None
+    return taken
+
+
+def nothing_came(core: object, patience: float) -> TimedOut:
+    """Why a reader gives up."""
+    trouble = core.trouble if isinstance(core, SubscriberCore) else None
+    if trouble is not None:
+        return TimedOut(f"nothing could be read for {patience:g} s: {trouble.message}", trouble.hint)
+    hint = 'is the cluster up? what is ordered and not durable yet can be read with read="ordered"'
+    return TimedOut(f"nothing could be read for {patience:g} s", hint)
+
+
+def _part(batch: Batch, first: int, stop: int, schema: pa.Schema) -> pa.RecordBatch:
+    """The records of a batch that are in the span, with their seqs."""
+    low, high = max(first, batch.seq), min(stop, batch.seq + batch.count)
+    rows = batch.to_arrow().slice(low - batch.seq, high - low)
+    seqs = pa.array(np.arange(low, high, dtype=np.uint64))
+    return pa.RecordBatch.from_arrays([*rows.columns, seqs], schema=schema)
+
+
+class LaneSpan(NamedTuple):
+    """What to scan: batches with start <= index < stop. None: from the earliest one, to the frontier as it is now."""
+
+    start: int | None
+    stop: int | None
+    read: str
+    partitions: list[int] | None
+    control: bool
+
+    def checked(self) -> LaneSpan:
+        """The same, if it is a span."""
+        check_read(self.read)
+        for number in (self.start, self.stop):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
+                raise BadValue(f"index {number!r} is no place in a log", "use an index from 0 on, or None")
+        if self.start is not None and self.stop is not None and self.start > self.stop:
+            raise BadValue(f"indices {self.start} to {self.stop} are no span", "start is at most stop")
+        return self
+
+    def indices(self, tail: Tail) -> Span:
+        """Where it starts and stops in a lane of this tail."""
+        frontier = tail.durable_index if self.read == "durable" else tail.index
+        stop = frontier if self.stop is None else self.stop
+        start = min(tail.start_index, stop) if self.start is None else self.start
+        return Span(start, max(start, stop))
+
+
+class Scan:
+    """One scan under way: fetches ahead, within bounds, until it is closed or over."""
+
+    def __init__(
+        self, brokers: BrokerPool, topic: TopicInfo, lane: int, span: LaneSpan, indices: Span, patience: float
+    ) -> None:
+        self._topic, self._forked = topic.name, False
+        self._indices, self._patience, self._ready, self._closed = indices, patience, asyncio.Event(), False
+        settings = reader_settings(brokers, topic, span.read, span.partitions)
+        settings = replace(settings, control=span.control, stop=indices.stop)
+        self._core = SubscriberCore(settings, lane, Lookup("index", indices.start))
+        self._driver = SubscriberDriver(brokers, self._core, self._ready.set, until=indices.stop, topic=topic.name)
+        tell_of_forks(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: refuse to go on. The position is the parent's."""
+        self._forked = True
+
+    async def next(self) -> list[Batch]:
+        """The batches that are here; waits for some. None are left: it is over. Raises TimedOut."""
+        if self._forked:
+            raise forked_reader(self._topic)
+        while not (taken := self._driver.take(self._core.ready)) and not self._driver.arrived and not self._core.ended:
+            if self._core.failed is not None:
+                raise fresh(self._core.failed)
+            if self._closed:
+                raise Closed("the log was closed during a scan", "connect again")
+            await self._wait()
+        return [self._clipped(batch) for batch in taken]
+
+    async def _wait(self) -> None:
+        position = self._core.position
+        self._ready.clear()
+        try:
+            async with asyncio.timeout(self._patience):  # wait_for of Python 3.11 may swallow a cancellation
+                await self._ready.wait()
+        except TimeoutError:
+            if self._core.position == position:  # it may go on through batches that are not wanted
+                raise nothing_came(self._core, self._patience) from None
+
+    def _clipped(self, batch: Batch) -> Batch:
+        """The same without what is outside the span: a gap of indices may begin before it, or end behind it."""
+        if (gap := batch.gap) is None or gap.kind in (GapKind.SKIPPED, GapKind.END_OF_LANE):
+            return batch
+        inside = gap._replace(start=max(gap.start, self._indices.start), stop=min(gap.stop, self._indices.stop))
+        return batch if inside == gap else Batch.of_gap(batch.lane, inside, batch.seq)
+
+    async def close(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - nothing to wait for
+        """Stop fetching."""
+        self.stop()
+
+    def stop(self) -> None:
+        """The same, at once."""
+        self._closed = True
+        if self._forked:
+            return
+        self._driver.stop()
+        self._ready.set()
+
+
+def check_piece_bytes(piece_bytes: int) -> None:
+    """How large a piece of a span may be."""
+    if piece_bytes < 1:
+        raise BadValue(f"pieces of {piece_bytes} bytes", "use at least 1; some MiB are sensible")
