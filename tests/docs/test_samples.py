@@ -45,12 +45,13 @@ def catalog(tmp_path: Path) -> Iterator[str]:
         server.shutdown()
 
 
+README = ROOT / "README.md"
 SPARK = ROOT / "docs" / "spark.md"
 PIPELINE = ROOT / "docs" / "pipeline.md"
-"""Pages with Spark take long, and have files of tests of their own (test_spark_page.py, test_pipeline_page.py)."""
+"""Pages with Spark take long, so they have test files of their own (test_spark_page.py, test_pipeline_page.py)."""
 LAKEHOUSE = ROOT / "docs" / "lakehouse.md"
-"""It wants jars of Iceberg and another PySpark, and is followed by `make matrix` (tests/matrix/test_lakehouse.py)."""
-APART = (SPARK, PIPELINE, LAKEHOUSE)
+"""It needs Iceberg's JARs and another PySpark: `make matrix` runs it (tests/matrix/test_lakehouse.py)."""
+APART = (README, SPARK, PIPELINE, LAKEHOUSE)
 WITH_SAMPLES = [page for page in PAGES if page not in APART and any(block.language in RUN for block in blocks(page))]
 
 
