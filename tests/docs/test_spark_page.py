@@ -1,4 +1,4 @@
-"""README and the page about Spark: every sample runs and prints the output on the page. They start Spark, so they are apart."""
+"""Every sample of README and the page about Spark runs. Both start Spark, so they have a file of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def page(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_samples_run_and_print_what_is_shown(runner: Runner, page: Path) -> None:
+def test_samples_run_and_print_the_expected_output(runner: Runner, page: Path) -> None:
     """From top to bottom, as a reader follows the page."""
     samples = blocks(page)
     runner.run(samples)
