@@ -34,6 +34,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Rewrite links for the place of the page in the site."""
     name = page.file.src_uri
+    if name in PAGES or name.startswith("reports/"):
+        page.meta["search"] = {"boost": 0.3}  # guides first
     if name == "examples/README.md":
         return markdown.replace("](../docs/", "](../")
     if "/" in name:
