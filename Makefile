@@ -14,7 +14,7 @@ LOG_MIB ?= 2000
 FAST   := $(addprefix tests/,audit broker bugs config conformance fabric placement replica sequencer staging storage \
 	watch wire test_prose.py test_structure.py test_tidy.py)
 
-.PHONY: help setup demo test fast check unit sim fuzz chaos soak bench stress bugs plants matrix peers prose structure system lock faces clean
+.PHONY: help setup demo test fast check unit sim fuzz chaos soak bench stress bugs plants matrix peers docs prose structure system lock faces clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is to do
@@ -80,6 +80,9 @@ matrix: setup    ## PySpark 4.0 to 4.3, each in its own environment; with Iceber
 peers: setup     ## Spark's streams beside Kafka's, from its own packages (wants Maven); saves docs/reports/kafka.md
 	$(BIN)/python -m tests.peers
 
+docs: setup      ## build the site of the documentation into build/site, with offline search
+	$(BIN)/mkdocs build --strict --quiet
+
 prose: setup       ## measure how plain the text of the repository is, folder by folder
 	$(BIN)/embarcadero-proof prose
 
@@ -95,7 +98,7 @@ system:          ## install system programs that some tests want (root)
 
 lock:            ## pin all versions anew
 	$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --all-extras --group dev pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --all-extras --group dev --group docs pyproject.toml -o requirements.lock
 
 faces: setup     ## generate the client for threads from the asyncio one
 	$(BIN)/python -m embarcadero_proof.faces

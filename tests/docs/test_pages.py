@@ -1,4 +1,4 @@
-"""Pages that hang together: links, commands that are shown and not run, and nothing public left out."""
+"""Pages fit together: links lead somewhere, commands exist, everything public and every error is documented."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ import embarcadero as emb
 from embarcadero import errors
 from embarcadero.cli.main import app
 from embarcadero.config.table import KEYS, SECTIONS, SEEDS
-from tests.docs.samples import PAGES, ROOT, indented
+from tests.docs.samples import PAGES, ROOT, blocks, indented
 
 DOCS = ROOT / "docs"
-LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
-WAY = [
-    "README", "quick-start", "concepts", "guarantees", "durability", "client", "command-line", "spark", "pipeline",
-    "tables", "lakehouse", "operations", "examples",
+LINKED = [
+    *PAGES, *sorted((DOCS / "reports").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md",
+    ROOT / "examples" / "README.md",
 ]  # fmt: skip
-"""The pages to read from top to bottom; the others are for looking things up."""
+WAY = [
+    "README", "install", "quick-start", "concepts", "publish", "read", "examples", "spark", "pipeline", "tables",
+    "lakehouse", "operations", "operations-systemd", "durability", "security", "guarantees",
+]  # fmt: skip
+"""The guides, in reading order. The other pages are reference."""
 
 
 def _anchors(page: Path) -> set[str]:
@@ -48,7 +51,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_index_has_every_page_and_each_leads_to_the_next() -> None:
-    """Nobody gets lost."""
+    """The index lists all pages, and the last line of a guide links to the next guide."""
     index = (DOCS / "README.md").read_text()
 
     assert [page.name for page in DOCS.glob("*.md") if page.stem != "README" and f"({page.name})" not in index] == []
@@ -61,7 +64,7 @@ def test_the_index_has_every_page_and_each_leads_to_the_next() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_commands_that_are_shown_and_not_run_exist(page: Path) -> None:
-    """They take minutes, or the machine's administrator: verbs, options and targets are checked, at least."""
+    """They take minutes or need an administrator, so only verbs, options and targets are checked."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in indented(page):
         program, *arguments = shlex.split(line, comments=True) or [""]
@@ -102,12 +105,16 @@ def _public() -> Iterator[str]:
 
 
 INNER = {"twin", "brokers", "forget", "pump", "of_entry", "of_gap", "payload"}
-"""Names without an underscore that are for other modules of ours."""
+"""Names without an underscore that are for other modules of the package."""
 
 
-def test_everything_public_is_on_the_page_of_the_client() -> None:
-    """Names of the package, methods and attributes of what it hands out."""
-    words = set(re.findall(r"\w+", (DOCS / "client.md").read_text()))
+CLIENT = ("publish", "read", "python")
+"""The pages about the Python client."""
+
+
+def test_everything_public_is_on_the_pages_about_the_client() -> None:
+    """Names of the package, methods and attributes of its objects."""
+    words = set(re.findall(r"\w+", "".join((DOCS / f"{page}.md").read_text() for page in CLIENT)))
 
     assert sorted(set(_public()) - words) == []
 
@@ -121,9 +128,29 @@ def test_keys_on_pages_are_keys_of_the_configuration(page: Path) -> None:
     assert [key for key in found if key not in known] == []
 
 
-def test_the_error_tree_on_the_page_is_the_one_of_the_code() -> None:
-    """After a change: copy the tree from errors.py into docs/client.md."""
-    tree = (errors.__doc__ or "").partition("EmbarcaderoError\n")[2]
+def _bases(kind: type) -> Iterator[tuple[str, str]]:
+    """Every error class of the package below this one, with its base class."""
+    for child in kind.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield child.__name__, kind.__name__
+            yield from _bases(child)
 
-    assert tree
-    assert tree.strip() in (DOCS / "client.md").read_text()
+
+def test_every_error_has_its_anchor_on_the_page_of_errors() -> None:
+    """The anchor is the name of the class in lower case: messages can link to it."""
+    headings = re.findall(r"^### (\w+)$", (DOCS / "errors.md").read_text(), re.MULTILINE)
+
+    assert sorted(headings) == sorted({"EmbarcaderoError", *dict(_bases(errors.EmbarcaderoError))})
+
+
+def test_the_error_tree_on_the_page_is_the_tree_of_the_code() -> None:
+    """Each class stands below its base class."""
+    tree = next(block.text for block in blocks(DOCS / "errors.md") if block.text.startswith("EmbarcaderoError"))
+    above: list[str] = []
+    found = {}
+    for line in tree.splitlines():
+        depth = (len(line) - len(line.lstrip("│├└─ "))) // 4
+        above[depth:] = [line.split()[-1]]
+        found[above[-1]] = above[-2] if depth else ""
+
+    assert found == {"EmbarcaderoError": "", **dict(_bases(errors.EmbarcaderoError))}

@@ -1,4 +1,4 @@
-"""The page about pipeline jobs works, sample by sample. It starts Spark twice, so it is apart."""
+"""Every sample on the page about pipeline jobs runs. The page starts Spark, so it has a file of its own."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def page() -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_samples_run_and_print_what_is_shown(runner: Runner, page: Path) -> None:
-    """From top to bottom, as a reader would do it."""
+def test_samples_run_and_print_the_expected_output(runner: Runner, page: Path) -> None:
+    """From top to bottom, as a reader follows the page."""
     samples = blocks(page)
     runner.run(samples)
 

@@ -1,4 +1,4 @@
-"""Documentation that works: every sample runs and prints what is shown."""
+"""Every sample of the documentation runs and prints the expected output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.docs.warm import Warm
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """For all pages that do not start one themselves."""
+    """The cluster of all pages that do not start their own."""
     with LocalCluster(brokers=2, log_bytes=32 * MIB) as cluster:
         yield cluster
 
@@ -45,12 +45,13 @@ def catalog(tmp_path: Path) -> Iterator[str]:
         server.shutdown()
 
 
+README = ROOT / "README.md"
 SPARK = ROOT / "docs" / "spark.md"
 PIPELINE = ROOT / "docs" / "pipeline.md"
-"""Pages with Spark take long, and have files of tests of their own (test_spark_page.py, test_pipeline_page.py)."""
+"""Pages with Spark take long, so they have test files of their own (test_spark_page.py, test_pipeline_page.py)."""
 LAKEHOUSE = ROOT / "docs" / "lakehouse.md"
-"""It wants jars of Iceberg and another PySpark, and is followed by `make matrix` (tests/matrix/test_lakehouse.py)."""
-APART = (SPARK, PIPELINE, LAKEHOUSE)
+"""It needs Iceberg's JARs and another PySpark: `make matrix` runs it (tests/matrix/test_lakehouse.py)."""
+APART = (README, SPARK, PIPELINE, LAKEHOUSE)
 WITH_SAMPLES = [page for page in PAGES if page not in APART and any(block.language in RUN for block in blocks(page))]
 
 
@@ -65,7 +66,7 @@ def page(request: pytest.FixtureRequest) -> Path:
 def runner(
     page: Path, warm: Warm, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Runner]:
-    """Where the samples of a page run: on the shared cluster without topics, or by themselves if they call `up`."""
+    """A runner for a page: on the shared cluster, without topics, or on the page's own cluster if it calls `up`."""
     own = any("embarcadero up" in block.text for block in blocks(page) if block.language == "console")
     data_dir = tmp_path / "cluster" if own else request.getfixturevalue("cluster").data_dir
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -89,7 +90,7 @@ def runner(
 
 
 def _spark() -> Any:
-    """The Spark session of this process, if there is one: a page may begin one, and tests with Spark share theirs."""
+    """The Spark session of this process, if any: a page may start one, and tests with Spark share theirs."""
     sql = sys.modules.get("pyspark.sql")
     return None if sql is None else sql.SparkSession.getActiveSession()
 
@@ -100,8 +101,8 @@ def _delete_topics(address: str) -> None:
             log.delete_topic(topic.name)
 
 
-def test_samples_run_and_print_what_is_shown(runner: Runner, page: Path) -> None:
-    """Each page by itself, from top to bottom, as a reader would do it."""
+def test_samples_run_and_print_the_expected_output(runner: Runner, page: Path) -> None:
+    """Each page runs alone, from top to bottom, as a reader follows it."""
     samples = blocks(page)
     runner.run(samples)
 
@@ -137,14 +138,14 @@ def bare(tmp_path: Path) -> Runner:
     ],
 )
 def test_a_wrong_sample_is_noticed(bare: Runner, tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong output, a wrong end, a block that nobody would run."""
+    """Wrong output, a wrong exit code, a block that no test would run."""
     monkeypatch.setattr("tests.docs.samples.SHOWN_S", 0.5)
     with pytest.raises((AssertionError, ZeroDivisionError)):
         bare.run(_page(tmp_path, wrong))
 
 
 def test_the_blocks_of_a_page_belong_together(bare: Runner, tmp_path: Path) -> None:
-    """One namespace, one folder; files are written; what does not end is interrupted; pictures are left alone."""
+    """One namespace, one folder; files are written; endless commands are interrupted; pictures are ignored."""
     text = (
         "```\n--> a picture\n```\n```yaml\n# a.yaml\nx: 1\n```\n```python\nx = '127.0.0.1:9092'\n```\n"
         "```python\n# b.py\nprint(2)\n```\n```python\nprint(x)\n```\n```text\n127...:1\n```\n"
@@ -158,7 +159,7 @@ def test_the_blocks_of_a_page_belong_together(bare: Runner, tmp_path: Path) -> N
 
 
 def test_output_is_compared_loosely() -> None:
-    """White space and `...` are; words are not."""
+    """White space and `...` match loosely; words do not."""
     assert looks_like("a   b\nc", "a b\n   c\n")
     assert looks_like("a ... c", "a 1\n2 c")
     assert looks_like("...", "")

@@ -1,4 +1,4 @@
-"""The page about Spark works: every sample runs and prints what is shown. It starts Spark twice, so it is apart."""
+"""Every sample of README and the page about Spark runs. Both start Spark, so they have a file of their own."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from pathlib import Path
 import pytest
 
 from tests.docs.samples import RUN, Runner, blocks
-from tests.docs.test_samples import SPARK, catalog, cluster, runner, warm
+from tests.docs.test_samples import README, SPARK, catalog, cluster, runner, warm
 
 __all__ = ["catalog", "cluster", "runner", "warm"]  # fixtures
 
 
-@pytest.fixture
-def page() -> Path:
-    """The one page of this file."""
-    return SPARK
+@pytest.fixture(params=[README, SPARK], ids=lambda page: page.name)
+def page(request: pytest.FixtureRequest) -> Path:
+    """The pages of this file."""
+    found: Path = request.param
+    return found
 
 
 @pytest.mark.timeout(600)
-def test_samples_run_and_print_what_is_shown(runner: Runner, page: Path) -> None:
-    """From top to bottom, as a reader would do it."""
+def test_samples_run_and_print_the_expected_output(runner: Runner, page: Path) -> None:
+    """From top to bottom, as a reader follows the page."""
     samples = blocks(page)
     runner.run(samples)
 

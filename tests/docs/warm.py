@@ -1,6 +1,6 @@
-"""A process that has loaded the command line and forks for each command: loading takes longer than most commands.
+"""A fork server for commands: it has loaded the command line, because loading takes longer than most commands.
 
-Reads jobs as JSON, one a line, and answers with the exit code of each.
+It reads jobs as JSON, one per line, and answers with the exit code of each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Warm:
-    """The process, from outside."""
+    """A client of the fork server."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         command = [sys.executable, "-m", "tests.docs.warm"]
@@ -24,7 +24,7 @@ class Warm:
         )  # fmt: skip
 
     def run(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> tuple[str, int]:
-        """Run `embarcadero` with arguments: what it printed, and its exit code."""
+        """Run `embarcadero` with arguments; return its output and its exit code."""
         output = folder / "output"
         job = {"arguments": arguments, "folder": str(folder), "environment": environment, "output": str(output)}
         stdin, stdout = self._process.stdin, self._process.stdout
