@@ -1,4 +1,4 @@
-"""Reads across memory, segment files and lost positions: the reader can't tell which, and never gets wrong bytes."""
+"""Reads across memory, segment files and lost positions: the source is invisible to readers, and no bytes are wrong."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def world(tmp_path: Path) -> DiskWorld:
 
 
 class Later:
-    """Workers that work when told to."""
+    """Workers that run one job when a test asks for it."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
@@ -42,7 +42,7 @@ class Later:
         self.most = max(self.most, len(self.jobs))
 
     def step(self) -> None:
-        """Do the oldest job."""
+        """Run the oldest job."""
         job, done = self.jobs.pop(0)
         try:
             result: Any = job()
@@ -52,7 +52,7 @@ class Later:
 
 
 def fill(world: DiskWorld, range_: Range, batches: int, size: int = 1_500, copies: int = 3) -> Client:
-    """Publish batches, made durable a few at a time: far more than memory keeps."""
+    """Publish batches, made durable a few at a time: far more than memory can hold."""
     client = Client(world.brokers[0])
     opened = world.open(client)
     for sequence in range(batches):
@@ -83,8 +83,8 @@ def scan(world: DiskWorld, client: Client, lane: int, **options: Any) -> tuple[l
     raise AssertionError("it never ends")
 
 
-def test_what_left_memory_is_read_from_files_and_the_reader_cannot_tell(world: DiskWorld) -> None:
-    """Far more was published than the log keeps; all of it is read, from the start, in order, once."""
+def test_evicted_records_are_read_from_files_transparently(world: DiskWorld) -> None:
+    """Far more was published than the log holds; all of it is read, from the start, in order, once."""
     range_ = world.topic()
     fill(world, range_, 120)
     reader = Client(world.brokers[1])
@@ -97,7 +97,7 @@ def test_what_left_memory_is_read_from_files_and_the_reader_cannot_tell(world: D
 
 
 def test_a_broker_holds_nothing_of_a_deleted_topic(world: DiskWorld) -> None:
-    """Open files keep the room of removed ones; counts, frontiers and places of readers are small, but many."""
+    """Open files take the space of removed ones; counts, frontiers and positions of readers are small, but many."""
     range_ = world.topic()
     fill(world, range_, 120)
     broker = world.brokers[1]
@@ -117,12 +117,12 @@ def test_a_broker_holds_nothing_of_a_deleted_topic(world: DiskWorld) -> None:
     assert range_.lane not in connection.reading
     assert range_.lane not in broker.counters.went_out
     assert range_.lane not in broker.durable._durability._known
-    copies.give_back(range_, range_.replicas[0], held[0], good=True)  # a worker had it meanwhile
+    copies.give_back(range_, range_.replicas[0], held[0], good=True)  # a worker read it meanwhile
     assert not copies._idle
 
 
-def test_a_ring_may_be_looked_into_before_its_lane_goes_on_there(world: DiskWorld) -> None:
-    """A new sequencer's ring is empty at first: where it begins is not known yet, and what is below is on disk."""
+def test_an_empty_ring_of_a_new_sequencer_does_not_mislead_readers(world: DiskWorld) -> None:
+    """A new sequencer's ring is empty at first: its first index is not known yet, and earlier entries are on disk."""
     range_ = world.topic()
     fill(world, range_, 20)
     world.brokers = [world.start_broker(broker.member.broker) for broker in world.brokers]
@@ -147,8 +147,8 @@ def test_a_ring_may_be_looked_into_before_its_lane_goes_on_there(world: DiskWorl
     assert scan(world, reader, range_.lane, read="ordered") == (everything, [])
 
 
-def test_places_are_found_in_files_too(world: DiskWorld) -> None:
-    """By seq, by time, by index; the start of the lane is what the files begin with."""
+def test_positions_are_found_in_files_too(world: DiskWorld) -> None:
+    """By seq, by time, by index; the start of the lane is the start of the files."""
     range_ = world.topic()
     client = fill(world, range_, 300, size=400)
     lane = range_.lane
@@ -167,7 +167,7 @@ def test_places_are_found_in_files_too(world: DiskWorld) -> None:
 
 
 def test_trims_reach_into_files(world: DiskWorld) -> None:
-    """What is trimmed is one TRIMMED gap, wherever it was; the start moves."""
+    """Trimmed records are one TRIMMED gap, wherever they were stored; the start moves."""
     range_ = world.topic()
     client = fill(world, range_, 100)
     place = world.ask(client, m.Trim(lane=range_.lane, by="seq", before=21))
@@ -179,8 +179,10 @@ def test_trims_reach_into_files(world: DiskWorld) -> None:
     assert world.ask(client, m.GetTail(lane=range_.lane)).start_index == 10
 
 
-def test_a_place_below_the_start_is_trimmed_wherever_it_is_looked_for(world: DiskWorld) -> None:
-    """By index, seq and time; in files, in memory, and when the files are gone. A fetch from there is led to the start.
+def test_a_position_below_the_start_is_trimmed_wherever_it_is_looked_for(world: DiskWorld) -> None:
+    """By index, seq and time; in files, in memory, and when the files are gone.
+
+    A fetch from there continues at the start.
     """
     range_ = world.topic()
     client = fill(world, range_, 300, size=400)
@@ -209,8 +211,8 @@ def test_a_place_below_the_start_is_trimmed_wherever_it_is_looked_for(world: Dis
     assert found(("time", times[295])) == [295]
 
 
-def test_what_retention_dropped_everywhere_is_trimmed(world: DiskWorld) -> None:
-    """Whole segments are gone from all copies: a TRIMMED gap up to what is left, and the start says so."""
+def test_segments_dropped_by_retention_everywhere_are_trimmed(world: DiskWorld) -> None:
+    """Whole segments are gone from all copies: readers get a TRIMMED gap up to the new start."""
     range_ = world.topic()
     client = fill(world, range_, 100)
     for replica in world.of(range_):
@@ -224,7 +226,7 @@ def test_what_retention_dropped_everywhere_is_trimmed(world: DiskWorld) -> None:
 
 
 def flip(path: Path, text: bytes) -> None:
-    """Flip a bit in the first payload that holds a text."""
+    """Flip a bit in the first payload that contains a text."""
     for file in sorted(path.rglob("*.log")):
         data = bytearray(file.read_bytes())
         if (at := data.find(text)) >= 0:
@@ -234,8 +236,8 @@ def flip(path: Path, text: bytes) -> None:
     raise AssertionError("not there")
 
 
-def test_a_bad_copy_is_passed_over_and_without_a_good_one_the_reader_is_told(world: DiskWorld) -> None:
-    """A flipped bit in one copy costs nothing but another read; in all copies it is Corrupt, never wrong bytes."""
+def test_a_bad_copy_is_skipped_and_without_a_good_one_the_reader_gets_an_error(world: DiskWorld) -> None:
+    """A flipped bit in one copy costs only another read; in all copies it is Corrupt, never wrong bytes."""
     range_ = world.topic()
     fill(world, range_, 100)
     replicas = world.of(range_)
@@ -251,8 +253,8 @@ def test_a_bad_copy_is_passed_over_and_without_a_good_one_the_reader_is_told(wor
     assert texts(world.fetch(reader, range_.lane, start=6, max_bytes=1_000)) == [payload(6, 1_500)]
 
 
-def test_missing_files_and_replicas_that_are_behind_are_passed_over(world: DiskWorld) -> None:
-    """One copy was deleted, one has little: the third serves. With none left it is an error."""
+def test_missing_files_and_replicas_that_are_behind_are_skipped(world: DiskWorld) -> None:
+    """One copy was deleted, one is short: the third serves. With no copy it is an error."""
     range_ = world.topic()
     fill(world, range_, 100, copies=2)
     first, second, third = world.of(range_)
@@ -266,8 +268,8 @@ def test_missing_files_and_replicas_that_are_behind_are_passed_over(world: DiskW
     assert world.fetch(Client(world.brokers[1]), range_.lane, start=0).code == "Corrupt"
 
 
-def test_disks_of_replicas_that_can_not_be_read_are_no_reason_to_ask_again(world: DiskWorld) -> None:
-    """Only the store's disk is: without a good copy it is Corrupt, and says which disks there are."""
+def test_unreadable_disks_of_replicas_are_no_reason_to_retry(world: DiskWorld) -> None:
+    """Only a failing disk of the store is. Without a good copy the answer is Corrupt, with the list of disks."""
     range_ = world.topic()
     fill(world, range_, 100)
     world.brokers[1].readers.disks.copies.members = {}
@@ -277,7 +279,10 @@ def test_disks_of_replicas_that_can_not_be_read_are_no_reason_to_ask_again(world
 
 
 def test_files_deleted_by_hand_are_never_a_gap_and_never_skipped(world: DiskWorld) -> None:
-    """The first file of one copy: the start and all places are found in the others. Of all copies: an error."""
+    """The first file of one copy is gone: the start and all positions are found in the others.
+
+    If it is gone from all copies: an error.
+    """
     range_ = world.topic()
     client, lane = fill(world, range_, 100), range_.lane
     times = [int(entry["append_us"]) for entry in world.fetch(client, lane, max_bytes=1 << 20).entries]
@@ -303,7 +308,7 @@ def test_files_deleted_by_hand_are_never_a_gap_and_never_skipped(world: DiskWorl
 
 
 def test_nothing_above_the_durable_frontier_is_served_to_a_durable_reader(world: DiskWorld) -> None:
-    """A waiting reader is woken when enough disks have it; an ordered reader has it at once."""
+    """A waiting reader is woken when enough disks have it; an ordered reader gets it immediately."""
     range_ = world.topic()
     first, second, _ = world.of(range_)
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
@@ -325,8 +330,8 @@ def test_nothing_above_the_durable_frontier_is_served_to_a_durable_reader(world:
     assert world.fetch(reader, range_.lane, by="latest", read="ordered").next_index == 3
 
 
-def test_the_planted_bug_of_serving_above_durable_is_seen(world: DiskWorld) -> None:
-    """With the bound switched off a durable reader gets what no disk has: the test above would notice."""
+def test_the_injected_bug_of_serving_above_durable_is_detected(world: DiskWorld) -> None:
+    """With the bound switched off a durable reader gets records that are on no disk: the test above would fail."""
     range_ = world.topic()
     writer = Client(world.brokers[0])
     world.publish(writer, world.open(writer), 0, 1)
@@ -334,8 +339,8 @@ def test_the_planted_bug_of_serving_above_durable_is_seen(world: DiskWorld) -> N
         assert texts(world.fetch(writer, range_.lane)) == [payload(0)]
 
 
-def test_an_end_that_others_may_have_counted_further_is_not_told(world: DiskWorld) -> None:
-    """While a range is closing nobody can count, so a tail told now might go back behind one told before."""
+def test_an_end_that_other_brokers_may_have_counted_further_is_not_reported(world: DiskWorld) -> None:
+    """While a range is closing no broker can count, so a tail reported now might be lower than an earlier one."""
     range_ = world.topic()
     writer = Client(world.brokers[0])
     world.publish(writer, world.open(writer), 0, 2)
@@ -345,8 +350,8 @@ def test_an_end_that_others_may_have_counted_further_is_not_told(world: DiskWorl
     assert world.ask(writer, m.GetTail(lane=range_.lane)).index == 2
 
 
-def test_lost_positions_are_a_gap_and_lookups_step_over_them(world: DiskWorld) -> None:
-    """After a restart the lane goes on at its ceiling: sealed part from files, a LOST gap, then what is new."""
+def test_lost_positions_are_a_gap_and_lookups_skip_them(world: DiskWorld) -> None:
+    """After a restart the lane continues at its ceiling: sealed part from files, a LOST gap, then new records."""
     old = world.topic()
     fill(world, old, 20, size=100)
     new = world.restart(old, 18, 36)
@@ -384,8 +389,8 @@ def lose_and_go_on(world: DiskWorld, old: Range) -> tuple[Range, Client, Client]
 
 
 @pytest.mark.parametrize("start", [18, 19, 1_000])
-def test_what_is_lost_above_a_trim_is_still_told_as_lost(world: DiskWorld, start: int) -> None:
-    """Trimmed is what was trimmed; the rest of a LOST gap is LOST for readers and publishers, though its range goes."""
+def test_a_loss_above_a_trim_is_still_reported_as_lost(world: DiskWorld, start: int) -> None:
+    """Only trimmed records are TRIMMED. The rest of a LOST gap stays LOST, though its range is removed."""
     new, writer, reader = lose_and_go_on(world, world.topic())
     lane = new.lane
     world.directory.topics.trim("t", lane, start)
@@ -403,7 +408,7 @@ def test_what_is_lost_above_a_trim_is_still_told_as_lost(world: DiskWorld, start
 
 
 def test_a_lane_that_was_trimmed_to_its_end_before_a_loss(world: DiskWorld) -> None:
-    """All that was durable is trimmed, then the rest is lost: neither is told for the other, and every way leads on."""
+    """All durable records are trimmed, then the rest is lost: the two gaps stay distinct, and readers can continue."""
     old = world.topic()
     world.directory.topics.trim("t", old.lane, 18)
     new, _, reader = lose_and_go_on(world, old)
@@ -414,8 +419,8 @@ def test_a_lane_that_was_trimmed_to_its_end_before_a_loss(world: DiskWorld) -> N
         assert texts(world.fetch(reader, new.lane, by=by, start=value, max_bytes=1)) == [payload(100)]
 
 
-def test_what_was_dropped_below_lost_positions_is_trimmed_up_to_them(world: DiskWorld) -> None:
-    """A broker that has not heard of the trim goes by the files, which begin above all that is in them."""
+def test_dropped_records_below_lost_positions_are_trimmed_up_to_them(world: DiskWorld) -> None:
+    """A broker that does not know of the trim yet uses the files, which start above everything in them."""
     old = world.topic()
     new, _, reader = lose_and_go_on(world, old)
     for replica in world.of(old):
@@ -431,7 +436,7 @@ def test_what_was_dropped_below_lost_positions_is_trimmed_up_to_them(world: Disk
 
 
 def test_trimming_less_than_before_changes_nothing_when_files_are_gone(world: DiskWorld) -> None:
-    """An index whose range is forgotten is below the start, and not where all that is durable ends."""
+    """An index whose range is forgotten is below the start, not at the end of the durable part."""
     new, _, reader = lose_and_go_on(world, world.topic())
     lane, start = new.lane, new.start + 1
     for before in (start, 5, 0, 18, start - 1):
@@ -443,8 +448,8 @@ def test_trimming_less_than_before_changes_nothing_when_files_are_gone(world: Di
 
 
 @pytest.mark.parametrize("trim", [19, 30, 1_000])
-def test_a_trim_does_not_hide_from_a_reader_what_was_taken_back(world: DiskWorld, trim: int) -> None:
-    """It has read records above the end of what is left: also of those below the trim, they are gone and no others'."""
+def test_a_trim_does_not_hide_from_a_reader_that_records_were_taken_back(world: DiskWorld, trim: int) -> None:
+    """It has read records above the surviving end. Also below the trim, these positions are lost and never reused."""
     new, _, reader = lose_and_go_on(world, world.topic())
     world.directory.topics.trim("t", new.lane, trim)
     world.run()
@@ -453,7 +458,7 @@ def test_a_trim_does_not_hide_from_a_reader_what_was_taken_back(world: DiskWorld
         assert (inside.gap, inside.next_index) == (Gap(GapKind.LOST, 18, new.start), new.start)
 
 
-def test_two_losses_in_a_row_are_one_gap_and_a_reader_between_them_hears_of_the_second(world: DiskWorld) -> None:
+def test_two_consecutive_losses_are_one_gap_and_a_reader_between_them_gets_the_second(world: DiskWorld) -> None:
     """Nothing became durable between the two: one gap from the sealed end, for a reader that was not there before."""
     old = world.topic()
     fill(world, old, 20, size=100)
@@ -469,11 +474,14 @@ def test_two_losses_in_a_row_are_one_gap_and_a_reader_between_them_hears_of_the_
 
 
 @pytest.mark.parametrize("accepted", [False, True])
-def test_a_reader_of_durable_records_hears_lost_only_if_something_durable_may_be(
+def test_a_reader_of_durable_records_gets_lost_only_if_durable_records_may_be_lost(
     world: DiskWorld, accepted: bool
 ) -> None:
-    """Enough disks answered: nothing above the end was durable. Not so if an operator accepted a loss; and clients of
-    earlier versions, which do not know the kind, and readers of what is ordered are told LOST."""
+    """Enough disks answered: nothing above the end was durable.
+
+    This does not hold if an operator accepted a loss. Readers of ordered records get LOST, and so do clients of earlier
+    versions, which do not know the kind.
+    """
     old = world.topic()
     fill(world, old, 20, size=100)
     if accepted:
@@ -494,8 +502,8 @@ def test_a_reader_of_durable_records_hears_lost_only_if_something_durable_may_be
     assert gap == Gap(kind, 1_000, new.start)
 
 
-def test_a_tail_and_the_lag_of_readers_count_records_and_not_what_a_restart_passed_over(world: DiskWorld) -> None:
-    """36 records survived, 4 came later; seqs between are a hole of billions."""
+def test_a_tail_and_the_lag_of_readers_count_records_and_not_the_hole_of_a_restart(world: DiskWorld) -> None:
+    """36 records survived, 4 came later; the seqs between are a hole of billions."""
     new, _, reader = lose_and_go_on(world, world.topic())
     tail = tail_of(world.directory.topics.all()[0], world.ask(reader, m.GetTail(lane=new.lane)))
     assert tail.holes == ((36, new.start_seq),)
@@ -511,8 +519,10 @@ def test_a_tail_and_the_lag_of_readers_count_records_and_not_what_a_restart_pass
     assert (tail.holes, tail.records(tail.start_seq, tail.seq)) == ((), 2)
 
 
-def test_a_clean_restart_between_two_losses_makes_no_loss_of_what_never_was_durable(world: DiskWorld) -> None:
-    """The cluster was killed, started, stopped in order, started, and killed again, with nothing published between."""
+def test_a_clean_restart_between_two_losses_does_not_make_records_lost_that_never_were_durable(
+    world: DiskWorld
+) -> None:
+    """The cluster was killed, started, stopped cleanly, started, and killed again, with nothing published between."""
     old = world.topic()
     fill(world, old, 20, size=100)
     between, refs = world.restart(old, 18, 36), [replica.member.ref for replica in world.replicas]
@@ -548,7 +558,7 @@ class Recovering:
         return self.workers[-1]
 
     def answer(self, message: m.Message) -> Any:
-        """Ask, let the files be searched, recover the lane, and only then let the broker have the result."""
+        """Send a request, let the files be searched, recover the lane, and only then give the broker the result."""
         request = self.reader.ask(message)
         job, done = self.workers[-1].jobs.pop(0)
         result = job()
@@ -564,7 +574,7 @@ class Recovering:
 
 
 @pytest.mark.parametrize("bug", [False, True])
-def test_a_start_that_was_looked_for_before_a_recovery_is_not_told_after_it(tmp_path: Path, bug: bool) -> None:
+def test_a_start_found_before_a_recovery_is_not_reported_after_it(tmp_path: Path, bug: bool) -> None:
     """The broker read the ranges before the recovery and memory after it: the lane seemed to start at its ceiling."""
     lane = Recovering(tmp_path)
     with injected(*["start-unsearched"][: int(bug)]):
@@ -580,7 +590,7 @@ def test_a_start_that_was_looked_for_before_a_recovery_is_not_told_after_it(tmp_
     assert (tail.start_index, tail.start_seq) == (0, 0)
 
 
-def test_a_restarted_lane_without_news_tells_its_end(world: DiskWorld) -> None:
+def test_a_restarted_lane_without_new_records_reports_its_end(world: DiskWorld) -> None:
     """The ring is empty; both ends are where the new range starts."""
     old = world.topic()
     fill(world, old, 20, size=100)
@@ -594,7 +604,7 @@ def test_a_restarted_lane_without_news_tells_its_end(world: DiskWorld) -> None:
 
 
 def test_the_sealed_part_is_readable_while_a_lane_is_recovered(world: DiskWorld) -> None:
-    """No order ring yet, the last range not decided: what is in sealed ranges is served, the rest waits."""
+    """No order ring yet, the last range not decided: records in sealed ranges are served, the others wait."""
     old = world.topic()
     fill(world, old, 20, size=100)
     refs = [replica.member.ref for replica in world.replicas]
@@ -618,7 +628,7 @@ def test_the_sealed_part_is_readable_while_a_lane_is_recovered(world: DiskWorld)
 
 @pytest.mark.parametrize("read", ["durable", "ordered"])
 def test_a_seq_above_the_sealed_part_waits_for_the_lane_and_starts_there(world: DiskWorld, read: str) -> None:
-    """Not at the start of the range that is being recovered: what is before was not asked for."""
+    """Not at the start of the range that is being recovered: earlier records were not requested."""
     old = world.topic()
     fill(world, old, 20, size=100)
     refs = [replica.member.ref for replica in world.replicas]
@@ -652,7 +662,10 @@ def test_a_seq_above_the_sealed_part_waits_for_the_lane_and_starts_there(world: 
 
 
 def test_a_scan_reads_across_ranges(world: DiskWorld) -> None:
-    """A range is sealed and the next opened elsewhere: readers see one lane, and nothing above the end of the old."""
+    """A range is sealed and the next one opened on other replicas.
+
+    Readers see one lane, and nothing above the old range's end.
+    """
     old = world.topic()
     client = fill(world, old, 50)
     refs = [replica.member.ref for replica in world.replicas]
@@ -674,7 +687,7 @@ def test_a_scan_reads_across_ranges(world: DiskWorld) -> None:
 
 
 def test_few_files_are_read_at_once_and_clients_take_turns(tmp_path: Path) -> None:
-    """A client with many fetches does not keep another one waiting; publishing needs no file at all."""
+    """A client with many fetches does not delay another one; publishing needs no file at all."""
     later = Later()
     world = DiskWorld(tmp_path, workers=lambda: later)
     range_ = world.topic()
@@ -700,8 +713,8 @@ def test_few_files_are_read_at_once_and_clients_take_turns(tmp_path: Path) -> No
     assert [texts(greedy.fetched[request]) for request in many] == [[payload(i, 1_500)] for i in range(20)]
 
 
-def test_a_client_that_goes_leaves_no_jobs_behind(tmp_path: Path) -> None:
-    """What it waited for is dropped; what runs is told to nobody."""
+def test_a_client_that_leaves_has_no_jobs_left(tmp_path: Path) -> None:
+    """Its waiting jobs are dropped; the result of a running job is discarded."""
     later = Later()
     world = DiskWorld(tmp_path, workers=lambda: later)
     range_ = world.topic()
@@ -717,8 +730,8 @@ def test_a_client_that_goes_leaves_no_jobs_behind(tmp_path: Path) -> None:
     assert world.brokers[1].fetches_waiting == 0
 
 
-def test_a_client_that_goes_before_its_next_span_is_read_gives_back_what_was_reserved_for_that(tmp_path: Path) -> None:
-    """It had asked for a span that was to be read ahead, and others had their turn first."""
+def test_a_client_that_leaves_before_its_next_span_is_read_frees_the_reservation(tmp_path: Path) -> None:
+    """It had requested a span for read-ahead, and other clients had their turn first."""
     later = Later()
     world = DiskWorld(tmp_path, workers=lambda: later)
     range_ = world.topic()
@@ -739,13 +752,13 @@ def test_a_client_that_goes_before_its_next_span_is_read_gives_back_what_was_res
 
 
 @pytest.mark.parametrize("call", ["fetch", "first"])
-def test_a_read_that_fails_in_an_unknown_way_is_answered(
+def test_a_read_that_fails_unexpectedly_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Nobody waits for ever, and the bug is seen: it rises where drivers log it."""
+    """No client is left waiting, and the bug is visible: it is raised where drivers log it."""
 
     def fails(*_: Any) -> None:
-        raise ArithmeticError("nobody has thought of this")
+        raise ArithmeticError("an unexpected bug")
 
     later = Later()
     world = DiskWorld(tmp_path, workers=lambda: later)
@@ -761,12 +774,13 @@ def test_a_read_that_fails_in_an_unknown_way_is_answered(
     world.run(2, client)
     failed = client.answers[request]
     assert isinstance(failed, m.Failed)
-    assert (failed.code, "nobody has thought" in failed.message) == ("Corrupt", True)
+    assert (failed.code, "an unexpected bug" in failed.message) == ("Corrupt", True)
     assert world.brokers[1].fetches_waiting == world.brokers[1].readers.disks.running == 0
 
 
-def test_a_store_that_fails_while_a_file_is_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is gone, and whether it was trimmed nobody knows now: the client asks again, and does not wait for it."""
+def test_a_store_that_fails_while_a_file_is_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is gone, and it is unknown whether it was trimmed: the client has to ask again, and does not wait for it.
+    """
 
     def locked() -> int:
         raise Backpressure("the store is locked", "try again")
@@ -787,10 +801,10 @@ def test_a_store_that_fails_while_a_file_is_read_is_told(tmp_path: Path, monkeyp
     assert client.answers[request] == m.Failed(code="Backpressure", message="the store is locked", hint="try again")
 
 
-def test_a_reader_of_files_that_is_let_go_is_in_nobody_elses_hands(
+def test_an_evicted_reader_of_files_has_one_owner(
     world: DiskWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One worker is about to take it while another finds that too many are kept: one of them gets it."""
+    """One worker is about to take it while another finds that too many are cached: exactly one of them gets it."""
     taking, closed = Event(), list[RangeReader]()
 
     class Shelf(list[RangeReader]):
@@ -816,7 +830,7 @@ def test_a_reader_of_files_that_is_let_go_is_in_nobody_elses_hands(
 
 
 def test_partitions_are_picked_from_files(world: DiskWorld) -> None:
-    """A reader of one partition gets that one only, and gets on where others lie between."""
+    """A reader of one partition gets only that one, and advances over the others."""
     range_ = world.topic()
     client = Client(world.brokers[0])
     opened = world.open(client)
