@@ -435,7 +435,7 @@ def test_an_incarnation_that_is_dead_keeps_its_regions_until_it_is_removed(world
 
 
 def test_a_full_broker_grants_no_credit_reports_backpressure_and_recovers() -> None:
-    """With the sequencer stalled, credit stops at the mark; after 10 s clients are informed; later publishing resumes."""
+    """With the sequencer stalled, credit stops at the mark; after 10 s clients see it; then publishing resumes."""
     world = World(brokers=1)
     world.topic()
     client = Client(world.brokers[0])

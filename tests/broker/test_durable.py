@@ -61,7 +61,7 @@ def test_a_durable_ack_waits_for_enough_disks(world: DiskWorld, together: int) -
 
 
 def test_a_broker_announces_that_it_waits_before_the_batch_can_be_ordered(world: DiskWorld) -> None:
-    """The result alone wakes no process, so even the fastest replica that syncs the batch must find the announcement."""
+    """The result alone wakes no process, so even the fastest replica that syncs the batch has to see it announced."""
     world.topic()
     client = Client(world.brokers[0])
     opened = world.open(client)
@@ -299,7 +299,7 @@ def broker_lane(world: DiskWorld) -> Range:
 
 
 def test_a_broker_lane_is_acked_and_read_when_durable(world: DiskWorld) -> None:
-    """ack=1 comes immediately, ack=2 when enough disks have it; durable readers wait likewise, and replicas are woken."""
+    """ack=1 comes immediately, ack=2 when enough disks have it; durable readers wait likewise, replicas are woken."""
     world.topic("zero", order=0)
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
     opened = writer.answers[writer.ask(m.OpenSession(topic="zero"))]

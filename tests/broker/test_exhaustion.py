@@ -133,7 +133,7 @@ def test_readers_that_do_not_read_hold_a_bounded_amount_in_total() -> None:
 
 
 def test_memory_of_a_reader_that_does_not_read_goes_to_waiting_readers() -> None:
-    """Readers that do not read their answers are disconnected if others wait for the memory; the others are answered."""
+    """Readers that do not read their answers are disconnected if others need the memory; the others are answered."""
     world, _, deaf, opened = _crowd(readers=100)
     late = Client(world.brokers[0])
     request = late.ask(m.Fetch(lane=opened.lane, by="earliest", max_bytes=32 << 20, wait_ms=30_000))
@@ -459,7 +459,7 @@ def test_small_batches_count_for_the_share_of_an_address_too() -> None:
 
 
 def test_an_address_has_a_share_of_a_topics_sessions() -> None:
-    """However many brokers and connections it uses, and however many sessions it abandons. Another address has space."""
+    """However many brokers and connections it uses, however many sessions it abandons. Another address has space."""
     world = World()  # 64 sessions: 32 for an address
     world.topic()
     for number in range(32):

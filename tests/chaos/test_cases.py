@@ -151,7 +151,7 @@ def test_moods_add_up() -> None:
 
 
 def test_losses_with_the_fabric() -> None:
-    """Between ranges, after the end of a lane that was open then, and records of a closed lane that were not on disks."""
+    """Between ranges, after the end of a lane that was open then, and records of a closed lane not on disks."""
 
     def span(lane: int, number: int, start: int, end: int | None) -> Range:
         return Range(lane=lane, number=number, start=start, start_seq=start, replicas=[], durable_on=1, end=end)

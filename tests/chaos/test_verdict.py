@@ -1,4 +1,4 @@
-"""Histories of real clusters under the simulator's checkers: a correct one passes, each injected violation is caught."""
+"""Histories of real clusters under the simulator's checkers: a correct one passes, each violation is caught."""
 
 from __future__ import annotations
 
