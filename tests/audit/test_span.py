@@ -118,7 +118,7 @@ def test_a_short_end_is_a_hole() -> None:
 
 
 def test_lost_positions_are_explained_by_ranges_and_by_nothing_else() -> None:
-    """A LOST gap is correct where ranges have a hole; elsewhere it is a finding. So is a TRIMMED one above the start."""
+    """A LOST gap is correct where ranges have a hole, else a finding. So is a TRIMMED one above the start."""
     audit = SpanAudit(0, 40, 60, KnownLosses(0, LOST))
     audit.add_gap(Gap(GapKind.LOST, 40, 60))
     assert (audit.finish(), audit.lost) == ([], 20)

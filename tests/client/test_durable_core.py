@@ -76,7 +76,7 @@ def test_a_durable_batch_is_settled_when_it_is_durable_and_not_before() -> None:
     assert batches[2].done
 
 
-def test_the_window_holds_what_is_not_durable_and_close_waits_for_it() -> None:
+def test_the_window_holds_batches_until_durable_and_close_waits_for_them() -> None:
     """Back-pressure works as usual: unsettled batches take space."""
     world = publishing(durable=True, window_bytes=250)
     add(world, b"x" * 200)
@@ -686,7 +686,10 @@ def _gap_frame(request: int, gap: Gap) -> bytes:
     ],
 )
 def test_gaps_that_start_below_the_position_of_a_reader(read: str, gap: Gap, fine: bool) -> None:
-    """What was read may be lost afterwards, if it was not durable; anything else is nonsense, and asked for again."""
+    """Records that were read may be lost later if they were not durable.
+
+    Any other gap is invalid and requested again.
+    """
     world = reading(filled(records=3), read=read)
     drain(world)
     fetched(world, gap)

@@ -1,4 +1,7 @@
-"""No ack=1 loss stays unreported, and no number that the caller knows ever moves: cores after a loss of all memory."""
+"""Every loss of an ack=1 record is reported, and no number that the caller knows moves.
+
+Cores after a loss of memory.
+"""
 
 from __future__ import annotations
 

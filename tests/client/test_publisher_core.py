@@ -193,7 +193,10 @@ def test_a_session_that_was_forgotten_while_fenced_fails_as_fenced() -> None:
 
 
 def test_headers_carry_the_lowest_unsettled_sequence() -> None:
-    """Hundreds of batches, far beyond the window: each header's `low` is what was unsettled when it was sent."""
+    """Hundreds of batches, far beyond the window.
+
+    The `low` of each header was the lowest unsettled sequence when sent.
+    """
     world = make_world(order=2, wires=1)
     world.settle()
     for n in range(SESSION_WINDOW + 50):
@@ -224,7 +227,7 @@ def test_another_holder_of_the_name_fences_permanently() -> None:
 
 
 def test_a_named_session_continues_where_it_stopped() -> None:
-    """The second holder's sequences start at what the first one has stored, also for batches added before the open."""
+    """The second holder's sequences start after those the first one stored, also for batches added before the open."""
     cluster = FakeCluster(5)
     first = World(make_core(session_name="n"), cluster, 1)
     for n in range(3):
@@ -242,7 +245,7 @@ def test_a_named_session_continues_where_it_stopped() -> None:
 
 
 def test_an_abandoned_request_does_not_take_a_name() -> None:
-    """A publisher that asked through another broker and has its name keeps it when its first request is carried out."""
+    """A publisher that got its name through another broker keeps it when its first request is executed late."""
     world = make_world(session_name="n")
     [first] = [number for number, wire in world.wires.items() if wire.outward]
     late = list(world.wires[first].outward)
@@ -376,7 +379,10 @@ def test_a_silent_link_is_pinged_then_abandoned() -> None:
 
 
 def test_a_live_broker_without_acks_is_kept() -> None:
-    """Order 5: a batch held behind a gap gets no ack, but its broker answers pings; only the stuck link is given up."""
+    """Order 5: a batch in the reorder buffer gets no ack.
+
+    Its broker answers pings, so only the stuck link is given up.
+    """
     world = make_world(wires=2)
     world.settle()
     first, second = add(world, b"stuck"), add(world, b"held")

@@ -74,7 +74,7 @@ def test_reading_starts_at_an_index_a_seq_the_earliest_or_the_latest() -> None:
 
 
 def test_latest_is_fixed_at_the_first_answer() -> None:
-    """What is ordered after the subscriber was told its place is not missed when the link goes before it was read."""
+    """Batches ordered after the subscriber got its position are not missed when the link then breaks."""
     world = make_world(records=3, by="latest")
     world.settle()
     assert world.core.position == 3

@@ -24,24 +24,27 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 ADDRESS = "127.0.0.1:9092"
-"""Pages speak of this address; samples run against the one of the test's cluster."""
+"""Pages use this address; samples run against the address of the test's cluster."""
 
 CATALOG = "http://127.0.0.1:8181"
 """The REST catalog of a page: one of examples/ runs for it."""
 
 PATIENCE_S = 60.0
-SHOWN_S = 60.0  # so long a command that is interrupted has time to print what is shown
+SHOWN_S = 60.0  # a command that is interrupted has this long to print its expected output
 _PLAIN = re.compile(r"embarcadero ([^|<>&;$`*?~]*?)(?:  +#.*)?")
-"""A command without anything for a shell to do."""
+"""A command without any work for a shell."""
 _FILE = re.compile(r"# ([\w.-]+\.(?:py|yaml))\n")
 
 RUN = {"python", "yaml", "console"}
-"""Languages of blocks that are run. Text is what the block before prints; blocks without a language are pictures."""
+"""Languages of blocks that are run.
+
+Text is the output of the previous block; blocks without a language are pictures.
+"""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where it begins, its language, its text."""
+    """A fenced block: its first line, its language, its text."""
 
     page: Path
     line: int
@@ -56,7 +59,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a console block, what it is shown to print, and whether the reader is to press Ctrl-C then."""
+    """A command of a console block, its expected output, and whether the reader presses Ctrl-C then."""
 
     text: str
     shown: str
@@ -64,7 +67,7 @@ class Command:
 
     @property
     def fails(self) -> bool:
-        """Whether it is shown to end with an error."""
+        """Whether an error is expected."""
         return re.search(r"^error:", self.shown, re.MULTILINE) is not None
 
 
@@ -87,7 +90,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(block: Block) -> list[Command]:
-    """The commands of a console block with what is shown under each."""
+    """The commands of a console block, each with its expected output."""
     found: list[Command] = []
     typed: list[str] = []
     shown: list[str] = []
@@ -107,7 +110,7 @@ def commands(block: Block) -> list[Command]:
 
 
 def looks_like(shown: str, printed: str, *, begins: bool = False) -> bool:
-    """Whether output is as shown: `...` stands for anything, and how much white space there is does not matter."""
+    """Whether output is as expected: `...` stands for anything, and the amount of white space does not matter."""
     parts = [r"\s+".join(re.escape(word) for word in part.split()) for part in shown.split("...")]
     pattern = r"\s*" + r"\s*.*?\s*".join(parts) + r"\s*"
     match = re.match if begins else re.fullmatch
@@ -127,7 +130,7 @@ class Runner:
     ran: int = 0
 
     def run(self, page: Sequence[Block]) -> None:
-        """All blocks, in order; an AssertionError or the sample's own error tells which one is wrong."""
+        """All blocks, in order; an AssertionError or the sample's own error names the wrong block."""
         for block, after in zip_longest(page, page[1:]):
             if block.language not in RUN | {"text", ""}:
                 raise AssertionError(f"{block.place}: {block.language!r} blocks can't be run: see CONTRIBUTING.md")
@@ -148,7 +151,7 @@ class Runner:
             text = text.replace(CATALOG, self.catalog())
         if ADDRESS not in text:
             return text
-        with suppress(NotRunning):  # before `up`, or after `down`: the address is only spoken of
+        with suppress(NotRunning):  # before `up`, or after `down`: the page only mentions the address
             return text.replace(ADDRESS, self.address())
         return text
 
@@ -177,7 +180,7 @@ class Runner:
         return done.stdout, done.returncode
 
     def _interrupted(self, command: Command, text: str) -> tuple[str, int]:
-        """Run it until it has printed what is shown, then press Ctrl-C."""
+        """Run it until it has printed the expected output, then press Ctrl-C."""
         output = self.folder / "output"
         with output.open("w") as file:
             process = subprocess.Popen(
@@ -204,7 +207,7 @@ def _compare(place: str, shown: str | None, printed: str) -> None:
 
 
 def environment(data_dir: Path) -> dict[str, str]:
-    """What samples run with: a cluster's folder, free ports, little memory, a terminal of 100 columns."""
+    """The environment of samples: a cluster's folder, free ports, little memory, a terminal of 100 columns."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EMBARCADERO_")}
     return kept | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",

@@ -1,4 +1,4 @@
-"""Pages that hang together: links, commands that are shown and not run, and nothing public left out."""
+"""Consistency of pages: links, commands that are shown and not run, and nothing public left out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", LINKED, ids=_name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_to_existing_targets(page: Path) -> None:
     """Files exist, headings too."""
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
     for link in (link for link in links if not link.startswith(("http://", "https://"))):
@@ -49,7 +49,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_index_has_every_page_and_each_leads_to_the_next() -> None:
-    """Nobody gets lost."""
+    """A reader finds every page."""
     index = (DOCS / "README.md").read_text()
 
     assert [page.name for page in DOCS.glob("*.md") if page.stem != "README" and f"({page.name})" not in index] == []
@@ -62,7 +62,7 @@ def test_the_index_has_every_page_and_each_leads_to_the_next() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_commands_that_are_shown_and_not_run_exist(page: Path) -> None:
-    """They take minutes, or the machine's administrator: verbs, options and targets are checked, at least."""
+    """They take minutes, or an administrator: at least verbs, options and targets are checked."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in indented(page):
         program, *arguments = shlex.split(line, comments=True) or [""]
@@ -107,7 +107,7 @@ INNER = {"twin", "brokers", "forget", "pump", "of_entry", "of_gap", "payload"}
 
 
 def test_everything_public_is_on_the_page_of_the_client() -> None:
-    """Names of the package, methods and attributes of what it hands out."""
+    """Names of the package, methods and attributes of the objects it returns."""
     words = set(re.findall(r"\w+", (DOCS / "client.md").read_text()))
 
     assert sorted(set(_public()) - words) == []
@@ -115,7 +115,7 @@ def test_everything_public_is_on_the_page_of_the_client() -> None:
 
 @pytest.mark.parametrize("page", LINKED, ids=_name)
 def test_keys_on_pages_are_keys_of_the_configuration(page: Path) -> None:
-    """`section.key` in backticks is one, unless it is a file, something of the Python client, or an old name."""
+    """`section.key` in backticks is a key, unless it is a file, a name of the Python client, or an old name."""
     found = re.findall(rf"`((?:{'|'.join(SECTIONS)})\.[a-z0-9_]+)(?:[=:][^`]*)?`", page.read_text())
     known = {*KEYS, *SEEDS, "cluster.json", "limits.py", "topic.lanes", "log.cluster"}
     known |= {f"log.{name}" for name in dir(emb.Log)}

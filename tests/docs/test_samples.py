@@ -1,4 +1,4 @@
-"""Documentation that works: every sample runs and prints what is shown."""
+"""Working documentation: every sample runs and prints the expected output."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SPARK = ROOT / "docs" / "spark.md"
 PIPELINE = ROOT / "docs" / "pipeline.md"
 """Pages with Spark take long, and have files of tests of their own (test_spark_page.py, test_pipeline_page.py)."""
 LAKEHOUSE = ROOT / "docs" / "lakehouse.md"
-"""It wants jars of Iceberg and another PySpark, and is followed by `make matrix` (tests/matrix/test_lakehouse.py)."""
+"""It needs jars of Iceberg and another PySpark, and is run by `make matrix` (tests/matrix/test_lakehouse.py)."""
 APART = (SPARK, PIPELINE, LAKEHOUSE)
 WITH_SAMPLES = [page for page in PAGES if page not in APART and any(block.language in RUN for block in blocks(page))]
 
@@ -100,7 +100,7 @@ def _delete_topics(address: str) -> None:
             log.delete_topic(topic.name)
 
 
-def test_samples_run_and_print_what_is_shown(runner: Runner, page: Path) -> None:
+def test_samples_run_and_print_the_expected_output(runner: Runner, page: Path) -> None:
     """Each page by itself, from top to bottom, as a reader would do it."""
     samples = blocks(page)
     runner.run(samples)
@@ -137,14 +137,14 @@ def bare(tmp_path: Path) -> Runner:
     ],
 )
 def test_a_wrong_sample_is_noticed(bare: Runner, tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong output, a wrong end, a block that nobody would run."""
+    """Wrong output, a wrong end, a block that would never run."""
     monkeypatch.setattr("tests.docs.samples.SHOWN_S", 0.5)
     with pytest.raises((AssertionError, ZeroDivisionError)):
         bare.run(_page(tmp_path, wrong))
 
 
 def test_the_blocks_of_a_page_belong_together(bare: Runner, tmp_path: Path) -> None:
-    """One namespace, one folder; files are written; what does not end is interrupted; pictures are left alone."""
+    """One namespace, one folder; files are written; endless commands are interrupted; pictures are ignored."""
     text = (
         "```\n--> a picture\n```\n```yaml\n# a.yaml\nx: 1\n```\n```python\nx = '127.0.0.1:9092'\n```\n"
         "```python\n# b.py\nprint(2)\n```\n```python\nprint(x)\n```\n```text\n127...:1\n```\n"

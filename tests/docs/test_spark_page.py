@@ -1,4 +1,7 @@
-"""The page about Spark works: every sample runs and prints what is shown. It starts Spark twice, so it is apart."""
+"""The page about Spark works: every sample runs and prints the expected output.
+
+It starts Spark twice, so it is apart.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def page() -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_samples_run_and_print_what_is_shown(runner: Runner, page: Path) -> None:
+def test_samples_run_and_print_the_expected_output(runner: Runner, page: Path) -> None:
     """From top to bottom, as a reader would do it."""
     samples = blocks(page)
     runner.run(samples)

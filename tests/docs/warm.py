@@ -24,7 +24,7 @@ class Warm:
         )  # fmt: skip
 
     def run(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> tuple[str, int]:
-        """Run `embarcadero` with arguments: what it printed, and its exit code."""
+        """Run `embarcadero` with arguments; return its output and its exit code."""
         output = folder / "output"
         job = {"arguments": arguments, "folder": str(folder), "environment": environment, "output": str(output)}
         stdin, stdout = self._process.stdin, self._process.stdout
