@@ -1,4 +1,4 @@
-"""What the supervisor makes of nodes that can't be started or are stopped, and of a store that can't be read."""
+"""The supervisor's reaction to nodes that can't be started or are stopped, and to an unreadable store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOOKS = int(STOPPED_S * 1_000_000) // LOOK_US
 def test_only_a_first_start_that_fails_stops_the_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready: bool
 ) -> None:
-    """`up` says what keeps a node from starting; a cluster that runs tries again, and keeps its fabric."""
+    """`up` reports the reason why a node does not start; a running cluster tries again, and keeps its fabric."""
     tries = 0
 
     async def main() -> Supervisor:
@@ -59,8 +59,8 @@ def test_only_a_first_start_that_fails_stops_the_cluster(
         assert supervisor._failure.message == "can't start sequencer: Resource temporarily unavailable"
 
 
-def test_a_stop_in_order_has_the_time_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though all take as long as they may: who waits for the supervisor, and systemd, do not kill it before."""
+def test_an_orderly_stop_has_the_time_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if each step takes its full time: the waiting command and systemd do not kill it earlier."""
     waits: list[float] = []
 
     async def end(_: Supervisor, __: list[Child], ___: signal.Signals, wait_s: float) -> None:
@@ -78,7 +78,7 @@ def test_a_stop_in_order_has_the_time_it_needs(tmp_path: Path, monkeypatch: pyte
 
 
 def test_memory_of_topics_is_counted(tmp_path: Path) -> None:
-    """An order ring in this epoch, in the one before, and ready at the standby, which keeps 128 MiB at most."""
+    """An order ring in this epoch, in the previous one, and prepared by the standby, which keeps 128 MiB at most."""
     options = UpOptions(config=load(None, {"cluster.data_dir": tmp_path, "cluster.standbys": 1}))
     alone = options.fabric_bytes()
     assert options.fabric_bytes(10) - alone == 10 * 3 * 8 * MIB
@@ -86,7 +86,7 @@ def test_memory_of_topics_is_counted(tmp_path: Path) -> None:
 
 
 class Halted(Child):
-    """A child of which we know the process only."""
+    """A child of which only the process is known."""
 
     process: subprocess.Popen[bytes]
 
@@ -117,7 +117,7 @@ def halt(process: subprocess.Popen[bytes]) -> None:
 
 
 def look_on(supervisor: Supervisor, first_us: int, looks: int) -> int:
-    """Look twice a second. Returns when the next look would be."""
+    """Check twice a second. Returns when the next check would be."""
     for number in range(looks):
         supervisor._end_stopped(first_us + number * LOOK_US)
     return first_us + looks * LOOK_US
@@ -132,8 +132,8 @@ def test_a_process_that_stays_stopped_is_killed(halted: tuple[Supervisor, subpro
     assert process.wait() == -signal.SIGKILL
 
 
-def test_a_process_that_went_on_in_between_is_not_killed(halted: tuple[Supervisor, subprocess.Popen[bytes]]) -> None:
-    """Its time begins anew."""
+def test_a_process_that_continued_in_between_is_not_killed(halted: tuple[Supervisor, subprocess.Popen[bytes]]) -> None:
+    """Its time starts again."""
     supervisor, process = halted
     next_us = look_on(supervisor, 0, LOOKS)
     process.send_signal(signal.SIGCONT)
@@ -145,7 +145,7 @@ def test_a_process_that_went_on_in_between_is_not_killed(halted: tuple[Superviso
 
 
 def test_a_pause_of_the_supervisor_does_not_count(halted: tuple[Supervisor, subprocess.Popen[bytes]]) -> None:
-    """All were stopped, and it goes on first: others have time to do so, too."""
+    """All were stopped, and the supervisor continues first: the others need time to continue, too."""
     supervisor, process = halted
     look_on(supervisor, 0, 1)
     look_on(supervisor, 1_000 * LOOK_US, 1)
@@ -160,7 +160,7 @@ class NoStore:
 
 
 def test_old_mirrors_wait_while_the_store_cannot_be_read(tmp_path: Path) -> None:
-    """They are needed, as far as anybody knows, and a cluster that runs goes on."""
+    """They may still be needed, and a running cluster continues."""
     supervisor = Supervisor(UpOptions(config=load(None, {"cluster.data_dir": tmp_path})))
     mirror = make_mirror(str(tmp_path / "mirrors"), 1)
     supervisor._past = (EarlierGeneration(generation=1, epoch=1, mirror=str(tmp_path / "mirrors")),)
