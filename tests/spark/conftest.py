@@ -34,11 +34,11 @@ def log() -> Iterator[emb.Log]:
     """A client of a cluster of two brokers and one replica, for all tests of a file."""
     with emb.local(brokers=2, replicas=1, log_bytes=32 * MIB) as made:
         yield made
-        while connections._KNOWN:  # else they look for this cluster until the process ends
+        while connections._KNOWN:  # otherwise they look for this cluster until the process ends
             connections._KNOWN.popitem()[1].close()
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic name of this test's own; the test creates it as it likes."""
+    """A topic name for this test; the test creates the topic as it needs."""
     return str(request.node.name).replace("[", "-").replace("]", "")[:100]
