@@ -16,7 +16,7 @@ from embarcadero.wire.schemas import RAW, TopicSchemas
 
 
 def entry(index: int, seq: int, **fields: int) -> OrderEntry:
-    """An order entry; what is not given is 0."""
+    """An order entry; omitted fields are 0."""
     return OrderEntry(**{**dict.fromkeys(OrderEntry._fields, 0), "index": index, "seq": seq, **fields})
 
 
@@ -39,7 +39,7 @@ def control_of(index: int, seq: int, kind: EntryKind, **fields: int) -> Batch:
 
 
 def hole(start: int, stop: int, kind: GapKind = GapKind.LOST) -> Batch:
-    """Positions that are not there."""
+    """Positions without entries."""
     return Batch.of_gap(0, Gap(kind, start, stop), None)
 
 

@@ -1,4 +1,4 @@
-"""Several topics in turn: the trouble of one is told, tried again, and no trouble of the others."""
+"""Several topics in turn: the trouble of one is reported, retried, and does not affect the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Told:
 
 
 def test_trouble_of_one_topic_is_its_own(log: Log, tmp_path: Path) -> None:
-    """One is held by another job, one is deleted on the way, one has no replicas; the last is tiered all the same."""
+    """One is held by another job, one is deleted meanwhile, one has no replicas; the last is tiered nevertheless."""
     settings, told, cycles = TierSettings.local(tmp_path, hot_retention_s=0), Told(), list[tuple[str, Cycle]]()
     names = ["held", "doomed", "fine"]
     for name in names:
@@ -52,7 +52,7 @@ def test_trouble_of_one_topic_is_its_own(log: Log, tmp_path: Path) -> None:
 
 
 def test_all_topics_with_replicas(log: Log, tmp_path: Path) -> None:
-    """Without a list: topics in memory only are left alone."""
+    """Without a list: only topics in memory are skipped."""
     log.create_topic("in-memory", replicas=0)
     log.create_topic("on-disk")
     wanted = TierJobs(log, TierSettings.local(tmp_path), Told(), holder="all")._wanted()
