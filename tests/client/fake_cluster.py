@@ -250,7 +250,7 @@ class FakeCluster:
         self.wake()
 
     def start_anew(self, end: int | None = None, skipped: int = 100) -> None:
-        """Lose the fabric, and with it batches from `end` on (by default all that are not durable).
+        """Lose the fabric, and with it batches from `end` on (by default those that are not durable).
 
         The test cuts connections itself. `skipped` positions are never used.
         """

@@ -699,7 +699,7 @@ def test_a_silent_broker_is_closed() -> None:
 
 
 def test_each_epoch_publishes_again_which_brokers_are_open() -> None:
-    """Of one that an earlier epoch has closed and buried it says nothing, though it may still be asleep somewhere."""
+    """An epoch has no state for a broker that an earlier one removed, though it may still be paused somewhere."""
     cluster = Cluster()
     cluster.run()
     asleep, other = cluster.brokers

@@ -381,7 +381,7 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "the dead need no answer": [sent(1, 0), h.Died(at=2, process="a"), ended(9)],
         "a reader reaches the tail": [moved(1, 0), tail(2, 3, 4), got(4, 2, 0), passed(5, 4), ended(9)],
         "a tail that was lost since": [moved(1, 0), tail(2, 3, 9), *lost(4, 5, 1 << 62), passed(6, 5), ended(9)],
-        "calls started during faults may fail later, with all that came after": [
+        "calls started during faults may fail later, with all later ones": [
             fault(0), h.Began(at=1, process="a", stream="a"), opened(1), sent(1, 0), h.Healed(at=2), sent(3, 1),
             settled(4, 0, verdict=Verdict.UNKNOWN), settled(4, 1, verdict=Verdict.UNKNOWN), ended(9)],
         "a stream of which a batch went astray may fail later": [

@@ -267,7 +267,7 @@ def test_spark_merges_runs_of_sessions_of_both_kinds(spark: SparkSession) -> Non
 
 
 def test_damage_on_the_disk_is_found(spark: SparkSession, tmp_path: Path) -> None:
-    """A bit flipped in the only copy of a segment, after a restart: the audit says what can't be read, and where."""
+    """A bit flipped in the only copy of a segment, after a restart: the audit names the unreadable records."""
     data = tmp_path / "cluster"
     with emb.local(brokers=1, replicas=1, data_dir=str(data)) as log:
         _fill(log, "orders", 5)

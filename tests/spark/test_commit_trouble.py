@@ -110,7 +110,7 @@ def test_a_commit_gives_up_in_the_end(
     writer, messages = written(address, "late", range(50), text=LITTLE)
 
     async def never(*_: object) -> None:
-        raise OutcomeUnknown("nobody answers", "")
+        raise OutcomeUnknown("no answer", "")
 
     with monkeypatch.context() as patch:
         patch.setattr(sink, "STAGED_PATIENCE_S", 0)

@@ -268,7 +268,7 @@ def test_a_compaction_that_dies_is_completed_by_the_next(
 def test_two_parallel_compactions_do_nothing_twice(
     spark: SparkSession, log: emb.Log, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In parallel; and one that was paused while another one did its step, rewrote the target and trimmed it."""
+    """In parallel; and one job paused while another did its step, rewrote the target and trimmed it."""
     customers = Customers(log, topic, typed=False).create()
     customers.change(200, 30)
     problems: list[BaseException] = []

@@ -315,7 +315,7 @@ def test_shares_add_up_to_the_limit(limit: int, waiting: dict[int, int]) -> None
 
 @given(st.integers(1, 1_000), st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 500), min_size=1))
 def test_a_limit_is_shared_evenly_by_topics(limit: int, waiting: dict[str, int]) -> None:
-    """A topic with a backlog gets no more than one that is not served in full, except for the rest of a division."""
+    """No topic gets more than another that is not served in full, except for the rest of a division."""
     given_out = fair_shares(limit, waiting)
 
     assert sum(given_out.values()) == min(limit, sum(waiting.values()))

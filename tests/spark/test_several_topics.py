@@ -157,7 +157,10 @@ def test_a_stream_reads_several_topics_and_new_ones(log: emb.Log, caplog: pytest
 
 
 def test_limits_are_shared_by_topics(log: emb.Log) -> None:
-    """To the record; a backlog of one topic does not keep the others waiting; AvailableNow ends with what was there."""
+    """To the record.
+
+    A backlog of one topic does not delay the others; AvailableNow ends at the records that were there.
+    """
     counts = {"l-big": 400, "l-mid": 60, "l-small": 10}
     made(log, counts)
     flow = stream(log, None, topicPattern="l-.*", startingOffsets="earliest", maxRecordsPerTrigger=50)

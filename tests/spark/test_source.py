@@ -35,7 +35,10 @@ def fill(log: emb.Log, topic: str, count: int = COUNT, per_batch: int = PER_BATC
 
 
 def until_it_differs(look: Callable[[], Any], known: Any) -> None:
-    """Look again: who follows a lane may still be given what a broker has, and each look tells one broker more."""
+    """Poll again.
+
+    A follower of a lane may still get records that a broker has, and each poll informs one more broker.
+    """
     while look() == known:
         continue
 

@@ -71,7 +71,10 @@ def pushdown(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[bo
 def test_filters_give_the_same_rows_pushed_down_or_not(
     spark: SparkSession, log: emb.Log, orders: str, pushdown: bool
 ) -> None:
-    """With the flag off a reader must not even define the method; with it on Spark does only what is left."""
+    """With the flag off a reader must not even define the method.
+
+    With it on, Spark applies only the remaining filters.
+    """
     wanted = [seq for seq in range(105, 222) if seq // 10 % 4 in (1, 2)]
     text = "seq >= 105 and seq < 222 and partition in (1, 2) and timestamp > '2020-01-01' and value is not null"
     some = load(spark, log, orders, pushFilters="true").filter(text)

@@ -70,7 +70,7 @@ def test_a_query_reads_each_record_once_over_restarts(spark: SparkSession, log: 
     until(lambda: {reader.reader: reader.lag for reader in log.readers("stream")}[lag.reader] == 0)
 
 
-def test_a_query_of_one_topic_becomes_a_query_of_all_that_match(
+def test_a_query_of_one_topic_becomes_a_query_of_all_matching_topics(
     spark: SparkSession, log: emb.Log, tmp_path: Path
 ) -> None:
     """From its checkpoint, in the order of each topic, with limits; a topic is added, and another deleted."""

@@ -61,7 +61,7 @@ from embarcadero.spark.tiering import SparkEngine
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings
 
-def told():
+def report():
     from pyspark import SparkContext
     gateway = SparkContext._gateway
     print(0 if gateway is None else gateway.proc.pid, engine.release_idle() is None, flush=True)
@@ -72,16 +72,16 @@ engine = SparkEngine(address, "local[1]", idle_s=60, clock=lambda: now[0])
 with emb.connect(address) as log:
     settings = TierSettings.local(Path(folder), hot_retention_s=3_600)
     with TierJob(log, topic, settings, engine, holder="own") as job:
-        told()
+        report()
         for idle_s in (61, 0):
             with log.publisher(topic, ack=2) as publisher:
                 publisher.send(b"x").result(10)
             assert job.cycle().files == 1
-            told()
+            report()
             assert job.cycle().files == 0
             now[0] += idle_s
-            told()
-            told()
+            report()
+            report()
     sys.stdin.read()
 """
 

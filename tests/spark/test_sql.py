@@ -67,8 +67,8 @@ def test_a_users_own_job(spark: SparkSession, shop: emb.Log, tmp_path: Path) -> 
     job.write_text(
         "import sys\nfrom pathlib import Path\nfrom helper import FACTOR\n"
         "total = spark.sql('select sum(cents) from orders').first()[0]\n"
-        "told = f'{total * FACTOR} {log.tail(\"orders\").seq} {brokers == log.address}'\n"
-        "Path(sys.argv[1]).write_text(told)\n"
+        "text = f'{total * FACTOR} {log.tail(\"orders\").seq} {brokers == log.address}'\n"
+        "Path(sys.argv[1]).write_text(text)\n"
     )
     run_job(spark, shop, job, [str(tmp_path / "out")])
     assert (tmp_path / "out").read_text() == "42 3 True"

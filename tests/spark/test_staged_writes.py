@@ -321,7 +321,10 @@ def test_the_staging_topic_goes_with_its_topic(log: emb.Log, strong: str) -> Non
 def test_a_staging_topic_that_is_deleted_under_a_write_is_named(
     log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the decision nothing is visible, and the write can be run again; after it, the error says what is gone."""
+    """Before the decision nothing is visible, and the write can be repeated.
+
+    After it, the error names the lost batches.
+    """
     messages = staged(log, strong, range(200), text=MUCH)
     log.delete_topic(staging_topic(log.describe(strong).id))
     with pytest.raises(StagedGone, match="run it again"):

@@ -122,7 +122,7 @@ def test_a_stream_writer_of_4_0_is_both_that_spark_looks_for(pyspark_4_0: None) 
 
 
 def test_times_are_in_utc_and_keep_their_kind_in_every_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before 4.2 Arrow schemas have no `timezone`, and times without a zone get one unless they are asked for."""
+    """Before 4.2 Arrow schemas have no `timezone`, and times without a zone get one by default."""
     frame = StructType([StructField("at", TimestampType()), StructField("local", TimestampNTZType())])
     wanted = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("local", pa.timestamp("us"))])
     assert versions.to_arrow(frame) == wanted

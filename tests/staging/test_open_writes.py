@@ -159,7 +159,7 @@ def test_a_manifest_that_is_not_decided_is_no_decision() -> None:
     assert (ledger.completed, [*writes.writes]) == (0, [])
 
 
-@pytest.mark.parametrize("error", [Unreachable("nobody answers", ""), TimeoutError()])
+@pytest.mark.parametrize("error", [Unreachable("no answer", ""), TimeoutError()])
 def test_a_decided_write_is_kept_until_it_is_complete(error: Exception) -> None:
     """The cluster, or the target's part of it, was away for days: the staged batches are still needed."""
     writes, ledger = fold([(0, Begun("w", 0)), (10, manifest())]), Held(Decision(0, 5), error=error)

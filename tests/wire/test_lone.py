@@ -1,4 +1,4 @@
-"""The quick payload of one record is the one that Arrow makes."""
+"""The fast payload of one record equals the payload that Arrow makes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_large_values(size: int) -> None:
     assert decode_batch(payload, RAW_SCHEMA, 1, full=True).column(1)[0].as_py() == bytes(size)
 
 
-def test_without_a_known_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If Arrow lays out such a payload in a way that was not expected, Arrow encodes."""
+def test_without_a_known_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Arrow lays out such a payload in an unexpected way, Arrow encodes it."""
     monkeypatch.setattr(payload, "_form", lambda: None)
     assert lone_payload(b"value", 2.5) == encode_batch(plain_batch([b"value"], [2.5])).to_pybytes()
 
 
-def test_the_form_is_known() -> None:
-    """This release of Arrow is one whose layout we know, or being quick would be lost unseen."""
+def test_the_layout_is_known() -> None:
+    """This release of Arrow has a known layout; otherwise the fast path would be lost unnoticed."""
     assert payload._form() is not None
