@@ -165,7 +165,7 @@ def _problems(runs: pa.Table, *, all_strong: bool = False, from_start: bool = Tr
     return list(zip(found.column("kind").to_pylist(), found.column("index").to_pylist(), strict=True))
 
 
-def test_a_handle_that_is_opened_again_begins_again() -> None:
+def test_a_handle_that_is_opened_again_starts_a_new_session() -> None:
     """The same session number after another SESSION_OPEN is a new session, whatever its sequences are."""
     runs = _runs([2, 1, 1, 2, 1, 1], [0] * 6, [0, 0, 1, 7, 7, 8], [0] * 6)
     assert _problems(runs, all_strong=True) == []

@@ -220,7 +220,7 @@ def test_a_client_that_also_publishes_to_a_healthy_topic_gets_credit_for_it(worl
 
 
 def test_credit_comes_back_when_disks_catch_up(world: DiskWorld) -> None:
-    """A publisher to a lane that was behind may send again, without asking."""
+    """A publisher to a lane that lagged may send again, without asking."""
     range_ = world.topic()
     client = Client(world.brokers[0])
     opened = world.open(client)

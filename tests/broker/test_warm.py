@@ -179,7 +179,7 @@ def test_trims_reach_into_files(world: DiskWorld) -> None:
     assert world.ask(client, m.GetTail(lane=range_.lane)).start_index == 10
 
 
-def test_a_position_below_the_start_is_trimmed_wherever_it_is_looked_for(world: DiskWorld) -> None:
+def test_a_position_below_the_start_is_trimmed_for_every_lookup(world: DiskWorld) -> None:
     """By index, seq and time; in files, in memory, and when the files are gone.
 
     A fetch from there continues at the start.

@@ -633,7 +633,7 @@ class World:
 
 
 class Wire:
-    """One connection of the world."""
+    """One simulated connection."""
 
     def __init__(self, number: int, cluster: FakeCluster, credit: int, now_us: int) -> None:
         self.link = Link(number, now_us, cluster.generation)

@@ -122,7 +122,7 @@ def test_without_replicas_durable_is_ordered() -> None:
 
 @pytest.mark.parametrize("call", ["send", "publish", "flush", "close"])
 def test_a_loss_is_raised_by_the_next_call_once(server: FakeServer, log: Any, call: str) -> None:
-    """It names the records and their positions; the publisher goes on."""
+    """It names the records and their positions; the publisher continues."""
     publisher = log.publisher("t")
     publisher.send(b"kept").result(10)
     server.do(server.cluster.make_durable)

@@ -280,7 +280,7 @@ def test_connections_to_a_cluster_that_is_gone_are_given_up() -> None:
 
 
 def test_a_clean_restart_loses_nothing() -> None:
-    """All was durable: the session goes on, no report."""
+    """All records were durable: the session continues, without a report."""
     world = publishing()
     for n in range(3):
         add(world, b"%d" % n)

@@ -55,7 +55,7 @@ def answer(core: LanesCore, questions: list[Any], number: int, payloads: list[by
 
 
 def test_lanes_are_read_side_by_side_each_in_its_order() -> None:
-    """Each lane has its own fetch; batches say which lane they are of; lanes take turns."""
+    """Each lane has its own fetch; batches name their lane; lanes take turns."""
     core = reader(lane(10), lane(11))
     questions = asked(core)
     assert {q.lane for _, _, q in questions if isinstance(q, m.Fetch)} == {10, 11}

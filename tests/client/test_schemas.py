@@ -128,7 +128,7 @@ def test_a_wide_schema_of_an_earlier_version_is_read_and_not_widened() -> None:
 
 
 def test_nulls_of_added_columns_share_their_memory() -> None:
-    """A batch of very many small rows does not become gigabytes because the topic got many columns since."""
+    """A batch of many small rows does not take gigabytes because columns were added to the topic later."""
     old = pa.schema([("n", pa.null())])
     newest = pa.schema([*old, *(pa.field(f"c{n}", pa.int64()) for n in range(200)), ("s", pa.string())])
     batch = batch_of(pa.record_batch([pa.nulls(100_000)], schema=old), 1, TopicSchemas(newest, (1, len(newest))))
@@ -375,7 +375,7 @@ def test_a_record_larger_than_a_frame_is_refused() -> None:
 
 # --- text ---
 def test_schemas_are_written_in_a_short_form(tmp_path: Path) -> None:
-    """Names and types; files of JSON and Arrow say the same."""
+    """Names and types; files of JSON and Arrow give the same schema."""
     wanted = pa.schema(
         [
             pa.field("id", pa.int64(), nullable=False), ("at", pa.timestamp("us", tz="UTC")),

@@ -184,7 +184,7 @@ def test_options_are_checked(log: Any) -> None:
 
 
 def test_keys_choose_partitions_and_records_without_take_turns() -> None:
-    """The same key always goes to the same partition, in order; keyless batches go round."""
+    """The same key always goes to the same partition, in order; keyless batches are distributed in turn."""
     with FakeServer(order=5, partitions=4) as server, emb.connect(server.addresses) as log:
         with log.publisher("t", linger_ms=0) as publisher:
             for n in range(40):

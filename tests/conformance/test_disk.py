@@ -23,7 +23,7 @@ DISKS: list[tuple[str, Callable[[Path], Callable[[], Disk]]]] = [
     ("real", lambda folder: lambda: RealDisk(folder)),
     ("simulated", simulated),
 ]
-"""For each kind of disk: a function that makes a world from an empty folder, and gives what opens its disk (again)."""
+"""For each kind of disk: a function that prepares an empty folder, and returns a function that opens the disk."""
 
 
 @pytest.fixture(params=[pytest.param(make, id=name) for name, make in DISKS])

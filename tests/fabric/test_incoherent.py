@@ -242,7 +242,7 @@ def test_two_writers_of_different_words_do_not_disturb_each_other() -> None:
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 4), (SIZE - 1, 2), (0, -1), (SIZE + 1, 0)])
 def test_spans_outside_a_region_are_bugs(offset: int, length: int) -> None:
-    """A primitive on a span that is not inside the region stops the role at once."""
+    """A primitive on a span outside the region stops the role immediately."""
     world = World()
     for primitive in (world.writer.flush, world.reader.invalidate):
         with pytest.raises(InvariantBroken, match="outside region r"):

@@ -102,7 +102,7 @@ TestLog = LogMachine.TestCase
 
 
 def test_payloads_are_kept_until_the_chunk_is_needed() -> None:
-    """Resolved payloads stay readable for a whole lap; then the oldest chunk goes first."""
+    """Resolved payloads stay readable for a whole lap; then the oldest chunk is reused first."""
     world = World()
     locations = [world.fill_chunk() for _ in range(CHUNKS)]
     for location in locations:

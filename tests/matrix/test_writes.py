@@ -119,7 +119,7 @@ def slow_at_first(batches: Rows) -> Rows:
 
 
 def table(spark: SparkSession, tasks: int = 4) -> DataFrame:
-    """Rows in so many tasks."""
+    """Rows in this many tasks."""
     return spark.range(0, ROWS, 1, tasks).selectExpr("id", "concat('a name that is long enough ', id) name")
 
 

@@ -313,7 +313,7 @@ def test_a_loss_is_accepted_once(directory: Directory) -> None:
 # --- sealed ranges move -----------------------------------------------------------------------------------------------
 
 
-def test_a_sealed_range_is_looked_for_where_it_was_copied_to(directory: Directory) -> None:
+def test_a_copied_sealed_range_is_found_on_its_new_replica(directory: Directory) -> None:
     """The named replica is replaced in its position; open ranges, unknown replicas and duplicates are refused."""
     moved = refs(directory, 4)[0]
     assert not directory.ranges.replace_in_sealed(0, 1, 2, moved)

@@ -224,7 +224,7 @@ def test_a_range_that_is_trimmed_away_below_lost_positions_leaves_the_disks(tmp_
     assert [range_.number for range_ in world.directory.ranges.all(lane)] == [1, 2]
 
 
-def test_one_checkpoint_is_not_enough_where_two_copies_are_asked_for(tmp_path: Path) -> None:
+def test_one_checkpoint_is_not_enough_where_two_copies_are_required(tmp_path: Path) -> None:
     """The only disk that has it may be lost: segments and ranges stay until another disk has the checkpoint too."""
     world = World(tmp_path, replicas=2, segment_bytes=SEGMENT)
     lane = world.topic(order=2, replicas=2, durable_on=2)

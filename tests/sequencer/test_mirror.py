@@ -28,7 +28,7 @@ def mirrored(order: int = 5) -> tuple[ReplicatedCluster, int, int, Range]:
 
 
 def lose(cluster: ReplicatedCluster, range_: Range, end: int) -> None:
-    """All memory but the mirror goes; disks have the lane up to `end`."""
+    """Lose all memory except the mirror; disks have the lane up to `end`."""
     cluster.lose_memory(disks_of(range_))
     reply(cluster, range_, end, end, end)
     cluster.run(6)

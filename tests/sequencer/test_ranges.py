@@ -384,7 +384,7 @@ def test_a_replica_in_trouble_is_replaced(trouble: str) -> None:
 
 
 def test_a_replica_that_lags_is_replaced_while_others_keep_up() -> None:
-    """Behind by more than half a ring for a while; then it gets no range of this lane for a while."""
+    """It lags by more than half a ring for a while; then it gets no range of this lane for a while."""
     cluster = ReplicatedCluster(replicas=4)
     lane, session = filled(cluster)
     late = cluster.open_range(lane).replicas[2]

@@ -41,7 +41,7 @@ READ = -1
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: the kind and the place, once."""
+    """A fault and its place; it strikes once."""
 
     folder: str
     batch: int

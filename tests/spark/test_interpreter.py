@@ -111,7 +111,7 @@ def test_cores_of_a_master(master: str | None, cores: int | None) -> None:
 
 
 @pytest.mark.parametrize(("told", "cores"), [("8", 8), ("", None), ("0", None), ("many", None), ("²", None)])
-def test_the_published_number_of_cores(told: str, cores: int | None) -> None:
+def test_the_number_of_cores_in_the_variable(told: str, cores: int | None) -> None:
     """Any other content of the variable is ignored."""
     assert known_cores({CORES: told}) == cores
     assert known_cores({}) is None

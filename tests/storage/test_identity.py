@@ -22,7 +22,7 @@ def opened(folder: Path, cluster: str = "c1", replica: int = 1, generation: int 
 
 
 def test_a_folder_gets_an_owner_and_keeps_it(tmp_path: Path) -> None:
-    """The same disk id at every start; the generation follows, and never goes back."""
+    """The same disk id at every start. The generation follows the cluster, and never goes back."""
     first = opened(tmp_path / "a" / "replica-1")
     again = opened(tmp_path / "a" / "replica-1", generation=5)
 

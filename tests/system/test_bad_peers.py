@@ -96,7 +96,7 @@ VANDALS = {
 
 @pytest.mark.parametrize("name", VANDALS)
 def test_a_hostile_client_gets_the_reason_and_a_good_client_notices_nothing(log: emb.Log, name: str) -> None:
-    """One typed error with a hint, then the end of the connection; publishing goes on."""
+    """One typed error with a hint, then the end of the connection; publishing continues."""
     noise, code = VANDALS[name]
     with log.publisher("t") as publisher:
         before = publisher.send(b"before").result(timeout=30)

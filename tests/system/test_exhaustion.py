@@ -202,7 +202,7 @@ def test_requests_with_unread_answers_cost_a_bounded_amount(log: emb.Log) -> Non
             peer.sendall(b"".join(bytes(control_frame(m.DescribeTopic(name="wide"), n)) for n in requests))
         for peer in deaf:
             while len(peer.recv(16_384, socket.MSG_PEEK)) < 16_384:
-                pass  # the broker has not come to its requests yet
+                pass  # the broker has not read its requests yet
         with log.publisher("t", linger_ms=0) as publisher:
             publisher.send(b"meanwhile").result(60)
         assert log.read("t").num_rows

@@ -90,6 +90,6 @@ def test_losing_the_fabric_loses_no_ordered_entry(tmp_path: Path) -> None:
         values = log.read("strong", read="durable", timeout=WAIT_S).column("value").to_pylist()
         assert values == [*(b"early %d" % number for number in range(20)), b"safe", b"pending", b"after", b"after"]
         home = Path(before.mirror.folder).parent
-        until(lambda: len(list(home.glob("generation-*"))) == 1)  # the old mirror goes once all lanes are back
+        until(lambda: len(list(home.glob("generation-*"))) == 1)  # the old mirror is removed once all lanes are back
         log.close()
     assert not home.exists()

@@ -78,7 +78,7 @@ def test_staged_batches_are_published_once_though_brokers_are_killed(log: Any) -
 
 
 def test_the_asyncio_client_stages_and_publishes_too(log: Any) -> None:
-    """The same calls; a wrong reference ends its own future, and a weak session goes on."""
+    """The same calls; a wrong reference ends its own future, and a weak session continues."""
 
     async def run() -> list[Any]:
         async with await emb.aio.connect(log.address) as client:

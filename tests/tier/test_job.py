@@ -208,7 +208,7 @@ def test_a_trim_before_the_commit_would_lose_records(truth: Truth, inject: Any) 
     assert any("is missing" in problem for problem in truth.problems())
 
 
-def test_a_catalog_that_is_behind(truth: Truth, tmp_path: Path) -> None:
+def test_an_outdated_catalog(truth: Truth, tmp_path: Path) -> None:
     """Restored from an old copy, or another one: nothing is written on top, and the error names the correct file."""
     catalog = tmp_path / "catalog.db"
     truth.publish(50)

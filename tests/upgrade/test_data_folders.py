@@ -129,6 +129,6 @@ def test_a_mirror_of_an_earlier_version_contains_the_end_of_the_order(tmp_path: 
 
     gap = next(batch.gap for batch in batches if batch.gap is not None)
     assert position is not None
-    assert position.seq == ORDERED  # without the mirror: far behind, at the ceiling
+    assert position.seq == ORDERED  # without the mirror: far above, at the ceiling
     assert gap.kind is GapKind.NEVER_DURABLE
     assert batches[-1].to_arrow().column("value").to_pylist() == [b"after"]

@@ -30,7 +30,7 @@ def test_answers_count_once_and_only_batches_have_a_latency(count: int) -> None:
     assert (sum(counters.publish_us.counts), counters.publish_us.total) == (count, 500 * count)
 
 
-def test_positions_are_reused() -> None:
+def test_slots_are_reused() -> None:
     """Pending entries far apart share a slot, one after the other."""
     counters = BrokerCounters(4)
     for index in range(20):

@@ -90,7 +90,7 @@ def test_another_number_of_records_is_corrupt(count: int) -> None:
 @given(st.binary(max_size=200), st.booleans())
 @settings(deadline=None, max_examples=300)
 def test_arbitrary_bytes_are_corrupt(noise: bytes, full: bool) -> None:
-    """Random bytes, also behind the start of a message, are Corrupt and nothing else."""
+    """Random bytes, also after the start of a message, are Corrupt and nothing else."""
     for start in (b"", b"\xff\xff\xff\xff", ENCODED[:8], ENCODED[:40]):
         with pytest.raises(Corrupt):
             decode_batch(start + noise, RAW_SCHEMA, 4, full=full)

@@ -84,7 +84,7 @@ def test_same_error_however_bytes_arrive(data: bytes, choose: Any, reads: list[i
 @given(st.binary(max_size=300), splits)
 @settings(deadline=None, max_examples=150)
 def test_arbitrary_bytes_are_refused_fairly(noise: bytes, reads: list[int]) -> None:
-    """Random bytes, also behind a good prefix, end in a typed error or wait for more; nothing else happens."""
+    """Random bytes, also after a valid prefix, end in a typed error or wait for more; nothing else happens."""
     for start in (b"", b"EM\x01\x01\x20\x00\x00\x00", b"EM\x01\x06\x40\x00\x00\x00", b"EM\x01\x03\x30\x00\x00\x00"):
         peer = Peer().feed(start + noise, reads)
         assert peer.error is None or isinstance(peer.error, FAIR)
