@@ -1,4 +1,4 @@
-"""A chat: append what is typed, tail what everybody said. `python examples/chat.py NAME [ADDRESS]`"""
+"""A chat: append typed lines, tail the lines of all participants. `python examples/chat.py NAME [ADDRESS]`"""
 
 import sys
 import threading

@@ -2,8 +2,8 @@
 
     python examples/firehose.py [ADDRESS]      # without an address: a private cluster
 
-Measurements need no order among each other, so the topic has order 0: each broker takes what it gets and acks it by
-itself, and no sequencer is on the way. Hosts publish whole columns; a dashboard reads columns and adds them up.
+Measurements need no order among each other, so the topic has order 0: each broker stores and acks its batches by
+itself, without a sequencer. Hosts publish whole columns; a dashboard reads columns and adds them up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOSTS, BATCHES, ROWS = 4, 50, 2_000
 
 
 def measurements(host: int, number: int) -> pa.RecordBatch:
-    """A second of one host's life: who measured, what (8 bytes, a float), and when."""
+    """A second of one host's life: the host, its value (8 bytes, a float), and the time."""
     loads = np.random.default_rng(host * BATCHES + number).normal(host + 1.0, 0.1, ROWS)
     start_us = time.time_ns() // 1000
     columns = [
@@ -64,7 +64,7 @@ class Dashboard:
 
 
 def run(log: emb.Log) -> bool:
-    """All hosts at once, and one dashboard; whether it saw everything."""
+    """All hosts in parallel, and one dashboard; whether it saw everything."""
     dashboard, wanted = Dashboard(), HOSTS * BATCHES * ROWS
     hosts = [threading.Thread(target=publish, args=(log, host)) for host in range(HOSTS)]
     with log.subscribe(TOPIC, start="latest", read="ordered") as subscriber:

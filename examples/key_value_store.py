@@ -2,9 +2,9 @@
 
     python examples/key_value_store.py [ADDRESS]      # without an address: a private cluster
 
-Three nodes write at the same time, each through all brokers, hundreds of writes in flight. Order 5 keeps each node's
-writes in the order it made them, and gives all of them one order; so every replica that has read as far has the same
-content, and a conditional write has one outcome, decided by its place in the log and by nobody in particular.
+Three nodes write at the same time, each through all brokers, with hundreds of writes in flight. Order 5 keeps each
+node's writes in the order in which it made them, and gives all nodes' writes one total order. Every replica that has
+read up to the same position therefore has the same content. The log decides each conditional write by its position.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Replica(threading.Thread):
         if version == int(headers.get("if-version", version)):
             self.content[record.key] = (record.seq, record.value)
         elif headers.get("writer") == self.name.encode():
-            self._refused.add(record.seq)  # only for our own writer, which asks for it and takes it out
+            self._refused.add(record.seq)  # only for our own writer, which requests it and takes it out
         self._next = record.seq + 1
 
     def wait_for(self, seq: int, timeout: float = 30.0) -> None:
@@ -59,7 +59,7 @@ class Replica(threading.Thread):
                 raise RuntimeError(self._problem)
 
     def was_applied(self, seq: int) -> bool:
-        """Whether our own write at `seq` took effect."""
+        """Whether this node's write at `seq` took effect."""
         self.wait_for(seq)
         with self._moved:
             refused = seq in self._refused
@@ -73,16 +73,16 @@ class Replica(threading.Thread):
 
 
 class Write:
-    """A write on its way. Nobody has to wait for it before making the next one."""
+    """A write in flight. The next one can be made without waiting for it."""
 
     def __init__(self, future: emb.RecordFuture, replica: Replica) -> None:
         self._future, self._replica = future, replica
 
     def position(self) -> int:
-        """Where in the log it is, once it is there."""
+        """Its position in the log, once it is there."""
         position = self._future.result(timeout=30)
         if position is None:
-            raise RuntimeError("the log has it, but no longer says where")
+            raise RuntimeError("the log has it, but its position is unknown")
         return position.seq
 
     def took_effect(self) -> bool:
@@ -102,7 +102,7 @@ class Store:
         self._latest: Write | None = None
 
     def put(self, key: bytes, value: bytes, if_version: int | None = None) -> Write:
-        """Write, only if the key still has that version when the write's turn comes. Returns at once."""
+        """Write, only if the key still has that version when the write is applied. Returns immediately."""
         headers = {"writer": self.replica.name.encode()}
         if if_version is not None:
             headers["if-version"] = str(if_version).encode()
@@ -110,13 +110,13 @@ class Store:
         return self._latest
 
     def get(self, key: bytes) -> tuple[int, bytes]:
-        """Version and value; what this node wrote before is in."""
+        """Version and value; includes all earlier writes of this node."""
         if self._latest is not None:
             self.replica.wait_for(self._latest.position())  # order 5: then all its earlier writes are there too
         return self.replica.content.get(key, (ABSENT, b""))
 
     def get_newest(self, key: bytes) -> tuple[int, bytes]:
-        """Version and value; what any node was told to be written before this call is in."""
+        """Version and value; includes all writes of any node that completed before this call."""
         self.replica.wait_for(self._log.tail(TOPIC).seq - 1)
         return self.replica.content.get(key, (ABSENT, b""))
 
@@ -146,7 +146,7 @@ def node(address: str, name: str) -> Iterator[Store]:
 
 
 def work(store: Store, report: dict[str, str]) -> None:
-    """What each node does, all at the same time."""
+    """The work of each node, all in parallel."""
     name = store.replica.name.encode()
     leads = store.put(b"leader", name, if_version=ABSENT)  # a race that one node wins
     for number in range(WRITES):
@@ -172,7 +172,7 @@ def run(address: str) -> bool:
         took = time.perf_counter() - began
         leader, counter = a.get_newest(b"leader")[1], int(a.get_newest(b"counter")[1])
         for store in stores:
-            store.get_newest(b"leader")  # everybody reads to the end
+            store.get_newest(b"leader")  # every replica reads to the end
             print(f"{store.replica.name}: state {store.replica.digest()}, {report.get(store.replica.name, 'failed')}")
         equal = len({store.replica.digest() for store in stores}) == 1
     added = counter - before

@@ -1,7 +1,7 @@
 """A REST catalog for Iceberg tables, for trying things out: python examples/rest_catalog.py [folder] [port]
 
-It keeps what it knows in an SQLite file in the folder, and prints its address. It has what Embarcadero, PyIceberg and
-Spark need to make, load and commit tables, and nothing to protect it: use a real catalog for real tables.
+It keeps its state in an SQLite file in the folder, and prints its address. It implements the calls that Embarcadero,
+PyIceberg and Spark need to make, load and commit tables. It has no access control: use a real catalog for real tables.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RestCatalog(ThreadingHTTPServer):
 
     @property
     def uri(self) -> str:
-        """What clients are told."""
+        """Configuration for clients."""
         return f"http://127.0.0.1:{self.server_port}"
 
 
@@ -54,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
     server: RestCatalog
 
     def answer(self) -> None:
-        """Do what is asked, and say how it went, as the REST specification has it."""
+        """Execute a request and answer as the REST specification requires."""
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length).decode()
         try:
@@ -116,11 +116,11 @@ class Handler(BaseHTTPRequestHandler):
         return done.model_dump_json(by_alias=True)
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name in the base class
-        """Quiet."""
+        """Log nothing."""
 
 
 def described(table: Table) -> str:
-    """A table as clients are told of it."""
+    """A table in the form for clients."""
     told = TableResponse(**{"metadata-location": table.metadata_location, "metadata": table.metadata})
     return told.model_dump_json(by_alias=True)
 

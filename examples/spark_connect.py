@@ -1,4 +1,4 @@
-"""A job on a Spark Connect server: this process needs no Java, and reads and writes topics all the same.
+"""A job on a Spark Connect server: this process reads and writes topics, and needs no Java.
 
     python examples/spark_connect.py REMOTE [ADDRESS]      # sc://127.0.0.1:15002; without an address: a private cluster
 

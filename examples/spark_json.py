@@ -1,4 +1,4 @@
-"""JSON in raw topics, asked as it is: Spark's Variant (PySpark 4.0 or newer) needs no schema before the data is there.
+"""JSON in raw topics, queried without a schema: with Spark's Variant (PySpark 4.0 or newer).
 
     python examples/spark_json.py [ADDRESS]      # without an address: a private cluster
 """

@@ -2,11 +2,12 @@
 
     python examples/spark_windows.py [ADDRESS]      # without an address: a private cluster
 
-A watermark says how late a view may be: a window that is older is counted once and for all, and its rows go out. Spark
-may run a micro-batch again, when the driver died after the rows were written and before Spark noted that. So the
-micro-batch is noted where the rows are: the query's id and the number of its micro-batch are properties of the snapshot
-that has its rows, and one commit brings both. A micro-batch whose number is not above the newest one in the table is
-left out. Maintenance of the table must keep the newest snapshot of each query.
+A watermark limits how late a view may be: an older window is final, and its rows are written. Spark runs a micro-batch
+again if the driver died after writing the rows and before Spark recorded that.
+
+The sink therefore records the micro-batch together with its rows: one commit adds the rows and a snapshot whose
+properties are the query's id and the number of the micro-batch. A micro-batch whose number is not above the newest one
+in the table is skipped. Maintenance of the table must keep the newest snapshot of each query.
 
 PyIceberg writes, so this works with every PySpark 4: Iceberg's own runtime for Spark ends at PySpark 4.1.
 """
@@ -58,7 +59,7 @@ def counts(spark: SparkSession, brokers: str) -> DataFrame:
 
 
 def open_table(folder: Path) -> Table:
-    """The table, in a catalog in SQLite. Commits are not retried: a lost race must not add rows to what it lost to."""
+    """The table, in a catalog in SQLite. Commits are not retried: after a lost race a retry could add rows twice."""
     place = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
     catalog: Catalog = load_catalog("shop", type="sql", **place)
     catalog.create_namespace_if_not_exists("shop")
@@ -80,7 +81,7 @@ def newest_batch(table: Table, query: str) -> int:
 def append(folder: Path, rows: DataFrame, number: int) -> None:
     """Add the rows of a micro-batch to the table, once.
 
-    The rows are computed even if they are there: Spark notes the counts of open windows while it does that.
+    The rows are computed even if the table has them: Spark records the counts of open windows during the computation.
     """
     query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     table, found = open_table(folder), rows.toArrow().cast(COLUMNS)

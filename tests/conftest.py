@@ -1,5 +1,7 @@
-"""Shared by all tests: long files come first; a failure comes with the logs of its cluster; tests that were not run are
-named, and CI does not accept any."""
+"""Shared by all tests: long files first, cluster logs with a failure, and a list of tests that were not run.
+
+CI does not accept tests that were not run.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,27 @@ LONG = (
     "docs/test_spark_page.py", "sim/test_plants.py", "sim/test_seeds.py", "spark/test_sink_kills.py",
     "system/test_cli.py", "spark/", "sim/", "system/", "docs/", "chaos/", "demo/", "tier/",
 )  # fmt: skip
-"""Files and folders of tests that take long, the longest first. Files are given to processes in this order (see the
-Makefile), so that what is left for the end is short and all processes end at about the same time. The two that start
-Spark more than once are not beside each other: it takes both cores."""
+"""Files and folders of tests that take long, the longest first.
+
+Files are given to processes in this order (see the Makefile), so that only short files remain at the end and all
+processes end at about the same time. The two files that start Spark more than once are not adjacent: each takes both
+cores.
+"""
 LOG_CHARACTERS = 4_000
 
 collect_ignore = [] if "MATRIX_PYSPARK" in os.environ else ["matrix"]  # other environments, other jars: make matrix
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")  # a machine that stands still for a moment is no finding
+settings.load_profile("untimed")  # a machine that stalls for a moment is no finding
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C be heard, also by processes that tests start: a shell's `&` makes it unheard."""
+    """Make Ctrl-C effective, also for processes that tests start: a shell's `&` makes them ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files in the order of LONG; within a file, and among all others, nothing moves."""
+    """Put files in the order of LONG; within a file, and among all others, the order stays."""
     items.sort(key=lambda item: _rank(item.path.as_posix()))
 
 
@@ -44,7 +49,7 @@ def _rank(path: str) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With a test that failed, tell what clusters that still run have logged."""
+    """With a test that failed, show the logs of clusters that still run."""
     report = yield
     if report.failed:
         clusters = [found for found in gc.get_objects() if isinstance(found, LocalCluster)]

@@ -31,7 +31,7 @@ def functions(path: Path) -> set[str]:
 
 
 def test_the_page_is_short() -> None:
-    """A newcomer reads it in one go. Rows of tables may be wider than text."""
+    """A newcomer reads it in one session. Rows of tables may be wider than text."""
     lines = TEXT.splitlines()
     assert len(lines) <= LINES_MAX
     assert len(TEXT) <= LINES_MAX * COLUMNS_MAX
@@ -39,19 +39,19 @@ def test_the_page_is_short() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_named_exists(name: str) -> None:
+def test_every_named_file_exists(name: str) -> None:
     """In the product, or from the root of the repository."""
     assert (PRODUCT / name).is_file() or (ROOT / name).is_file()
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_that_is_named_exists(name: str) -> None:
+def test_every_named_folder_exists(name: str) -> None:
     """In the product, in a folder of it, or at the root of the repository."""
     assert (ROOT / name).is_dir() or (PRODUCT / name).is_dir() or [*PRODUCT.glob(f"*/{name}")]
 
 
 @pytest.mark.parametrize(("file", "function"), PLACES)
-def test_a_function_that_is_named_exists(file: str, function: str) -> None:
+def test_every_named_function_exists(file: str, function: str) -> None:
     """The table of places names functions of these files."""
     assert function in functions(PRODUCT / file)
 

@@ -9,14 +9,14 @@ import embarcadero as emb
 from embarcadero import errors
 
 
-def test_every_public_name_can_be_had() -> None:
-    """Whatever `__all__` names exists, also the names that load late; others are an AttributeError."""
+def test_every_public_name_can_be_imported() -> None:
+    """Every name in `__all__` exists, also those that load late; others are an AttributeError."""
     for name in emb.__all__:
         assert getattr(emb, name) is not None
     assert not hasattr(emb, "nonsense")
 
 
-def test_public_names_are_sorted_and_said_once() -> None:
+def test_public_names_are_sorted_and_unique() -> None:
     """Constants, then classes, then functions and modules, each by name."""
     kinds = [(name.lower() == name, name.upper() != name, name) for name in emb.__all__]
 
@@ -26,7 +26,7 @@ def test_public_names_are_sorted_and_said_once() -> None:
 
 
 def test_the_clients_are_twins() -> None:
-    """What one client can do, the other can do too, under the same name; beside what only threads need."""
+    """Every call of one client exists in the other, under the same name, except calls that only threads need."""
     for name in ("Log", "Publisher", "Subscriber"):
         one, other = getattr(emb, name), getattr(emb.aio, name)
         public = {n for n in dir(one) if not n.startswith("_")} - {"ended", "run", "twin"}
@@ -43,7 +43,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_errors_survive_the_wire_and_pickling() -> None:
-    """Each error comes back from its name with its message and hint."""
+    """Each error is restored from its name with its message and hint."""
     import pickle
 
     for name, kind in errors.BY_NAME.items():

@@ -46,7 +46,7 @@ def test_every_limit_has_its_folder(measured: dict[str, Prose]) -> None:
     assert not limits(ROOT).keys() - measured.keys(), f"remove these lines from {LIMITS}"
 
 
-def test_the_measure_sees_what_it_is_for() -> None:
+def test_the_measure_counts_each_construction() -> None:
     """Each construction counts in prose; code, addresses and questions do not."""
     prose = Prose()
     prose.add("Whoever reads what is left is told so, one that waits for ever; its heart is to be heard of.")
@@ -61,7 +61,7 @@ def test_the_measure_sees_what_it_is_for() -> None:
     assert pieces == ["A thing.", "of what", "who is gone stays", "nobody"]
 
 
-def test_commit_subjects_say_what_they_do() -> None:
+def test_commit_subjects_follow_the_rules() -> None:
     """Imperative, at most 72 characters, with the area first."""
     command = ["git", "-C", str(ROOT), "log", "--no-merges", "--format=%s", f"{CHECKED_FROM}..HEAD"]
     told = subprocess.run(command, capture_output=True, text=True, check=False)

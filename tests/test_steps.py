@@ -13,7 +13,7 @@ FOLDERS = ("sequencer", "broker", "replica", "fabric")
 
 
 def _reached() -> Counter[str]:
-    """Which steps role code gets to, and in how many places."""
+    """The steps that role code reaches, and the number of their places."""
     found: Counter[str] = Counter()
     for path in (path for folder in FOLDERS for path in (SRC / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -25,12 +25,12 @@ def _reached() -> Counter[str]:
 
 
 def test_each_step_is_a_point_in_role_code() -> None:
-    """No name of the table is without a place, and no place has a name that is not there."""
+    """No name of the table is unused, and every used name is in the table."""
     assert set(_reached()) == {step.name for step in Step}
 
 
 def test_names_are_words_with_dots() -> None:
-    """A group, a dot, and what is true; the constant is the same in capitals."""
+    """A group, a dot, and a fact; the constant is the same in capitals."""
     for name, step in BY_NAME.items():
         assert step == name
         assert step.name == name.upper().replace(".", "_").replace("-", "_")

@@ -55,7 +55,7 @@ def test_the_formatter_lays_out_all_but_tables(found: Measures) -> None:
     assert found.skips <= SKIPS_MAX
 
 
-def test_the_measures_see_what_they_are_for(tmp_path: Path) -> None:
+def test_the_measures_detect_violations(tmp_path: Path) -> None:
     """A small package with one of each: a cycle through a lazy import, a name used twice, wide classes."""
     package = tmp_path / "small"
     package.mkdir()

@@ -38,7 +38,7 @@ MORE = """
 
 
 def test_the_example_of_the_documentation_runs(pytester: pytest.Pytester) -> None:
-    """The code in the module's own words, and what else it promises, under strict markers and warnings as errors."""
+    """The code of the module's documentation, and its other promises, under strict markers and warnings as errors."""
     blocks = [
         textwrap.dedent(block) for block in re.findall(r"\n\n((?: {4}[^\n]*\n|\n(?= {4}))+)", testing.__doc__ or "")
     ]

@@ -1,4 +1,4 @@
-"""Style is a test: sizes, layering, banned calls, and words that must not stay behind."""
+"""Style is a test: sizes, layering, banned calls, and forbidden words."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_almost_no_function_is_above_50_lines() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)
 def test_imports_follow_the_layers(path: Path) -> None:
-    """A module imports only what is below it."""
+    """A module imports only from its own layer and those above it in the list."""
     part = path.relative_to(SRC).parts[0].removesuffix(".py")
     if part == "__init__":
         return  # the public API may name everything
@@ -113,7 +113,7 @@ def test_the_product_does_not_know_its_proof() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(p for p in PURE if p.name not in DRIVERS), ids=_name)
-def test_role_logic_does_not_reach_for_the_world(path: Path) -> None:
+def test_role_logic_does_not_access_the_system(path: Path) -> None:
     """No clock, no randomness, no sleeping, no files, no sockets in pure code."""
     tree = ast.parse(path.read_text())
     imported = {

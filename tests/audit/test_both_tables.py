@@ -1,4 +1,4 @@
-"""The audit of a topic's two tables: positions without holes and doubles across both, each file as it was written."""
+"""The audit of a topic's two tables: positions have no holes or duplicates across both, and each file is unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def table(tmp_path: Path) -> TierTable:
 
 
 def audited(loaded: LoadedTable) -> tuple[list[SpanReport], list[str]]:
-    """What tasks say about all spans of a topic that only its table has, and the kinds of what is wrong."""
+    """Results of the tasks over all spans of a topic that only its table has, and the kinds of problems found."""
     stop, seq = loaded.frontiers[0]
     about: Any = SimpleNamespace(name="orders", order=5, tier=tier_of(loaded), versions=RAW)
     facts = LaneFacts(lane=0, start_index=0, start_seq=0, stop_index=stop, lost=[], frontier=stop, hot_index=stop)
@@ -53,15 +53,15 @@ def close_sessions(table: TierTable, start: int, seq: int) -> LoadedTable:
 
 
 def test_both_tables_are_one_log(table: TierTable) -> None:
-    """Each span is one file's: of records with the entries among them, or of entries where there are no records."""
+    """Each file covers one span: either records with the entries among them, or entries where there are no records."""
     commit(table, write(table, 0, 2))
     found, wrong = audited(close_sessions(table, 6, 6))
     assert wrong == []
     assert [(span.start, span.stop, span.entries, span.records) for span in found] == [(0, 6, 6, 6), (6, 8, 2, 0)]
 
 
-def test_entries_that_are_missing_or_twice_are_found(table: TierTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit of records without its entries, and entries that an attempt left and another one added again."""
+def test_missing_and_duplicate_entries_are_found(table: TierTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit of records without its entries, and entries that a failed attempt and its retry both added."""
     commit(table, write(table, 0))
     with monkeypatch.context() as patch:
         patch.setattr(TierTable, "_commit_entries", lambda _self, now, *_: now.entries)
@@ -78,8 +78,8 @@ def test_entries_that_are_missing_or_twice_are_found(table: TierTable, monkeypat
     assert audited(late)[1].count("table") == 2
 
 
-def test_records_that_are_twice_are_found(table: TierTable) -> None:
-    """A commit that did not look at the frontiers: readers take each record once, the table has two."""
+def test_duplicate_records_are_found(table: TierTable) -> None:
+    """A commit that did not check the frontiers: readers take each record once, but the table has it twice."""
     commit(table, write(table, 0))
     with injected("tier-blind-commit"):
         loaded = commit(table, write(table, 0))
@@ -88,7 +88,7 @@ def test_records_that_are_twice_are_found(table: TierTable) -> None:
 
 
 def test_an_entries_file_that_was_changed_is_found(table: TierTable) -> None:
-    """One that lost rows, and one that is gone."""
+    """One file lost rows, another is gone."""
     facts = write(table, 0, 2)
     loaded = commit(table, facts)
     path = Path(facts.entries_path.removeprefix("file://"))

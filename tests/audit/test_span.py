@@ -1,4 +1,4 @@
-"""The audit's eyes: a right span has no findings, and damage of each kind is found where it is."""
+"""The audit of one span: a correct span has no findings, and damage of each kind is found at its position."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def _found(rows: list[Row], stop: int | None = None, *, cut: int = 10_000) -> se
 
 @settings(deadline=None)
 @given(cut=st.integers(1, 50))
-def test_a_right_span_has_no_findings(cut: int) -> None:
-    """However the rows are cut into pieces."""
+def test_a_correct_span_has_no_findings(cut: int) -> None:
+    """The size of the pieces makes no difference."""
     assert _found(_log(), cut=cut) == set()
 
 
@@ -107,7 +107,7 @@ DAMAGE: dict[str, Callable[[list[Row]], list[Row]]] = {
 @pytest.mark.parametrize("cut", [1, 4, 1000])
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_of_each_kind_is_found(kind: str, cut: int) -> None:
-    """Also when the pieces end at the worst place."""
+    """Also when a piece ends right at the damage."""
     assert kind in _found(DAMAGE[kind](_log()), cut=cut)
 
 
@@ -117,7 +117,7 @@ def test_a_short_end_is_a_hole() -> None:
 
 
 def test_lost_positions_are_explained_by_ranges_and_by_nothing_else() -> None:
-    """A LOST gap where ranges have a hole is fine; elsewhere it is a finding; so is a TRIMMED one above the start."""
+    """A LOST gap is correct where ranges have a hole, else a finding. So is a TRIMMED one above the start."""
     audit = SpanAudit(0, 40, 60, KnownLosses(0, LOST))
     audit.add_gap(Gap(GapKind.LOST, 40, 60))
     assert (audit.finish(), audit.lost) == ([], 20)
@@ -131,7 +131,7 @@ def test_lost_positions_are_explained_by_ranges_and_by_nothing_else() -> None:
 
 
 def test_sessions_are_followed_over_spans() -> None:
-    """Runs of many small spans, brought together, show what no span alone could; a right log has nothing to show."""
+    """Runs of many small spans, merged, show problems that no single span could; a correct log has none."""
     rows = _log(40)
 
     def problems(changed: list[Row]) -> set[str]:
@@ -164,21 +164,21 @@ def _problems(runs: pa.Table, *, all_strong: bool = False, from_start: bool = Tr
     return list(zip(found.column("kind").to_pylist(), found.column("index").to_pylist(), strict=True))
 
 
-def test_a_handle_that_is_opened_again_begins_again() -> None:
-    """The same session number with a SESSION_OPEN in between is another life, whatever its sequences are."""
+def test_a_handle_that_is_opened_again_starts_a_new_session() -> None:
+    """The same session number after another SESSION_OPEN is a new session, whatever its sequences are."""
     runs = _runs([2, 1, 1, 2, 1, 1], [0] * 6, [0, 0, 1, 7, 7, 8], [0] * 6)
     assert _problems(runs, all_strong=True) == []
 
 
 def test_a_weak_session_promises_one_position_not_an_order() -> None:
-    """Sequences in any order are fine there; one that comes twice is not."""
+    """Sequences may come in any order there; a duplicate is a finding."""
     assert _problems(_runs([1] * 4, [0] * 4, [2, 0, 3, 1], [0] * 4), from_start=False) == []
     twice = _problems(_runs([1] * 4, [0] * 4, [2, 0, 2, 1], [0] * 4), from_start=False)
     assert [kind for kind, _ in twice] == ["session-twice"]
 
 
-def test_in_a_mixed_topic_strong_sessions_are_in_order_and_weak_ones_need_not_be() -> None:
-    """Each session is as its SESSION_OPEN says: both have sequences 1, 0, 5, and only one promised another order."""
+def test_in_a_mixed_topic_only_strong_sessions_must_be_in_order() -> None:
+    """The SESSION_OPEN decides: both sessions have sequences 1, 0, 5, and only the strong one promised an order."""
     kinds, sessions = [2, 2, 1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 0, 1, 0, 1]
     sequences = [0, 0, 1, 1, 0, 0, 5, 5]
     for strong in (0, 1):
@@ -188,8 +188,8 @@ def test_in_a_mixed_topic_strong_sessions_are_in_order_and_weak_ones_need_not_be
     assert _problems(_runs(kinds, sessions, sequences, [0] * 8)) == []
 
 
-def test_each_life_of_a_session_has_its_own_kind() -> None:
-    """A weak session's number, opened again by a strong one: from there on the order counts."""
+def test_each_use_of_a_session_number_has_its_own_kind() -> None:
+    """A weak session's number is opened again by a strong session: from there on the order counts."""
     for flags, expected in (([0, OPEN_STRONG], ["session-order"]), ([OPEN_STRONG, 0], []), ([0, 0], [])):
         runs = _runs([2, 1, 1, 2, 1, 1], [0] * 6, [0, 0, 1, 5, 6, 5], [flags[0], 0, 0, flags[1], 0, 0])
         assert [kind for kind, _ in _problems(runs)] == expected
@@ -212,7 +212,7 @@ def test_a_session_of_unknown_kind_is_not_held_to_an_order() -> None:
 def test_disorder_of_strong_sessions_shows_wherever_spans_are_cut(order: list[int], cuts: set[int]) -> None:
     """Two sessions write in the same order, opened at indices 0 and 1; only the strong one's counts."""
     edges, parts = sorted({0, *cuts, len(order) + 1}), []
-    numbers = np.array([0, *order])  # of entries of both sessions, first that which opens them
+    numbers = np.array([0, *order])  # entries of both sessions, starting with their SESSION_OPEN
     for start, stop in pairwise(edges):
         places = np.arange(2 * start, 2 * stop)
         kinds = np.where(places < 2, EntryKind.SESSION_OPEN, EntryKind.BATCH).astype(np.int64)
@@ -225,13 +225,13 @@ def test_disorder_of_strong_sessions_shows_wherever_spans_are_cut(order: list[in
 
 
 def test_a_weak_session_stays_few_runs() -> None:
-    """However it mixes its sequences: runs of a whole log are brought together."""
+    """In any mix of its sequences: runs of a whole log are merged."""
     sequences = np.random.default_rng(1).permutation(10_000).tolist()
     assert len(_runs([1] * 10_000, [0] * 10_000, sequences, [0] * 10_000)) == 2
 
 
 def _scanned(flags: tuple[int, int]) -> list[Batch]:
-    """What a scan of a topic of order 2 gives: two sessions, opened with these flags, both with sequences 1, 0."""
+    """The result of a scan of an order-2 topic: two sessions, opened with these flags, both with sequences 1, 0."""
     opened = [control_of(n, 0, EntryKind.SESSION_OPEN, session=n, flags=flags[n]) for n in (0, 1)]
     places = ((2, 0, 1), (3, 1, 1), (4, 0, 0), (5, 1, 0))
     return [
@@ -242,7 +242,7 @@ def _scanned(flags: tuple[int, int]) -> list[Batch]:
 
 @pytest.mark.parametrize(("flags", "at"), [((OPEN_STRONG, 0), [2]), ((0, OPEN_STRONG), [3]), ((0, 0), [])])
 def test_a_task_reads_from_the_log_which_sessions_are_strong(flags: tuple[int, int], at: list[int]) -> None:
-    """Kinds come with the entries that open sessions, whatever lists the scan has them in."""
+    """Kinds come with the entries that open sessions, in whatever lists the scan has them."""
     batches = _scanned(flags)
     facts = LaneFacts(lane=0, start_index=0, start_seq=0, stop_index=6, lost=[])
     about = cast("TopicInfo", SimpleNamespace(name="mixed", order=2, versions=RAW, tier=None))
@@ -253,8 +253,8 @@ def test_a_task_reads_from_the_log_which_sessions_are_strong(flags: tuple[int, i
         assert _problems(pa.Table.from_batches([runs])) == [("session-order", index) for index in at]
 
 
-def test_a_broker_that_serves_a_table_passes_on_what_says_strong() -> None:
-    """Flags of a SESSION_OPEN stay; those of a batch say that its payload was encoded again."""
+def test_a_broker_that_serves_a_table_passes_on_the_strong_flag() -> None:
+    """Flags of a SESSION_OPEN are kept; those of a batch show that its payload was encoded again."""
     answer = _FetchAnswer(Fetch(lane=0, max_bytes=1 << 20), RAW)
     for batch in _scanned((OPEN_STRONG, 0)):
         answer.add(batch)

@@ -1,4 +1,4 @@
-"""A world with disks for broker tests: brokers are real; order, ranges, durable lines and files are made by hand."""
+"""A cluster with disks for broker tests: brokers are real; order, ranges, durable lines and files are made by hand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SEGMENTS = RangeSettings(cluster="c", segment_bytes=4_096, index_every_bytes=256
 
 
 class Hand:
-    """A sequencer's part, by hand: takes what brokers published, orders it as told, answers."""
+    """The sequencer's part, by hand: reads published batches, orders them as instructed and writes the results."""
 
     def __init__(self, world: DiskWorld) -> None:
         self._world, self.fabric = (
@@ -61,7 +61,7 @@ class Hand:
         self.rings: dict[int, RingWriter] = {}
         self.seqs: dict[int, int] = {}
         self._pending: dict[int, tuple[RingReader, RingWriter, FrontierWriter]] = {}
-        self.outcomes: dict[int, tuple[Outcome, int]] = {}  # session sequence -> what to answer instead of ordering it
+        self.outcomes: dict[int, tuple[Outcome, int]] = {}  # session sequence -> outcome instead of an order
         self._sessions = 0
 
     def start(self) -> None:
@@ -70,12 +70,12 @@ class Hand:
         self._table.start(self.epoch)
 
     def count(self, handle: int, standing: Standing) -> None:
-        """Say what a broker incarnation is taken for."""
+        """Publish the state that the sequencer assigns to a broker incarnation."""
         line = frontier_offset(SequencerLine.BROKERS + handle) + 8 * STANDING_WORD
         FrontierWriter(self._frontiers, line).restart(standing)
 
     def open_lane(self, lane: int, index: int = 0, seq: int = 0) -> None:
-        """Have a lane's order ring, empty, from an index on."""
+        """Create a lane's order ring, empty, from an index on."""
         ring = create_ring(self.fabric, f"epoch-{self.epoch}/order-{lane}", RegionKind.ORDER, ORDER,
                            self._world.sizes.order_slots)  # fmt: skip
         ring.next = index
@@ -83,7 +83,7 @@ class Hand:
         self.rings[lane], self.seqs[lane] = ring, seq
 
     def word(self, lane: int, number: int, closing: bool = False) -> None:
-        """Say which range is open."""
+        """Publish which range is open."""
         word = RangeWord(number, closing).encode()
         if (lane, 0) in self.words:
             self.words.set((lane, 0), word)
@@ -91,7 +91,7 @@ class Hand:
             self.words.add((lane, 0), word)
 
     def order(self) -> None:
-        """Take everything that brokers published, and answer it."""
+        """Read everything that brokers published, and write the results."""
         for broker in self._world.brokers:
             pending, results, through = self._source(broker)
             found = pending.read(through.value, pending.frontier.load())
@@ -145,7 +145,7 @@ class Hand:
 
 
 class HandReplica:
-    """A replica's part, by hand: copies what it is told to, syncs, and says so."""
+    """A replica's part, by hand: copies the entries that a test names, syncs them and publishes its durable line."""
 
     def __init__(self, world: DiskWorld, number: int) -> None:
         self._world = world
@@ -161,7 +161,7 @@ class HandReplica:
         self._payloads = BrokerLogs(self.fabric, lambda: None)
 
     def say(self, range_: Range, through: int) -> None:
-        """Publish a durable line, whether it is true or not."""
+        """Publish a durable line, whether or not it is true."""
         tags = (range_.lane, range_.number)
         if tags in self.lines:
             self.lines.set(tags, through)
@@ -169,7 +169,7 @@ class HandReplica:
             self.lines.add(tags, through)
 
     def copy(self, range_: Range, stop: int, ring: str | None = None) -> None:
-        """Copy entries and payloads below `stop` to disk, sync, and say so."""
+        """Copy entries and payloads below `stop` to disk, sync, and publish the durable line."""
         log = self.log(range_)
         self._payloads.update(self._world.directory.members.all())
         name = ring or f"epoch-{self._world.hand.epoch}/order-{range_.lane}"
@@ -186,7 +186,7 @@ class HandReplica:
         self.say(range_, log.end)
 
     def log(self, range_: Range) -> RangeLog:
-        """Its copy of a range."""
+        """This replica's copy of a range."""
         key = (range_.lane, range_.number)
         if key not in self.logs:
             self._world.make_folders(self.disk, range_.lane)
@@ -197,7 +197,7 @@ class HandReplica:
 
 
 class DiskWorld:
-    """Brokers, a hand-made order, and replicas with folders."""
+    """Brokers, an order made by hand, and replicas with folders."""
 
     def __init__(
         self, path: Path, brokers: int = 2, replicas: int = 3, sizes: FabricSizes = SIZES,
@@ -226,11 +226,11 @@ class DiskWorld:
 
     @staticmethod
     def make_folders(disk: RealDisk, lane: int) -> None:
-        """Folders that a range's copy is made in."""
+        """Folders in which a range's copy is made."""
         disk.make_folder(f"lane-{lane:010d}")
 
     def topic(self, name: str = "t", order: int = 5, replicas: int = 3, durable_on: int = 2, say: bool = True) -> Range:
-        """Create a topic; its first range is open, and its replicas have begun."""
+        """Create a topic; its first range is open, and its replicas have started."""
         topic = self.directory.topics.create(
             name, order=order, partitions=4, replicas=replicas, durable_on=durable_on, on_gap="fence",
             gap_timeout_ms=None,
@@ -247,7 +247,7 @@ class DiskWorld:
         return range_
 
     def lose_memory(self, range_: Range, end: int, end_seq: int) -> Range:
-        """All memory was lost: the range is sealed, what was above its end is lost, the next one is at the ceiling."""
+        """Lose all memory: seal the range, lose everything above its end, open the next range at the ceiling."""
         refs = [replica.member.ref for replica in self.replicas]
         opened = self.directory.ranges.seal_recovered(range_.lane, range_.number, end, end_seq, refs, self.hand.epoch)
         assert opened is not None
@@ -255,7 +255,7 @@ class DiskWorld:
         return opened
 
     def restart(self, range_: Range, end: int, end_seq: int) -> Range:
-        """Everything in memory is gone. Brokers and order begin anew, the lane goes on in a new range."""
+        """Drop everything in memory. Brokers and the order start empty; the lane continues in a new range."""
         self.brokers = [self.start_broker(broker.member.broker) for broker in self.brokers]
         self.hand = Hand(self)
         self.hand.start()
@@ -272,7 +272,7 @@ class DiskWorld:
         return [self.replicas[ref.replica] for ref in range_.replicas]
 
     def run(self, rounds: int = 3, *clients: Client) -> None:
-        """Let brokers and the hand work for a while."""
+        """Run the brokers and the hand-made sequencer for a while."""
         for _ in range(rounds):
             self.clock.us += 60_000
             self.hand.order()
@@ -297,7 +297,7 @@ class DiskWorld:
         self.run(3, client)
 
     def ask(self, client: Client, message: m.Message) -> Any:
-        """Ask, and return the answer if there is one."""
+        """Send a request, and return the answer if there is one."""
         request = client.ask(message)
         self.run(2, client)
         return client.answers.get(request) or client.fetched.get(request)
@@ -308,7 +308,7 @@ class DiskWorld:
 
 
 def payload(sequence: int, size: int = 20) -> bytes:
-    """What batch `sequence` of these tests has in it."""
+    """The content of batch `sequence` in these tests."""
     return (b"%08d" % sequence).ljust(size, b".")
 
 

@@ -1,4 +1,4 @@
-"""A small world for broker tests: simulated memory, a real sequencer, brokers, and clients that speak frames."""
+"""A small cluster for broker tests: simulated memory, a real sequencer, brokers, and clients that speak frames."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Client:
             rest = rest[count:]
 
     def ask(self, message: m.Message) -> int:
-        """Send a control message; its number finds the answer."""
+        """Send a control message; its number identifies the answer."""
         self._request += 1
         self.send(control_frame(message, self._request))
         self.pump()
@@ -81,7 +81,7 @@ class Client:
     def batch(
         self, opened: m.Opened, sequence: int, payload: bytes = b"payload", count: int = 1, **fields: Any
     ) -> None:
-        """Send one batch; fields override what is right."""
+        """Send one batch; `fields` override the correct values."""
         header: dict[str, Any] = {
             "session_seq": sequence, "low": 0, "lane": opened.lane, "session": opened.session, "count": count,
             "crc": payload_crc(payload), "length": len(payload),
@@ -91,7 +91,7 @@ class Client:
         self.send(payload)
 
     def pump(self) -> None:
-        """Take what the broker wrote."""
+        """Read the broker's output."""
         for chunk in self.peer.take_output():
             rest = memoryview(bytes(chunk))
             while rest:
@@ -119,7 +119,7 @@ class Client:
 
 
 class CountingBell:
-    """Counts who was woken."""
+    """Counts the doorbells that were rung."""
 
     def __init__(self) -> None:
         self.rings: list[str] = []
@@ -129,7 +129,7 @@ class CountingBell:
 
 
 class Diary:
-    """A journal that remembers what it was warned of."""
+    """A journal that records warnings."""
 
     def __init__(self) -> None:
         self.warnings: list[tuple[str, dict[str, object]]] = []
@@ -173,12 +173,12 @@ class World:
         return Broker(BrokerContext(env, fabric, self.directory, member, self.sizes, self.config))
 
     def restart_sequencer(self) -> None:
-        """The sequencer is gone; the next one takes over."""
+        """Stop the sequencer; the next one takes over."""
         fabric = self.memory.host(f"sequencer-{self.directory.elections.started_epoch() + 1}")
         self.sequencer = lead(Env(self.clock), fabric, self.directory, self.sizes)
 
     def run(self, rounds: int = 6, *clients: Client) -> None:
-        """Let everybody work for a while."""
+        """Run the brokers and the sequencer for a while."""
         for _ in range(rounds):
             self.clock.us += 20_000
             self.sequencer.round()
@@ -188,7 +188,7 @@ class World:
             client.pump()
 
     def topic(self, name: str = "t", **options: Any) -> int:
-        """Create a topic and let it become known."""
+        """Create a topic and wait until brokers know it."""
         options = {"order": 5, "partitions": 4, "replicas": 0, "durable_on": 0, "on_gap": "fence",
                    "gap_timeout_ms": None} | options  # fmt: skip
         lane = self.directory.topics.create(name, **options).lane

@@ -40,7 +40,7 @@ def _code(answer: object) -> str:
 
 
 def test_a_batch_is_acked_with_its_position_and_read_back_there(world: World) -> None:
-    """What the ack says is where a reader of another broker finds the same bytes."""
+    """A reader of another broker finds the same bytes at the position in the ack."""
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
     opened = world.open(writer)
     writer.batch(opened, 0, b"hello", count=3)
@@ -83,8 +83,8 @@ def test_a_retry_through_another_broker_names_the_first_position(world: World) -
     assert int(second.acks[0]["index"]) == int(first.acks[0]["index"])
 
 
-def test_a_store_that_ceases_to_answer_half_way_is_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asked gets the error; the broker does not take what it has read for all there is."""
+def test_a_store_that_fails_during_a_read_is_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller gets the error; the broker does not treat the partial result as complete."""
     broker = world.brokers[0]
     made = world.directory.topics.create("late")
 
@@ -105,7 +105,7 @@ def test_a_store_that_ceases_to_answer_half_way_is_read_again(world: World, monk
 def test_a_store_whose_disk_fails_is_asked_again(
     world: World, monkeypatch: pytest.MonkeyPatch, error: EmbarcaderoError
 ) -> None:
-    """Clients are told what is wrong, and that it may pass: readers and publishers ask again by themselves."""
+    """Clients are informed of the error, and that it may pass: readers and publishers retry by themselves."""
     client = Client(world.brokers[0])
     lane = world.brokers[0].store.topics["t"].lane
 
@@ -130,8 +130,8 @@ def test_a_store_whose_disk_fails_is_asked_again(
 
 
 @pytest.mark.parametrize("gone", ["frontiers", "log"])
-def test_a_log_that_is_being_removed_is_one_that_was(world: World, gone: str) -> None:
-    """In the midst of a burial some regions are left: readers that come then learn that payloads left memory."""
+def test_a_log_that_is_being_removed_counts_as_removed(world: World, gone: str) -> None:
+    """During a cleanup some regions still exist: readers that come then learn that payloads left memory."""
     member = world.brokers[1].member
     logs = BrokerLogs(world.memory.host("reader"), lambda: None)
     logs.update([member])
@@ -140,10 +140,10 @@ def test_a_log_that_is_being_removed_is_one_that_was(world: World, gone: str) ->
 
 
 def test_only_a_sleeping_sequencer_is_woken(world: World) -> None:
-    """While it says that it looks by itself nobody rings; afterwards every published batch does."""
+    """No doorbell is rung while the sequencer polls by itself; afterwards every published batch rings it."""
     client = Client(world.brokers[0])
     opened = world.open(client)
-    client.batch(opened, 0)  # the session's first batch through a broker brings an entry of its own
+    client.batch(opened, 0)  # the session's first batch through a broker adds an entry of its own
     world.run(6, client)
     assert world.sequencer.awake(True)
     assert not world.sequencer.awake(True)
@@ -158,8 +158,8 @@ def test_only_a_sleeping_sequencer_is_woken(world: World) -> None:
 
 
 @pytest.mark.parametrize("batches", [1, 3])
-def test_nothing_is_acked_on_the_word_of_a_sequencer_after_a_later_epoch_opened(world: World, batches: int) -> None:
-    """Its results are there and valid, and yet a successor may decide otherwise."""
+def test_no_ack_relies_on_a_sequencer_after_a_later_epoch_opened(world: World, batches: int) -> None:
+    """Its results are present and valid, yet a successor may decide otherwise."""
     client = Client(world.brokers[0])
     opened = world.open(client)
     client.batch(opened, 0)
@@ -188,7 +188,7 @@ def test_other_bytes_under_a_used_sequence_are_a_conflict(world: World) -> None:
 
 
 def test_a_session_that_was_never_opened_is_refused(world: World) -> None:
-    """Unknown sessions get UNKNOWN_SESSION, also the session number that names none."""
+    """Unknown sessions get UNKNOWN_SESSION, also the session number that means "none"."""
     client = Client(world.brokers[0])
     opened = m.Opened(lane=world.lane, session=77, index=0, expected=0, low=0)  # type: ignore[attr-defined]
     client.batch(opened, 0)
@@ -218,10 +218,10 @@ def test_an_unknown_lane_is_refused_and_the_connection_lives(world: World) -> No
         ({"low": 5}, "BadFrame"),
     ],
 )
-def test_nonsense_ends_the_connection_with_a_typed_error_and_nobody_else_notices(
+def test_malformed_input_ends_the_connection_with_a_typed_error_and_affects_no_other_client(
     world: World, fields: dict[str, int], code: str
 ) -> None:
-    """The peer is told what was wrong; another client's batch goes through; nothing of the bad one is stored."""
+    """The peer gets the reason; another client's batch goes through; nothing from the bad client is stored."""
     bad, good = Client(world.brokers[0]), Client(world.brokers[0])
     opened = world.open(good)
     bad.batch(opened, 0, b"bad", **fields)
@@ -236,7 +236,7 @@ def test_nonsense_ends_the_connection_with_a_typed_error_and_nobody_else_notices
 
 
 def test_a_batch_beyond_credit_ends_the_connection(world: World) -> None:
-    """Credit is a promise of the client; who breaks it is let go."""
+    """A client promises to stay within its credit; a client that breaks this promise is disconnected."""
     client = Client(world.brokers[0])
     opened = world.open(client)
     payload = bytes(8000)
@@ -247,7 +247,7 @@ def test_a_batch_beyond_credit_ends_the_connection(world: World) -> None:
     assert _code(client.pushed[-1]) == "OverCredit"
 
 
-def test_a_batch_larger_than_the_cluster_takes_is_refused_before_room_is_taken(world: World) -> None:
+def test_a_batch_above_the_size_limit_is_refused_before_memory_is_taken(world: World) -> None:
     """The header alone is enough to refuse."""
     client = Client(world.brokers[0])
     opened = world.open(client)
@@ -259,7 +259,7 @@ def test_a_batch_larger_than_the_cluster_takes_is_refused_before_room_is_taken(w
 
 
 def test_nothing_works_before_the_hello(world: World) -> None:
-    """Batches and questions of strangers are refused."""
+    """Batches and requests of a client that sent no hello are refused."""
     client = Client(world.brokers[0], greet=False)
     client.send(control_frame(m.ListTopics(), 1))
     client.pump()
@@ -268,8 +268,8 @@ def test_nothing_works_before_the_hello(world: World) -> None:
     assert _code(client.pushed[-1]) == "BadFrame"
 
 
-def test_a_client_of_another_version_is_told_so(world: World) -> None:
-    """The versions are named on both sides."""
+def test_a_client_of_another_version_is_informed(world: World) -> None:
+    """The message names the versions of both sides."""
     client = Client(world.brokers[0], greet=False)
     client.ask(m.Hello(versions=[99]))
 
@@ -290,7 +290,7 @@ def test_a_client_of_another_version_is_told_so(world: World) -> None:
     ],
 )
 def test_a_bad_fetch_is_answered_and_the_connection_lives(world: World, options: dict[str, object], code: str) -> None:
-    """Each mistake has its own error; the next question is answered."""
+    """Each mistake has its own error; the next request is answered."""
     client = Client(world.brokers[0])
     asked = {"lane": world.lane, "max_bytes": 1000} | options  # type: ignore[attr-defined]
     request = client.ask(m.Fetch(**asked))
@@ -302,7 +302,7 @@ def test_a_bad_fetch_is_answered_and_the_connection_lives(world: World, options:
 
 
 def test_a_fetch_at_the_end_waits_for_the_next_batch(world: World) -> None:
-    """A long poll is answered when there is something, not before."""
+    """A long poll is answered when there is a batch, not before."""
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
     opened = world.open(writer)
     request = reader.ask(m.Fetch(lane=opened.lane, by="latest", max_bytes=1000, wait_ms=5_000))
@@ -315,8 +315,8 @@ def test_a_fetch_at_the_end_waits_for_the_next_batch(world: World) -> None:
     assert [bytes(payload) for payload in reader.fetched[request].payloads] == [b"news"]
 
 
-def test_a_fetch_whose_time_is_over_is_answered_empty(world: World) -> None:
-    """Nobody waits for ever."""
+def test_a_fetch_that_times_out_is_answered_empty(world: World) -> None:
+    """No reader waits without end."""
     reader = Client(world.brokers[0])
     request = reader.ask(m.Fetch(lane=world.lane, by="latest", max_bytes=1000, wait_ms=100))  # type: ignore[attr-defined]
     world.run(10, reader)
@@ -325,7 +325,7 @@ def test_a_fetch_whose_time_is_over_is_answered_empty(world: World) -> None:
 
 
 def test_a_reader_gets_only_the_partitions_it_asked_for(world: World) -> None:
-    """Filtering is by entry; the position moves past the others."""
+    """Filtering is by entry; the position moves past the other partitions."""
     client = Client(world.brokers[0])
     opened = world.open(client)
     for sequence in range(8):
@@ -351,8 +351,8 @@ def test_a_fetch_by_seq_finds_the_batch_that_holds_the_record(world: World) -> N
     assert [bytes(payload) for payload in found] == [b"0", b"0", b"1", b"2"]
 
 
-def test_what_left_memory_is_one_trimmed_gap_and_then_the_rest_in_order(world: World) -> None:
-    """A reader that is too late learns how much it missed, and goes on."""
+def test_batches_evicted_from_memory_are_one_trimmed_gap_and_the_rest_follows_in_order(world: World) -> None:
+    """A reader that is too late learns how much it missed, and continues."""
     client = Client(world.brokers[0])
     opened = world.open(client)
     for sequence in range(200):
@@ -371,7 +371,7 @@ def test_what_left_memory_is_one_trimmed_gap_and_then_the_rest_in_order(world: W
     assert world.fetch(client, opened.lane, by="earliest").next_index == after.next_index
 
 
-def test_the_tail_tells_the_end_and_the_start(world: World) -> None:
+def test_the_tail_reports_the_end_and_the_start(world: World) -> None:
     """Tail after an ack includes the acked batch."""
     client = Client(world.brokers[0])
     opened = world.open(client)
@@ -387,7 +387,7 @@ def test_the_tail_tells_the_end_and_the_start(world: World) -> None:
 
 
 def test_a_dead_broker_s_batches_are_ordered_and_served_by_others(world: World) -> None:
-    """What a broker published before it died is not lost; its new incarnation has new regions."""
+    """Batches that a broker published before it died are not lost; its new incarnation has new regions."""
     doomed = Client(world.brokers[0])
     opened = world.open(doomed)
     doomed.batch(opened, 0, b"last words")
@@ -406,7 +406,7 @@ def test_a_dead_broker_s_batches_are_ordered_and_served_by_others(world: World) 
 
 
 def test_a_replaced_incarnation_learns_that_it_is_deposed(world: World) -> None:
-    """A zombie stops by itself and acks nothing more."""
+    """A zombie stops by itself and sends no more acks."""
     zombie = world.brokers[0]
     client = Client(zombie)
     opened = world.open(client)
@@ -424,7 +424,7 @@ def test_a_replaced_incarnation_learns_that_it_is_deposed(world: World) -> None:
 
 
 def test_an_incarnation_that_is_dead_keeps_its_regions_until_it_is_removed(world: World) -> None:
-    """Somebody may have to read them."""
+    """Readers may still need them."""
     late = world.directory.members.register(1, "127.0.0.1", 9093, 1)
     world.directory.members.mark_dead(late.broker, late.incarnation)
     fabric = world.memory.host("host-late")
@@ -434,8 +434,8 @@ def test_an_incarnation_that_is_dead_keeps_its_regions_until_it_is_removed(world
     assert fabric.exists(f"{late.region_prefix}/pending")
 
 
-def test_a_full_broker_grants_no_credit_then_says_so_and_recovers() -> None:
-    """With the sequencer stalled, credit stops at the mark; after 10 s clients are told; later all goes on."""
+def test_a_full_broker_grants_no_credit_reports_backpressure_and_recovers() -> None:
+    """With the sequencer stalled, credit stops at the mark; after 10 s clients see it; then publishing resumes."""
     world = World(brokers=1)
     world.topic()
     client = Client(world.brokers[0])
@@ -464,7 +464,7 @@ def test_a_full_broker_grants_no_credit_then_says_so_and_recovers() -> None:
 
 
 def test_a_pending_ring_that_is_full_refuses_batches_and_loses_nothing() -> None:
-    """Beyond its slots a broker answers BACKPRESSURE, and control entries still find room."""
+    """Beyond its slots a broker answers BACKPRESSURE, and control entries still fit."""
     world = World(brokers=1)
     world.topic(order=2)
     client = Client(world.brokers[0])
@@ -486,7 +486,7 @@ def test_a_pending_ring_that_is_full_refuses_batches_and_loses_nothing() -> None
 
 
 def test_a_client_cut_in_the_middle_of_a_batch_leaves_nothing_behind(world: World) -> None:
-    """Half a batch is no batch, and its room is given back."""
+    """Half a batch is not stored, and its memory is freed."""
     client = Client(world.brokers[0])
     opened = world.open(client)
     before = world.brokers[0].ingest.used_slots
@@ -513,8 +513,8 @@ def test_members_are_pushed_when_brokers_come_and_go(world: World) -> None:
     assert sorted(address.broker for address in pushed[-1].brokers) == [0, 1, 2]
 
 
-def test_a_broker_that_leaves_takes_what_it_granted_and_no_more() -> None:
-    """Clients are told, no credit and no session is given any more, and what still comes is settled and acked."""
+def test_a_broker_that_leaves_accepts_only_batches_within_granted_credit() -> None:
+    """Clients are informed. No more credit or sessions are granted; batches that still arrive are settled and acked."""
     world = World(brokers=2)
     world.topic()
     leaving = world.brokers[0]
@@ -536,8 +536,8 @@ def test_a_broker_that_leaves_takes_what_it_granted_and_no_more() -> None:
     assert (leaving.unsettled, client.credit) == (0, granted)
 
 
-def test_a_publisher_of_a_deleted_topic_takes_nothing_from_one_of_the_same_name(world: World) -> None:
-    """Handles of sessions begin anew there: its own, which it wants to continue, is somebody else's."""
+def test_a_publisher_of_a_deleted_topic_has_no_effect_on_a_new_topic_of_the_same_name(world: World) -> None:
+    """Session handles start again there: the handle that it wants to continue belongs to another session."""
     stale, holder = Client(world.brokers[0]), Client(world.brokers[1])
     before = world.open(stale, name="job")
     stale.ask(m.DeleteTopic(name="t"))
@@ -552,8 +552,8 @@ def test_a_publisher_of_a_deleted_topic_takes_nothing_from_one_of_the_same_name(
     assert [int(ack["outcome"]) for ack in holder.acks] == [Outcome.ORDERED]
 
 
-def test_versions_of_a_schema_that_the_topic_has_not_are_refused(world: World) -> None:
-    """Batches of known versions are taken, others refused one by one; the connection goes on."""
+def test_unknown_versions_of_a_schema_are_refused(world: World) -> None:
+    """Batches of known versions are accepted, others refused one by one; the connection stays."""
     columns = [pa.schema([(name, pa.int8()) for name in names]) for names in ("a", "ab")]
     world.topic("typed", columns=encode_schema(columns[0]))
     client = Client(world.brokers[0])
@@ -562,7 +562,7 @@ def test_versions_of_a_schema_that_the_topic_has_not_are_refused(world: World) -
         client.batch(typed, sequence, schema=version)
     client.batch(raw, 0, schema=1)
     world.directory.topics.alter(m.AlterTopic(name="typed", columns=encode_schema(columns[1])))
-    client.batch(typed, 1, schema=2)  # before the broker has looked for news
+    client.batch(typed, 1, schema=2)  # before the broker has polled for changes
     client.batch(typed, 2, schema=1)
     world.run(6, client)
 
@@ -572,7 +572,7 @@ def test_versions_of_a_schema_that_the_topic_has_not_are_refused(world: World) -
 
 
 def test_partitions_added_a_moment_ago_are_taken(world: World) -> None:
-    """A broker that has not yet looked for news does so before it refuses."""
+    """A broker that has not yet polled for changes does so before it refuses."""
     client = Client(world.brokers[0])
     opened = world.open(client)
     request = client.ask(m.AlterTopic(name="t", partitions=8))
@@ -587,8 +587,8 @@ def test_partitions_added_a_moment_ago_are_taken(world: World) -> None:
     assert _code(client.answers[client.ask(m.AlterTopic(name="nobody", partitions=2))]) == "UnknownTopic"
 
 
-def test_a_position_is_not_refused_on_the_word_of_a_deposed_sequencer(world: World) -> None:
-    """Beyond the end that an old epoch knows may be a batch of the next one: the reader is to ask again."""
+def test_a_deposed_sequencer_is_no_reason_to_refuse_a_position(world: World) -> None:
+    """A batch of the next epoch may lie beyond the end that an old epoch knows: the reader has to ask again."""
     client = Client(world.brokers[0])
     lane = world.open(client).lane
     assert _code(world.fetch(client, lane, by="index", start=99)) == "FuturePosition"
@@ -596,8 +596,8 @@ def test_a_position_is_not_refused_on_the_word_of_a_deposed_sequencer(world: Wor
     assert _code(world.fetch(client, lane, by="index", start=99)) == "Retriable"
 
 
-def test_an_election_is_no_reason_to_read_the_store_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker follows the next epoch without looking at topics and members that did not change."""
+def test_an_election_does_not_make_a_broker_read_the_store_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker follows the next epoch without reading topics and members, which did not change."""
     world = World()
     world.topic()
     world.run()
@@ -611,8 +611,8 @@ def test_an_election_is_no_reason_to_read_the_store_again(monkeypatch: pytest.Mo
     assert looked == []
 
 
-def test_the_order_of_a_session_is_asked_of_the_sequencer(world: World) -> None:
-    """Order 2: weak unless asked, strong if asked. Order 5: strong, and nothing else is taken."""
+def test_the_order_of_a_session_comes_from_the_sequencer(world: World) -> None:
+    """Order 2: weak by default, strong on request. Order 5: strong, and nothing else is accepted."""
     world.topic("total", order=2)
     client = Client(world.brokers[0])
     orders = [world.open(client, "total", order=order).order for order in (None, 2, 5)]

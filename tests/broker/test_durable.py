@@ -33,14 +33,14 @@ def outcomes(client: Client) -> list[tuple[int, Outcome]]:
 
 
 def waiting_line(world: DiskWorld, number: int = 0) -> int:
-    """What broker `number` says of who waits for disks."""
+    """The state of durable waits that broker `number` publishes."""
     region = world.memory.host("replica").attach(f"{world.brokers[number].member.region_prefix}/frontiers")
     return FrontierReader(region, frontier_offset(BrokerLine.DURABLE_WAITING)).load()
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_an_ack_that_means_durable_waits_for_enough_disks(world: DiskWorld, together: int) -> None:
-    """One line of two that are needed is not enough; ack=1 of the same topic does not wait."""
+def test_a_durable_ack_waits_for_enough_disks(world: DiskWorld, together: int) -> None:
+    """One line of the required two is not enough; ack=1 of the same topic does not wait."""
     range_ = world.topic()
     first, second, _ = world.of(range_)
     client = Client(world.brokers[0])
@@ -60,8 +60,8 @@ def test_an_ack_that_means_durable_waits_for_enough_disks(world: DiskWorld, toge
     assert waiting_line(world) == 0
 
 
-def test_a_broker_says_that_it_waits_before_the_batch_can_be_ordered(world: DiskWorld) -> None:
-    """The answer alone wakes nobody, so the replica that syncs the batch must find the word, however quick it is."""
+def test_a_broker_announces_that_it_waits_before_the_batch_can_be_ordered(world: DiskWorld) -> None:
+    """The result alone wakes no process, so even the fastest replica that syncs the batch has to see it announced."""
     world.topic()
     client = Client(world.brokers[0])
     opened = world.open(client)
@@ -71,8 +71,8 @@ def test_a_broker_says_that_it_waits_before_the_batch_can_be_ordered(world: Disk
     assert waiting_line(world) == 1
 
 
-def test_the_planted_bug_of_acking_before_durable_is_seen(world: DiskWorld) -> None:
-    """With the rule switched off the ack is there too early: the test above would notice."""
+def test_the_injected_bug_of_acking_before_durable_is_detected(world: DiskWorld) -> None:
+    """With the rule switched off the ack comes too early: the test above would fail."""
     world.topic()
     client = Client(world.brokers[0])
     with injected("ack-before-durable"):
@@ -80,8 +80,8 @@ def test_the_planted_bug_of_acking_before_durable_is_seen(world: DiskWorld) -> N
     assert outcomes(client) == [(0, Outcome.ORDERED)]
 
 
-def test_a_closing_range_and_lines_of_an_old_one_count_for_nothing(world: DiskWorld) -> None:
-    """Once the sequencer says "closing", lines that come later may be above where it seals."""
+def test_lines_of_a_closing_or_an_old_range_do_not_count(world: DiskWorld) -> None:
+    """Once the sequencer publishes "closing", later lines may be above the end at which it seals."""
     old = world.topic()
     client = Client(world.brokers[0])
     opened = world.open(client)
@@ -109,7 +109,7 @@ def test_a_closing_range_and_lines_of_an_old_one_count_for_nothing(world: DiskWo
 
 
 def test_nothing_is_counted_once_a_later_epoch_is_open(world: DiskWorld) -> None:
-    """Who reigns next may seal below the lines of now."""
+    """The next leader may seal below the current lines."""
     range_ = world.topic()
     client = Client(world.brokers[0])
     world.publish(client, world.open(client), 0, 1, flags=WANT_DURABLE)
@@ -121,7 +121,7 @@ def test_nothing_is_counted_once_a_later_epoch_is_open(world: DiskWorld) -> None
 
 
 def test_duplicates_wait_like_the_first_copy_and_refusals_do_not(world: DiskWorld) -> None:
-    """DUP_OF waits for its index; DUP, of which no index is known, for all that was ordered when it was answered."""
+    """DUP_OF waits for its index. DUP, whose index is unknown, waits for everything ordered when it was answered."""
     range_ = world.topic()
     first, second, _ = world.of(range_)
     client = Client(world.brokers[0])
@@ -148,7 +148,7 @@ def test_duplicates_wait_like_the_first_copy_and_refusals_do_not(world: DiskWorl
 
 
 def test_a_payload_stays_in_memory_until_it_is_durable(world: DiskWorld) -> None:
-    """However much comes after it: no chunk that holds something not durable is written again."""
+    """However much follows it: a chunk that holds records that are not durable is never reused."""
     range_ = world.topic()
     client = Client(world.brokers[0])
     opened = world.open(client)
@@ -162,8 +162,8 @@ def test_a_payload_stays_in_memory_until_it_is_durable(world: DiskWorld) -> None
     assert not world.brokers[0].ingest.log._held
 
 
-def test_what_may_be_the_first_copy_is_kept_although_it_is_called_a_duplicate(world: DiskWorld) -> None:
-    """A sequencer that takes over calls a batch a duplicate that its predecessor ordered without answering."""
+def test_a_possible_first_copy_is_kept_although_it_is_called_a_duplicate(world: DiskWorld) -> None:
+    """A sequencer that takes over may call a batch a duplicate that its predecessor ordered without answering."""
     range_ = world.topic()
     client, other = (Client(broker) for broker in world.brokers)
     opened = world.open(client)
@@ -181,8 +181,8 @@ def test_what_may_be_the_first_copy_is_kept_although_it_is_called_a_duplicate(wo
     assert not held
 
 
-def test_a_topic_whose_replicas_are_dead_leaves_room_for_the_others(world: DiskWorld) -> None:
-    """Its batches are refused once it keeps its part of the log; its publishers get no more credit, others do."""
+def test_a_topic_whose_replicas_are_dead_leaves_memory_for_the_others(world: DiskWorld) -> None:
+    """Its batches are refused once it fills its share of the log; its publishers get no more credit, others do."""
     world.topic("dead")
     world.topic("memory", replicas=0, durable_on=0)
     stuck, free = Client(world.brokers[0]), Client(world.brokers[0])
@@ -203,7 +203,7 @@ def test_a_topic_whose_replicas_are_dead_leaves_room_for_the_others(world: DiskW
     assert not world.brokers[0].full
 
 
-def test_a_client_that_also_feeds_a_healthy_topic_gets_credit_for_that(world: DiskWorld) -> None:
+def test_a_client_that_also_publishes_to_a_healthy_topic_gets_credit_for_it(world: DiskWorld) -> None:
     """One connection carries all topics of a client: batches of the dead one are refused, the others go through."""
     world.topic("dead")
     world.topic("memory", replicas=0, durable_on=0)
@@ -220,7 +220,7 @@ def test_a_client_that_also_feeds_a_healthy_topic_gets_credit_for_that(world: Di
 
 
 def test_credit_comes_back_when_disks_catch_up(world: DiskWorld) -> None:
-    """Who fed a lane that was behind may send again, without asking."""
+    """A publisher to a lane that lagged may send again, without asking."""
     range_ = world.topic()
     client = Client(world.brokers[0])
     opened = world.open(client)
@@ -237,7 +237,7 @@ def test_credit_comes_back_when_disks_catch_up(world: DiskWorld) -> None:
     assert client.peer.credit.granted > granted
 
 
-def test_a_client_that_is_gone_is_waited_for_by_nobody(world: DiskWorld) -> None:
+def test_no_wait_is_kept_for_a_client_that_is_gone(world: DiskWorld) -> None:
     """Its payloads still become durable."""
     range_ = world.topic()
     client = Client(world.brokers[0])
@@ -252,8 +252,8 @@ def test_a_client_that_is_gone_is_waited_for_by_nobody(world: DiskWorld) -> None
     assert world.brokers[0].awaiting.kept_chunks == 0
 
 
-def test_a_deleted_topic_lets_go_of_everything(world: DiskWorld) -> None:
-    """Waiting acks are answered, kept payloads are freed."""
+def test_a_deleted_topic_releases_everything(world: DiskWorld) -> None:
+    """Waiting acks are answered, retained payloads are freed."""
     world.topic()
     client = Client(world.brokers[0])
     world.publish(client, world.open(client), 0, 2, flags=WANT_DURABLE)
@@ -263,8 +263,8 @@ def test_a_deleted_topic_lets_go_of_everything(world: DiskWorld) -> None:
     assert world.brokers[0].awaiting.kept_chunks == 0
 
 
-def test_a_durable_ack_of_a_topic_without_replicas_is_a_mistake(world: DiskWorld) -> None:
-    """Durable is never declared."""
+def test_a_durable_ack_of_a_topic_without_replicas_is_an_error(world: DiskWorld) -> None:
+    """A topic without replicas never reports records as durable."""
     world.topic("memory", replicas=0, durable_on=0)
     client = Client(world.brokers[0])
     opened = world.open(client, "memory")
@@ -274,8 +274,8 @@ def test_a_durable_ack_of_a_topic_without_replicas_is_a_mistake(world: DiskWorld
     assert [answer.code for answer in client.pushed if isinstance(answer, m.Failed)] == ["BadFrame"]
 
 
-def test_the_newest_lost_gap_is_told_when_a_session_opens(world: DiskWorld) -> None:
-    """And the earlier ones beside it."""
+def test_the_newest_lost_gap_is_reported_when_a_session_opens(world: DiskWorld) -> None:
+    """Together with the earlier gaps."""
     range_ = world.topic()
     first = world.lose_memory(range_, 5, 10)
     second = world.lose_memory(first, first.start + 7, first.start_seq + 14)
@@ -299,7 +299,7 @@ def broker_lane(world: DiskWorld) -> Range:
 
 
 def test_a_broker_lane_is_acked_and_read_when_durable(world: DiskWorld) -> None:
-    """ack=1 at once, ack=2 when enough disks have it; durable readers wait for the same, and replicas are woken."""
+    """ack=1 comes immediately, ack=2 when enough disks have it; durable readers wait likewise, replicas are woken."""
     world.topic("zero", order=0)
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
     opened = writer.answers[writer.ask(m.OpenSession(topic="zero"))]
@@ -322,8 +322,8 @@ def test_a_broker_lane_is_acked_and_read_when_durable(world: DiskWorld) -> None:
     assert texts(reader.fetched[request]) == [payload(0), payload(1)]
 
 
-def test_a_broker_of_which_an_epoch_says_nothing_acks_nothing_of_its_own(world: DiskWorld) -> None:
-    """It may have slept since an earlier epoch closed it. Nor does anybody serve what it writes."""
+def test_a_broker_without_a_state_in_the_epoch_acks_nothing_of_its_own_lane(world: DiskWorld) -> None:
+    """It may have been paused since an earlier epoch closed it. Its writes are not served either."""
     world.topic("zero", order=0)
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
     opened = writer.answers[writer.ask(m.OpenSession(topic="zero"))]
@@ -343,8 +343,11 @@ def test_a_broker_of_which_an_epoch_says_nothing_acks_nothing_of_its_own(world: 
     assert outcomes(writer) == [(0, Outcome.ORDERED), (1, Outcome.ORDERED)]
 
 
-def test_one_who_read_above_the_end_of_a_broker_lane_is_told_where_it_ends(world: DiskWorld) -> None:
-    """What was ordered and not durable went with the fabric; who had read it hears so. No durable reader was there."""
+def test_a_reader_above_the_end_of_a_broker_lane_learns_where_it_ends(world: DiskWorld) -> None:
+    """Records that were ordered but not durable were lost with the fabric; readers that had read them are informed.
+
+    No durable reader was there.
+    """
     world.topic("zero", order=0)
     writer = Client(world.brokers[0])
     opened = writer.answers[writer.ask(m.OpenSession(topic="zero"))]
@@ -372,7 +375,7 @@ def test_one_who_read_above_the_end_of_a_broker_lane_is_told_where_it_ends(world
     assert reader.answers[beyond].code == "FuturePosition"
 
 
-def test_the_end_of_a_broker_lane_that_is_wholly_trimmed_is_told_by_those_who_have_read_it(world: DiskWorld) -> None:
+def test_a_reader_learns_the_end_of_a_broker_lane_that_is_wholly_trimmed(world: DiskWorld) -> None:
     """Its ranges are gone from the store: nothing is counted by them any more."""
     world.topic("zero", order=0)
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
@@ -400,12 +403,12 @@ def test_the_end_of_a_broker_lane_that_is_wholly_trimmed_is_told_by_those_who_ha
     assert world.fetch(reader, lane.lane, start=1).gap == Gap(GapKind.TRIMMED, 1, 4)
 
 
-def test_what_a_closed_broker_lane_lost_is_a_gap_up_to_its_end(
+def test_losses_of_a_closed_broker_lane_are_a_gap_up_to_its_end(
     world: DiskWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end was recorded, then memory went before all was durable. Readers wait until it is known what is lost.
+    """Its end was recorded, then memory was lost before everything was durable. Readers wait until the loss is known.
 
-    Files have nothing to say about it, and are not asked again and again.
+    The files cannot answer this, and are not searched over and over.
     """
     world.topic("zero", order=0)
     writer = Client(world.brokers[0])
@@ -449,7 +452,7 @@ def test_what_a_closed_broker_lane_lost_is_a_gap_up_to_its_end(
 
 
 def test_slots_of_a_broker_lane_are_reused_only_when_durable(world: DiskWorld) -> None:
-    """With its ring full of what is not durable, batches are refused; nothing is overwritten."""
+    """With its ring full of entries that are not durable, batches are refused; nothing is overwritten."""
     world.topic("zero", order=0)
     client = Client(world.brokers[0])
     opened = client.answers[client.ask(m.OpenSession(topic="zero"))]
@@ -471,14 +474,14 @@ def test_slots_of_a_broker_lane_are_reused_only_when_durable(world: DiskWorld) -
     assert outcomes(client) == [(500, Outcome.ORDERED)]
 
 
-def test_ranges_are_looked_up_again_when_a_newer_one_is_counted_by() -> None:
-    """Else what is durable in the new range would seem to be so in the one before, beyond its end (seed 488)."""
+def test_ranges_are_looked_up_again_when_a_newer_one_decides() -> None:
+    """Otherwise durable records of the new range would seem to be in the previous one, beyond its end (seed 488)."""
     refs = [ReplicaRef(replica=0, incarnation=1, disk="d")]
     first = Range(lane=0, number=1, start=0, start_seq=0, replicas=refs, durable_on=1)
     ranges = [first]
 
     class Store:
-        """Just what is asked."""
+        """Exactly the requested bytes."""
 
         def all(self, lane: int) -> list[Range]:
             return [range_ for range_ in ranges if range_.lane == lane]
@@ -498,8 +501,8 @@ def test_ranges_are_looked_up_again_when_a_newer_one_is_counted_by() -> None:
 
 
 @pytest.mark.parametrize("order", [0, 1])
-def test_a_broker_says_that_its_own_lanes_wait(world: DiskWorld, order: int) -> None:
-    """Nobody orders what it writes into its own lane: the replica that it rings must find the word at once."""
+def test_a_broker_announces_that_its_own_lanes_wait(world: DiskWorld, order: int) -> None:
+    """No sequencer orders its own lane: the replica that it wakes must find the announcement immediately."""
     world.directory.topics.create("own", order=order, replicas=3, durable_on=2)
     world.run(3)
     client = Client(world.brokers[0])
@@ -524,7 +527,7 @@ def silence(patch: pytest.MonkeyPatch, broker: Broker, lane: int) -> None:
 def test_a_store_that_does_not_answer_one_client_keeps_no_acks_from_others(
     world: DiskWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Acks that waited for a new reign are still there, once the ranges of their lane can be read."""
+    """Acks that waited for a new leader are still there once the ranges of their lane can be read."""
     broker, lanes = world.brokers[0], []
     first, second = Client(broker), Client(broker)
     for client, topic in ((first, "one"), (second, "two")):
@@ -547,10 +550,10 @@ def test_a_store_that_does_not_answer_one_client_keeps_no_acks_from_others(
     assert broker.awaiting.waiting == 1
 
 
-def test_a_batch_that_came_when_the_store_did_not_answer_leaves_nothing_behind(
+def test_a_batch_received_while_the_store_fails_leaves_nothing_behind(
     world: DiskWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connection ends, as nobody knows whether there is a slot for it; the room that it was given is free again."""
+    """Its connection ends, as it is unknown whether there is a slot for it; its memory is free again."""
     world.topic("zero", order=0)
     client, broker = Client(world.brokers[0]), world.brokers[0]
     opened = world.open(client, "zero")
@@ -563,8 +566,8 @@ def test_a_batch_that_came_when_the_store_did_not_answer_leaves_nothing_behind(
     assert (broker.ingest.arriving, broker.unsettled) == (0, 0)
 
 
-def test_publishers_without_credit_are_told_which_replica_is_in_trouble(world: DiskWorld) -> None:
-    """With much of the memory kept for a lane, the trouble of its disks is still what they are told."""
+def test_publishers_without_credit_learn_which_replica_is_in_trouble(world: DiskWorld) -> None:
+    """While a lane retains much of the memory, publishers are still informed about its disk trouble."""
     range_ = world.topic("stuck")
     stuck = Client(world.brokers[0])
     opened, sequence = world.open(stuck, "stuck"), 0
@@ -581,8 +584,8 @@ def test_publishers_without_credit_are_told_which_replica_is_in_trouble(world: D
         assert stuck.why_full == (opened.lane, range_.replicas[1].replica, int(Trouble.DISK_FULL))
 
 
-def test_publishers_of_a_lane_that_stands_still_are_told_which_replica_is_in_trouble(world: DiskWorld) -> None:
-    """Again and again, as long as it lasts; publishers of other topics are not told, nor anyone once it goes on."""
+def test_publishers_of_a_stalled_lane_learn_which_replica_is_in_trouble(world: DiskWorld) -> None:
+    """The report repeats as long as the stall lasts. Publishers of other topics get none, and it stops on recovery."""
     range_ = world.topic("stuck")
     world.topic("memory", replicas=0, durable_on=0)
     stuck, free = Client(world.brokers[0]), Client(world.brokers[0])

@@ -1,4 +1,4 @@
-"""What a broker and a sequencer do when something runs out: time for a frame, room for a topic, a peer's patience."""
+"""Behavior of broker and sequencer when a resource runs out: time for a frame, memory for a topic, time for a peer."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _header(opened: m.Opened, sequence: int, payload: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("patience_s", [FRAME_TIMEOUT_S, 4.0])
-def test_a_batch_that_never_ends_gives_its_room_back(patience_s: float) -> None:
-    """A publisher that sends a byte now and then is hung up on; one that is slow but gets on is not."""
+def test_a_batch_that_never_ends_gives_its_memory_back(patience_s: float) -> None:
+    """A publisher that sends a byte now and then is disconnected; a slow publisher that makes progress is not."""
     world = World(config=load(flags={"broker.frame_timeout_s": str(patience_s)}))
     world.topic()
     slow, steady = Client(world.brokers[0]), Client(world.brokers[0])
@@ -65,7 +65,7 @@ def test_a_batch_that_never_ends_gives_its_room_back(patience_s: float) -> None:
 
 
 def test_a_subscriber_that_never_reads_is_given_no_more_than_its_share() -> None:
-    """Its fetches wait while what was answered is not taken; everybody else is served."""
+    """Its fetches wait until it reads the answers that were sent; all other readers are served."""
     world = World()
     world.topic()
     writer, deaf = Client(world.brokers[0]), Client(world.brokers[0])
@@ -98,7 +98,7 @@ _UNREAD = 1 << 20
 
 
 def _crowd(readers: int, batches: int = 12, fetches: int = 10) -> tuple[World, Client, list[Client], m.Opened]:
-    """A topic with some batches, and readers that asked for all of them, several times, and never read.
+    """A topic with some batches, and readers that requested all of them, several times, and never read.
 
     The writer has read all of it, once, promptly.
     """
@@ -119,8 +119,8 @@ def _crowd(readers: int, batches: int = 12, fetches: int = 10) -> tuple[World, C
     return world, writer, deaf, opened
 
 
-def test_readers_that_do_not_read_hold_a_bounded_amount_in_all() -> None:
-    """However many they are and whatever they ask for; a client that reads gets all of its answers meanwhile."""
+def test_readers_that_do_not_read_hold_a_bounded_amount_in_total() -> None:
+    """However many there are and whatever they request; a client that reads gets all of its answers meanwhile."""
     world, writer, deaf, opened = _crowd(readers=100)
     for index in range(1, 13):
         request = writer.ask(m.Fetch(lane=opened.lane, start=index, max_bytes=1))
@@ -131,8 +131,8 @@ def test_readers_that_do_not_read_hold_a_bounded_amount_in_all() -> None:
     assert not writer.peer.closing
 
 
-def test_the_memory_of_a_reader_that_does_not_read_goes_to_those_who_wait() -> None:
-    """Readers that sit on their answers are ended, if others wait for the memory; those others get their answers."""
+def test_memory_of_a_reader_that_does_not_read_goes_to_waiting_readers() -> None:
+    """Readers that do not read their answers are disconnected if others need the memory; the others are answered."""
     world, _, deaf, opened = _crowd(readers=100)
     late = Client(world.brokers[0])
     request = late.ask(m.Fetch(lane=opened.lane, by="earliest", max_bytes=32 << 20, wait_ms=30_000))
@@ -149,15 +149,15 @@ def test_the_memory_of_a_reader_that_does_not_read_goes_to_those_who_wait() -> N
 
 
 def test_a_reader_that_does_not_read_is_left_alone_while_there_is_memory() -> None:
-    """A slow link is no crime."""
+    """A slow link is allowed."""
     world, _, deaf, _ = _crowd(readers=1, fetches=3)
     _wait(world, 10 * limits.UNREAD_S_MAX)
     assert not deaf[0].peer.closing
     assert deaf[0].peer.unread_bytes() > 0
 
 
-def test_answers_get_smaller_the_more_is_unread() -> None:
-    """Each gets an eighth of what is free: the first ones do not take it all."""
+def test_answers_get_smaller_as_more_stays_unread() -> None:
+    """Each gets an eighth of the free memory: the first ones do not take it all."""
     _, _, deaf, _ = _crowd(readers=8, fetches=1)
     sizes = [reader.peer.unread_bytes() for reader in deaf]
     assert sizes == sorted(sizes, reverse=True)
@@ -186,7 +186,7 @@ def _answered(client: Client, first: int = 1_000) -> list[int]:
     return [request for request in client.answers if request >= first]
 
 
-def test_requests_wait_while_their_answers_are_not_read() -> None:
+def test_requests_wait_while_their_answers_are_unread() -> None:
     """One read of requests makes one connection hold little; when it reads, all answers come, once and in order."""
     world = World()
     _wide(world)
@@ -194,7 +194,7 @@ def test_requests_wait_while_their_answers_are_not_read() -> None:
     world.topic()
     opened = world.open(client)
     _describe(client)
-    client.batch(opened, 0)  # behind the requests
+    client.batch(opened, 0)  # queued after the requests
     world.run(3)
     largest = limits.CONTROL_BYTES_MAX
     assert limits.UNREAD_PAUSE_BYTES < client.peer.unread_bytes() < limits.UNREAD_PAUSE_BYTES + largest
@@ -209,8 +209,8 @@ def test_requests_wait_while_their_answers_are_not_read() -> None:
     assert world.brokers[0].unread.holders == world.brokers[0].unread.used == 0
 
 
-def test_requests_of_many_connections_hold_a_bounded_amount_in_all() -> None:
-    """Each gets less the more is unread. One that reads is served meanwhile: its records, requests, acks."""
+def test_requests_of_many_connections_hold_a_bounded_amount_in_total() -> None:
+    """Each gets less as more stays unread. A connection that reads is served meanwhile: records, requests, acks."""
     world, writer, _, opened = _crowd(readers=0)
     _wide(world)
     deaf = [Client(world.brokers[0]) for _ in range(100)]
@@ -224,7 +224,7 @@ def test_requests_of_many_connections_hold_a_bounded_amount_in_all() -> None:
         request = writer.ask(m.Fetch(lane=opened.lane, start=index, max_bytes=1, wait_ms=30_000))
         writer.batch(opened, 11 + index)
         for _ in range(200):
-            _wait(world, 0.2, writer)  # some that do not read are ended for it
+            _wait(world, 0.2, writer)  # some connections that do not read are closed for it
             if request in writer.fetched and len(writer.acks) == 12 + index:
                 break
         assert len(writer.fetched[request].payloads) == 1
@@ -235,7 +235,7 @@ def test_requests_of_many_connections_hold_a_bounded_amount_in_all() -> None:
     assert not writer.peer.closing
 
 
-def test_acks_that_are_not_read_count() -> None:
+def test_unread_acks_count() -> None:
     """A publisher that never reads holds memory, too."""
     world = World()
     world.topic()
@@ -254,14 +254,14 @@ def test_acks_that_are_not_read_count() -> None:
 
 # --- readers of disks and tables that do not read ---------------------------------------------------------------------
 class _SlowReaders:
-    """Many readers that ask for a byte and never read, and one that reads. Memory is for four batches."""
+    """Many readers that ask for a byte and never read, and a reader that reads. Memory is for four batches."""
 
     def __init__(self, world: DiskWorld, lane: int, later: Later, **options: Any) -> None:
         self._world, self._lane, self._later, self._options = world, lane, later, options
         self._fast, self._broker, self.deaf = Client(world.brokers[1]), world.brokers[1], list[Client]()
 
     def run(self, batches: int) -> list[bytes]:
-        """What the reader that reads gets. The others come when it has read one batch."""
+        """Answers of the reader that reads. The others arrive when it has read one batch."""
         self._broker.unread.total_bytes, self._broker.unread._batch_bytes = 8 * 1_024, 2 * 1_024
         found = [self._next(0)]
         self.deaf = [Client(self._broker) for _ in range(200)]
@@ -288,7 +288,7 @@ class _SlowReaders:
 
 
 def test_reads_of_files_count_for_at_least_one_batch(tmp_path: Path) -> None:
-    """However little a reader asks for, it gets a batch: that has to fit before its file is read."""
+    """Even a reader that asks for little gets a batch, which has to fit in memory before its file is read."""
     later = Later()
     world = DiskWorld(tmp_path, workers=lambda: later)
     range_ = world.topic()
@@ -299,7 +299,7 @@ def test_reads_of_files_count_for_at_least_one_batch(tmp_path: Path) -> None:
 
 
 def test_reads_of_tables_count_for_at_least_one_batch(tmp_path: Path) -> None:
-    """The same where brokers have nothing left."""
+    """The same where brokers have no more records."""
     later = Later()
     tiered = TableWorld(tmp_path, later, size=1_500)
     tiered.tier(0, 30, "m1")
@@ -309,8 +309,8 @@ def test_reads_of_tables_count_for_at_least_one_batch(tmp_path: Path) -> None:
     assert 1 <= sum(one.peer.unread_bytes() > 1_500 for one in readers.deaf) <= 3
 
 
-def test_what_is_read_ahead_counts_as_much_as_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At first for the largest batch, however little is asked for; then for its size. Beyond the limit none begins."""
+def test_read_ahead_counts_for_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First for the largest batch, however little is requested; then for its real size. Above the limit none starts."""
     later = Later()
     world = DiskWorld(tmp_path, workers=lambda: later)
     range_ = world.topic()
@@ -325,8 +325,8 @@ def test_what_is_read_ahead_counts_as_much_as_it_has(tmp_path: Path, monkeypatch
     assert broker.readers.disks._ahead_bytes == len(broker.readers.disks._ahead) * (1_500 + ORDER.itemsize) > 0
 
 
-def test_answers_from_files_keep_only_what_they_send(tmp_path: Path) -> None:
-    """A reader of one partition of many does not keep all that was read for it."""
+def test_answers_from_files_keep_only_the_bytes_they_send(tmp_path: Path) -> None:
+    """A reader of one partition out of many does not keep everything that was read for it."""
     world = DiskWorld(tmp_path)
     range_ = world.topic()
     client = Client(world.brokers[0])
@@ -343,8 +343,8 @@ def test_answers_from_files_keep_only_what_they_send(tmp_path: Path) -> None:
     assert len(sent.obj if isinstance(sent, memoryview) else sent) == 500
 
 
-def test_answers_that_take_a_while_wait_while_they_are_not_read(tmp_path: Path) -> None:
-    """Looking up places and ends reads files first: for a client that does not read, that is not begun."""
+def test_slow_answers_wait_while_they_are_unread(tmp_path: Path) -> None:
+    """Looking up positions and ends reads files first: this does not start for a client that does not read."""
     later = Later()
     world = DiskWorld(tmp_path, workers=lambda: later)
     range_ = world.topic()
@@ -372,7 +372,8 @@ def test_answers_that_take_a_while_wait_while_they_are_not_read(tmp_path: Path) 
     assert all(isinstance(client.answers[request], m.TailIs) for request in requests)
 
 
-# --- connections that hold what others need ---------------------------------------------------------------------------
+# --- connections that hold memory that others need
+# ---------------------------------------------------------------------
 def _begun(world: World, host: str, number: int, size: int) -> Client:
     """A client that sent the header of a batch, and nothing of its payload."""
     client = Client(world.brokers[0])
@@ -383,7 +384,10 @@ def _begun(world: World, host: str, number: int, size: int) -> Client:
 
 
 def test_slow_batches_keep_a_small_part_of_the_log() -> None:
-    """A header takes room for its payload. The oldest that do not go on are ended; others publish meanwhile."""
+    """A header reserves memory for its payload.
+
+    The oldest stalled batches are aborted; other clients publish meanwhile.
+    """
     world = World()
     world.topic()
     slow = [_begun(world, f"10.0.0.{n}", n, 7_000) for n in range(5)]
@@ -401,8 +405,8 @@ def test_slow_batches_keep_a_small_part_of_the_log() -> None:
     assert [Outcome(int(ack["outcome"])) for ack in honest.acks] == [Outcome.ORDERED] * 20
 
 
-def test_an_address_has_a_share_of_the_log_for_batches_under_way() -> None:
-    """Beyond it, its batches are answered BACKPRESSURE; those of another address are taken."""
+def test_an_address_has_a_share_of_the_log_for_batches_in_flight() -> None:
+    """Beyond it, its batches are answered BACKPRESSURE; those of another address are accepted."""
     world = World()
     world.topic()
     first = [_begun(world, "10.0.0.1", n, 8_000) for n in range(4)]
@@ -419,8 +423,8 @@ def _from(world: World, host: str, broker: int = 0) -> Client:
     return client
 
 
-def test_stalled_batches_end_nobody_while_the_log_has_room() -> None:
-    """A megabyte over a slow line takes a second, and hurts no one."""
+def test_stalled_batches_are_not_aborted_while_the_log_has_space() -> None:
+    """A megabyte over a slow line takes a second, and harms no other client."""
     world = World()
     world.topic()
     slow = [_begun(world, f"10.0.0.{n}", n, 3_000) for n in range(5)]
@@ -429,8 +433,8 @@ def test_stalled_batches_end_nobody_while_the_log_has_room() -> None:
     assert not any(client.peer.closing for client in slow)
 
 
-def test_the_address_that_keeps_most_loses_its_stalled_batches_first() -> None:
-    """The one that began first is honest, and slow."""
+def test_the_address_that_holds_most_loses_its_stalled_batches_first() -> None:
+    """The batch that started first belongs to an honest, slow client."""
     world = World()
     world.topic()
     world.brokers[0].admission.arriving._stalled_chunks_max = 2
@@ -443,7 +447,7 @@ def test_the_address_that_keeps_most_loses_its_stalled_batches_first() -> None:
 
 
 def test_small_batches_count_for_the_share_of_an_address_too() -> None:
-    """Sizes may be mixed: what counts is their sum."""
+    """Sizes may be mixed: their sum counts."""
     world = World()
     world.topic()
     large = [_begun(world, "10.0.0.1", n, 8_000) for n in range(4)]
@@ -454,7 +458,7 @@ def test_small_batches_count_for_the_share_of_an_address_too() -> None:
 
 
 def test_an_address_has_a_share_of_a_topics_sessions() -> None:
-    """However many brokers and connections it uses, and whatever it leaves behind. Another address has room."""
+    """However many brokers and connections it uses, however many sessions it abandons. Another address has space."""
     world = World()  # 64 sessions: 32 for an address
     world.topic()
     for number in range(32):
@@ -470,8 +474,8 @@ def test_an_address_has_a_share_of_a_topics_sessions() -> None:
     world.open(one_more, name="job-7")
 
 
-def test_session_requests_that_come_at_once_find_the_share_too() -> None:
-    """They were counted when they were answered, so all of one read came through."""
+def test_simultaneous_session_requests_respect_the_share_too() -> None:
+    """They used to be counted only when answered, so all requests of one read were granted."""
     world = World()
     world.topic()
     client = _from(world, "10.0.0.1")
@@ -481,8 +485,8 @@ def test_session_requests_that_come_at_once_find_the_share_too() -> None:
     assert kinds == ["Opened"] * 32 + ["Failed"] * 8
 
 
-def test_a_connection_may_open_one_name_again_and_again() -> None:
-    """Each open continues the last one, through any broker: there is one session, however many there were."""
+def test_a_connection_may_reopen_one_name_many_times() -> None:
+    """Each open continues the last one, through any broker: there is always one session."""
     world = World(config=load(None, {"broker.sessions_per_connection": 3}))
     world.topic()
     clients = [_from(world, "10.0.0.1", broker) for broker in (0, 1)]
@@ -499,7 +503,7 @@ def test_a_connection_may_open_one_name_again_and_again() -> None:
 
 
 def test_sessions_of_deleted_topics_count_no_longer() -> None:
-    """A connection that lives long sees many topics come and go."""
+    """A long-lived connection uses many topics over time."""
     world = World(config=load(None, {"broker.sessions_per_connection": 3}))
     client = _from(world, "10.0.0.1")
     for _ in range(10):
@@ -511,8 +515,8 @@ def test_sessions_of_deleted_topics_count_no_longer() -> None:
         assert not client.peer.lanes
 
 
-def test_a_connection_that_opens_many_sessions_leaves_none_behind_when_it_goes() -> None:
-    """The first ones count as left while it is there: those that have no name make room for newcomers."""
+def test_a_connection_that_opens_many_sessions_leaves_none_behind_when_it_closes() -> None:
+    """The first ones count as abandoned while it is connected: unnamed sessions make space for new ones."""
     world = World(config=load(None, {"broker.sessions_per_connection": 4}))
     world.topic()
     greedy = _from(world, "10.0.0.1")
@@ -529,7 +533,7 @@ def test_a_connection_that_opens_many_sessions_leaves_none_behind_when_it_goes()
 
 
 def test_abandoned_sessions_do_not_fill_the_table() -> None:
-    """Opened, never used, and left: they make room for those who come. Sessions with a name, or a connection, stay."""
+    """Opened, never used, and abandoned: they make space for new ones. Sessions with a name or a connection stay."""
     world = World()
     world.topic()
     keeper = Client(world.brokers[0])
@@ -556,8 +560,8 @@ def _refusal(world: World, client: Client) -> str:
     return answer.code if isinstance(answer, m.Failed) else type(answer).__name__
 
 
-def test_a_topic_that_finds_no_room_waits_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its publishers are told to come back; others go on; when there is room it works by itself."""
+def test_a_topic_without_space_waits_and_blocks_no_other_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its publishers get BACKPRESSURE; others continue; when there is space it works by itself."""
     world = World()
     world.topic("first")
     client = Client(world.brokers[0])
@@ -589,15 +593,15 @@ def test_a_topic_that_finds_no_room_waits_and_stops_nobody(monkeypatch: pytest.M
 
 
 def _departed(world: World, opened: m.Opened) -> bool:
-    """Whether the sequencer takes a session's publisher for gone."""
+    """Whether the sequencer considers a session's publisher gone."""
     table = world.sequencer.lanes[opened.lane].order.table
     row = table.row_of(opened.session)
     assert row is not None
     return int(table.connections.departed_us[row]) != NEVER
 
 
-def test_a_connection_of_many_sessions_has_few_in_mind_and_all_go_on() -> None:
-    """The one that came first counts as left until it sends again."""
+def test_a_connection_of_many_sessions_tracks_few_and_all_continue() -> None:
+    """The oldest session counts as abandoned until it sends again."""
     world = World(config=load(None, {"broker.sessions_per_connection": 4}))
     world.topic()
     client, broker = Client(world.brokers[0]), world.brokers[0]
@@ -618,8 +622,8 @@ def test_a_connection_of_many_sessions_has_few_in_mind_and_all_go_on() -> None:
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_sessions_that_ended_are_not_kept_in_mind(together: int) -> None:
-    """Closed, fenced or never opened: their connection stays, and nothing of them does."""
+def test_ended_sessions_are_not_remembered(together: int) -> None:
+    """Closed, fenced or never opened: their connection stays, and nothing about them does."""
     world = World()
     lane = world.topic()
     client, broker = Client(world.brokers[0]), world.brokers[0]
@@ -642,8 +646,8 @@ def test_sessions_that_ended_are_not_kept_in_mind(together: int) -> None:
     assert not client.peer.sessions
 
 
-def test_a_detach_that_found_no_slot_does_not_undo_a_later_attach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A publisher that came back over another connection is there, whatever its broker still owed the sequencer."""
+def test_a_detach_without_a_slot_does_not_undo_a_later_attach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher that reconnected counts as attached, whatever its broker still owed the sequencer."""
     world = World()
     world.topic()
     first, again = Client(world.brokers[0]), Client(world.brokers[0])

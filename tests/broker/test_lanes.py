@@ -49,12 +49,12 @@ def payloads(found: Any) -> list[bytes]:
 
 
 def kill(world: World, number: int) -> None:
-    """A broker's process is gone; somebody notices."""
+    """Kill a broker's process; its end is noticed."""
     broker = world.brokers.pop(number)
     world.directory.members.mark_dead(broker.member.broker, broker.member.incarnation)
 
 
-def test_a_batch_is_acked_at_once_and_read_at_its_position_through_any_broker(world: World) -> None:
+def test_a_batch_is_acked_immediately_and_read_at_its_position_through_any_broker(world: World) -> None:
     """No round of the sequencer lies between the batch and its ack; the ack names the lane."""
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
     session = opened(writer)
@@ -88,7 +88,7 @@ def test_each_broker_has_a_lane_of_its_own(world: World) -> None:
 
 
 def test_a_closed_incarnation_gets_no_ack_out(world: World) -> None:
-    """What a broker writes after it was counted as dead is not acked, not served, and above the recorded end."""
+    """Batches that a broker writes after it was declared dead are not acked, not served, and above the recorded end."""
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
     session, zombie = opened(writer), world.brokers[0]
     writer.batch(session, 0, b"in time")
@@ -112,8 +112,8 @@ def test_a_closed_incarnation_gets_no_ack_out(world: World) -> None:
     assert (end.gap.kind, end.gap.start, end.gap.stop) == (GapKind.END_OF_LANE, 1, 1)
 
 
-def test_a_broker_that_has_not_heard_of_the_end_serves_nothing_above_it(world: World) -> None:
-    """Its word from the store is old; the closing line in the sequencer's frontiers is not."""
+def test_a_broker_that_does_not_know_the_end_yet_serves_nothing_above_it(world: World) -> None:
+    """Its copy of the store is old; the closing line in the sequencer's frontiers is not."""
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
     session = opened(writer)
     writer.batch(session, 0)
@@ -132,8 +132,8 @@ def test_a_broker_that_has_not_heard_of_the_end_serves_nothing_above_it(world: W
     assert reader.fetched[late].gap == Gap(GapKind.END_OF_LANE, 1, 1)
 
 
-def test_a_lane_ends_behind_its_last_valid_entry_whatever_the_frontier_says(world: World) -> None:
-    """Entries that reached memory count, published or not: their ack may be on its way."""
+def test_a_lane_ends_after_its_last_valid_entry_whatever_the_frontier_is(world: World) -> None:
+    """Entries that reached memory count, published or not: their ack may already be in flight."""
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
     session = opened(writer)
     for sequence in range(3):
@@ -148,7 +148,7 @@ def test_a_lane_ends_behind_its_last_valid_entry_whatever_the_frontier_says(worl
 
 
 def test_a_new_incarnation_makes_a_new_lane(world: World) -> None:
-    """Nobody continues the lane of another incarnation; waiting subscribers are told of the new one."""
+    """A lane is never continued by another incarnation; waiting subscribers are informed of the new lane."""
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
     session = opened(writer)
     writer.batch(session, 0, b"old")
@@ -169,8 +169,11 @@ def test_a_new_incarnation_makes_a_new_lane(world: World) -> None:
     assert [lane.end for lane in lanes(reader)] == [1, None]
 
 
-def test_acks_wait_while_a_sequencer_takes_over_and_no_more_than_a_margin_is_written(world: World) -> None:
-    """A later epoch that is only open may close us: nothing is acked before it has started and left us open."""
+def test_acks_wait_during_a_takeover_and_writes_stay_within_a_margin(world: World) -> None:
+    """A later epoch that is only open may still close this broker.
+
+    No ack leaves before it has started with the broker open.
+    """
     client = Client(world.brokers[0])
     session = opened(client)
     client.batch(session, 0)
@@ -190,7 +193,7 @@ def test_acks_wait_while_a_sequencer_takes_over_and_no_more_than_a_margin_is_wri
 
 
 def test_a_successor_closes_the_lanes_that_the_sequencer_left_open(world: World) -> None:
-    """A broker that dies while no sequencer is there is closed by the next one before it starts."""
+    """A broker that dies while there is no sequencer is closed by the next one before it starts."""
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
     writer.batch(opened(writer), 0, b"last words")
     kill(world, 0)
@@ -201,8 +204,8 @@ def test_a_successor_closes_the_lanes_that_the_sequencer_left_open(world: World)
     assert payloads(world.fetch(reader, lanes(reader)[0].lane, by="earliest")) == [b"last words"]
 
 
-def test_order_1_takes_a_session_in_its_order_only(world: World) -> None:
-    """A batch that overtook another has to come again; a new connection begins at the lowest unsettled one."""
+def test_order_1_accepts_a_session_in_its_order_only(world: World) -> None:
+    """A batch that overtook another must be sent again; a new connection starts at the lowest unsettled one."""
     client = Client(world.brokers[0])
     session = opened(client, "one")
     for sequence in (1, 0, 2, 4, 3, 4):
@@ -220,7 +223,7 @@ def test_order_1_takes_a_session_in_its_order_only(world: World) -> None:
 
 
 def test_a_batch_that_wants_no_ack_gets_none(world: World) -> None:
-    """It is in the log all the same."""
+    """It is in the log nevertheless."""
     client = Client(world.brokers[0])
     session = opened(client)
     client.batch(session, 0, b"quiet", flags=NO_ACK)
@@ -250,8 +253,8 @@ def test_a_fetch_that_waits_is_answered_when_the_lane_grows_and_when_it_ends(wor
     assert reader.fetched[ends].gap.kind is GapKind.END_OF_LANE
 
 
-def test_what_a_lane_has_no_room_for_is_a_trimmed_gap(world: World) -> None:
-    """The ring and the log go round; the retained part of a lane is a suffix."""
+def test_evicted_batches_of_a_lane_are_a_trimmed_gap(world: World) -> None:
+    """The ring and the log wrap around; the retained part of a lane is a suffix."""
     client = Client(world.brokers[0])
     session, count = opened(client), 3 * lane_slots(SIZES)
     for sequence in range(count):
@@ -269,7 +272,7 @@ def test_what_a_lane_has_no_room_for_is_a_trimmed_gap(world: World) -> None:
 
 
 def test_a_lane_whose_memory_is_gone_is_trimmed_to_its_end(world: World) -> None:
-    """Its end is still told, as is what is missing."""
+    """Its end and its gap are still reported."""
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
     writer.batch(opened(writer), 0, count=4)
     kill(world, 0)
@@ -319,7 +322,7 @@ def test_named_sessions_are_refused_with_the_reason(world: World) -> None:
 
 
 def test_batches_are_counted_and_settled_before_a_broker_leaves(world: World) -> None:
-    """Traffic, outcomes and latencies as of any other topic; what waits for its ack is not settled."""
+    """Traffic, outcomes and latencies as of any other topic; a batch that waits for its ack is not settled."""
     broker = world.brokers[0]
     client = Client(broker)
     session = opened(client)
@@ -336,8 +339,8 @@ def test_batches_are_counted_and_settled_before_a_broker_leaves(world: World) ->
     assert (broker.unsettled, broker.taken - broker.ingest.next, len(client.acks)) == (1, 4, 3)
 
 
-def test_a_lane_that_finds_no_room_is_recorded_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its batches are refused until there is memory; then the same lane takes them."""
+def test_a_lane_without_space_is_recorded_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batches are refused until there is memory; then the same lane accepts them."""
     client = Client(world.brokers[0])
     session = opened(client)
     host = type(world.memory.host("admin"))
@@ -354,7 +357,7 @@ def test_a_lane_that_finds_no_room_is_recorded_once(world: World, monkeypatch: p
         client.pump()
     assert {outcome for _, outcome in outcomes(client)} == {Outcome.BACKPRESSURE}
     [lane] = lanes(client)
-    for reader in (client, Client(world.brokers[1])):  # all of the topic can be read all the same
+    for reader in (client, Client(world.brokers[1])):  # all of the topic can be read nevertheless
         tail = reader.answers[reader.ask(m.GetTail(lane=lane.lane))]
         assert isinstance(tail, m.TailIs), tail
         assert (tail.index, tail.start_index) == (0, 0)
@@ -366,10 +369,12 @@ def test_a_lane_that_finds_no_room_is_recorded_once(world: World, monkeypatch: p
 
 
 @pytest.mark.parametrize("error", [Backpressure("locked", ""), DiskFull("full", ""), DiskFailed("broken", "")])
-def test_a_store_that_fails_is_left_alone_and_costs_nobody_else_anything(
+def test_a_failing_store_is_not_retried_immediately_and_delays_no_other_client(
     world: World, monkeypatch: pytest.MonkeyPatch, error: EmbarcaderoError
 ) -> None:
-    """Each try may take seconds, and all clients of the broker wait that long: after one, others are refused at once.
+    """Each attempt may take seconds, and all clients of the broker wait that long.
+
+    After one attempt, others are refused immediately.
 
     The connection stays, and once the store answers the lane is made.
     """
@@ -402,7 +407,7 @@ def test_a_store_that_fails_is_left_alone_and_costs_nobody_else_anything(
 
 
 def test_a_lane_is_trimmed_and_searched_by_time_through_any_broker(world: World) -> None:
-    """Also when its broker is gone; a topic's own number is no lane."""
+    """Also when its broker is gone; a topic's own number is not a lane."""
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
     session = opened(writer)
     for sequence in range(4):
@@ -429,7 +434,7 @@ def test_a_lane_is_trimmed_and_searched_by_time_through_any_broker(world: World)
 
 
 class LostEnd:
-    """A lane of four batches, usually closed; then memory is lost, of which disks have `kept` batches."""
+    """A lane of four batches, usually closed; then memory is lost, and disks have `kept` batches."""
 
     def __init__(self, path: Path, kept: int, closed: bool = True) -> None:
         self.world = world = DiskWorld(path)
@@ -459,21 +464,21 @@ class LostEnd:
         self.reader = Client(world.brokers[1])
 
     def recover(self) -> TopicLane:
-        """Seal the lane's range where disks end."""
+        """Seal the lane's range where the disks end."""
         where = self.lane, self._range.number, self._kept, self._kept
         assert self.world.directory.ranges.seal_recovered(*where, [], self.world.hand.epoch) is not None
         self.world.run(3, self.reader)
         return self.world.directory.lanes.all()[0]
 
     def fetch(self, start: int, read: str = "ordered") -> tuple[Gap | None, int] | None:
-        """The gap that a reader is told, and where it goes on; None if it waits."""
+        """The gap that a reader gets, and where it continues; None if it waits."""
         found = self.world.fetch(self.reader, self.lane, start=start, read=read, wait_ms=20_000)
         return None if found is None else (found.gap, found.next_index)
 
 
 @pytest.mark.parametrize("kept", [0, 2])
-def test_the_end_of_a_lane_tells_readers_of_what_is_ordered_what_was_taken_back(tmp_path: Path, kept: int) -> None:
-    """A reader at the recorded end has read all of the lane; the sealed end says how much of that is still there."""
+def test_readers_of_ordered_records_learn_at_the_end_of_a_lane_which_were_taken_back(tmp_path: Path, kept: int) -> None:
+    """A reader at the recorded end has read all of the lane; the sealed end shows how much of that still exists."""
     case = LostEnd(tmp_path, kept)
     case.recover()
     assert case.fetch(3) == (Gap(GapKind.LOST, kept, 4), 4)
@@ -481,8 +486,8 @@ def test_the_end_of_a_lane_tells_readers_of_what_is_ordered_what_was_taken_back(
     assert case.fetch(4, "durable") == (Gap(GapKind.END_OF_LANE, 4, 4), 4)
 
 
-def test_the_end_of_a_lane_is_told_once_nothing_of_it_can_be_lost_any_more(tmp_path: Path) -> None:
-    """To readers of what is ordered, who ask for nothing more after it. What others read is durable."""
+def test_the_end_of_a_lane_is_reported_once_no_more_loss_is_possible(tmp_path: Path) -> None:
+    """To readers of ordered records, which request nothing more after it. Other readers only read durable records."""
     case = LostEnd(tmp_path, 2)
     assert case.before is None
     waiting = [
@@ -496,7 +501,7 @@ def test_the_end_of_a_lane_is_told_once_nothing_of_it_can_be_lost_any_more(tmp_p
 
 
 @pytest.mark.parametrize("trim", [3, 4])
-def test_a_trim_does_not_hide_what_a_broker_lane_has_lost(tmp_path: Path, trim: int) -> None:
+def test_a_trim_does_not_hide_the_losses_of_a_broker_lane(tmp_path: Path, trim: int) -> None:
     """Also when the store keeps no ranges of the lane any more."""
     case = LostEnd(tmp_path, 2)
     case.recover()
@@ -509,8 +514,8 @@ def test_a_trim_does_not_hide_what_a_broker_lane_has_lost(tmp_path: Path, trim: 
     assert case.fetch(3, "durable") == (Gap(GapKind.TRIMMED if trim == 4 else GapKind.LOST, 3, 4), 4)
 
 
-def test_the_end_of_a_lane_that_is_wholly_trimmed_is_told_to_readers_above_it(tmp_path: Path) -> None:
-    """It was open when its memory was lost: nothing but the lane's record says where it ends."""
+def test_the_end_of_a_wholly_trimmed_lane_is_reported_to_readers_above_it(tmp_path: Path) -> None:
+    """It was open when its memory was lost: only the lane's record has its end."""
     case = LostEnd(tmp_path, 2, closed=False)
     case.recover()
     case.world.directory.topics.trim("zero", case.lane, 2)

@@ -47,7 +47,7 @@ def _measure(world: DiskWorld, client: Client, lane: int, **options: Any) -> Any
     st.lists(st.integers(0, 500), max_size=60), st.integers(1, 1_000), st.integers(1, 80), st.integers(0, 10)
 )  # fmt: skip
 def test_pieces_cover_a_span_once_and_in_order(sizes: list[int], piece_bytes: int, most: int, first: int) -> None:
-    """Every piece ends where a batch begins, no piece is empty, and sizes add up; a batch more would be too much."""
+    """Every piece ends where a batch starts, no piece is empty, sizes add up, and one more batch would be too much."""
     indices = np.arange(first, first + len(sizes), dtype=np.int64)
     end = LanePosition(first + len(sizes), -1)
     found = cuts(indices, indices * 10, np.array(sizes, dtype=np.int64), end, piece_bytes, most)
@@ -64,7 +64,7 @@ def test_pieces_cover_a_span_once_and_in_order(sizes: list[int], piece_bytes: in
 
 
 def test_a_lane_in_memory_is_measured_by_its_entries() -> None:
-    """Index, seq and size of each piece are exact; beyond the end, and what is no span, are typed errors."""
+    """Index, seq and size of each piece are exact; positions beyond the end and invalid spans are typed errors."""
     lane = Lane(batches=6)
     end = lane.indices[-1] + 1
     ask = m.Measure(lane=lane.lane, start=0, stop=end, piece_bytes=2, pieces_max=100)
@@ -78,7 +78,7 @@ def test_a_lane_in_memory_is_measured_by_its_entries() -> None:
 
 
 def test_files_are_measured_by_their_indexes(world: DiskWorld) -> None:
-    """Most of the lane left memory: pieces are about equal, and cuts lie where batches begin, with their seq."""
+    """Most of the lane left memory: pieces are about equal, and cuts lie at batch boundaries, with their seq."""
     range_ = world.topic()
     client = fill(world, range_, BATCHES)
     tail = world.ask(client, m.GetTail(lane=range_.lane))
@@ -95,7 +95,7 @@ def test_files_are_measured_by_their_indexes(world: DiskWorld) -> None:
 
 
 def test_a_long_span_is_measured_in_several_answers(world: DiskWorld) -> None:
-    """With a bound on pieces the answers, asked one after another, give the whole: no piece twice, none left out."""
+    """With a bound on pieces, successive answers cover the whole: no piece twice, none missing."""
     range_ = world.topic()
     client = fill(world, range_, BATCHES)
     stop = world.ask(client, m.GetTail(lane=range_.lane)).index
@@ -109,8 +109,8 @@ def test_a_long_span_is_measured_in_several_answers(world: DiskWorld) -> None:
     assert sum(cut.bytes for cut in found) >= BATCHES * 1_500
 
 
-def test_what_is_trimmed_is_not_measured(world: DiskWorld) -> None:
-    """The first piece begins where the lane does; a span that is wholly gone is Trimmed."""
+def test_trimmed_records_are_not_measured(world: DiskWorld) -> None:
+    """The first piece starts where the lane does; a span that is wholly gone is Trimmed."""
     range_ = world.topic()
     client = fill(world, range_, BATCHES)
     stop = world.ask(client, m.GetTail(lane=range_.lane)).index
@@ -120,7 +120,7 @@ def test_what_is_trimmed_is_not_measured(world: DiskWorld) -> None:
     assert _measure(world, client, range_.lane, stop=50).code == "Trimmed"
 
 
-def test_a_reader_may_have_entries_of_sessions_too() -> None:
+def test_a_reader_may_request_entries_of_sessions_too() -> None:
     """By `control` every index comes, once and in order; without it only batches do."""
     lane = Lane()
     everything = lane.fetch(by="earliest", control=True)
@@ -149,7 +149,10 @@ class OneCopy:
 
 
 def test_entries_of_sessions_come_from_files_too(tmp_path: Path) -> None:
-    """Of what left memory, by `control` every index comes; without it, batches only, and both go on at one place."""
+    """For records that left memory, `control` returns every index; without it, only batches.
+
+    Both continue at the same position.
+    """
     disk, source = RealDisk(tmp_path), records.Source()
     log = records.open_log(disk)
     records.fill(log, source, 100)
@@ -166,8 +169,8 @@ def test_entries_of_sessions_come_from_files_too(tmp_path: Path) -> None:
     assert everything.next_index == batches.next_index == records.START + 20
 
 
-def test_read_ahead_is_for_who_asks_alike(world: DiskWorld) -> None:
-    """A span read ahead for one kind of reader is not given to a reader that asks for something else."""
+def test_read_ahead_is_shared_by_equal_requests_only(world: DiskWorld) -> None:
+    """A span read ahead for one kind of reader is not given to a reader with another request."""
     range_ = world.topic()
     fill(world, range_, BATCHES)
     reader = Client(world.brokers[1])
@@ -179,7 +182,7 @@ def test_read_ahead_is_for_who_asks_alike(world: DiskWorld) -> None:
 
 
 def test_a_fetch_ends_at_its_stop_and_does_not_wait_there(world: DiskWorld) -> None:
-    """Of memory and of files: nothing at or above the stop, and an answer at once where there is nothing below it."""
+    """In memory and in files: nothing at or above the stop, and an immediate answer if there is nothing below it."""
     range_ = world.topic()
     fill(world, range_, BATCHES)
     reader = Client(world.brokers[1])
@@ -197,7 +200,7 @@ def test_a_fetch_ends_at_its_stop_and_does_not_wait_there(world: DiskWorld) -> N
 
 
 def test_a_fetched_frame_never_has_too_many_entries() -> None:
-    """Thousands of tiny batches fit the bytes that were asked for, and still come in frames that clients take."""
+    """Thousands of tiny batches fit the requested bytes, and still come in frames that clients accept."""
     sizes = FabricSizes(
         pending_slots=64, order_slots=8_192, held_slots=64, log_bytes=1 << 20, chunk_bytes=64 * 1024, sessions=64,
         round_entries=32,
@@ -219,7 +222,7 @@ def test_a_fetched_frame_never_has_too_many_entries() -> None:
 
 
 def test_a_seq_below_a_lane_that_is_wholly_trimmed_is_trimmed_not_damaged(world: DiskWorld) -> None:
-    """Copies that have dropped everything are no bad copies: Find says Trimmed, a fetch goes on at the end."""
+    """Copies that dropped everything are not damaged: Find returns Trimmed, a fetch continues at the end."""
     range_ = world.topic()
     client = fill(world, range_, BATCHES)
     stop = world.ask(client, m.GetTail(lane=range_.lane)).durable_index

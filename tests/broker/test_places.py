@@ -1,4 +1,4 @@
-"""Reading from a time on, and moving the start of a lane: broker and sequencer together on incoherent memory."""
+"""Reading from a time, and moving the start of a lane: broker and sequencer together on incoherent memory."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def _code(answer: Any) -> str:
 
 
 def test_a_fetch_by_time_starts_at_the_first_batch_appended_since(lane: Lane) -> None:
-    """At its very time a batch is in; a microsecond later the next one comes first."""
+    """A batch appended at exactly that time is included; a microsecond later the next one comes first."""
     for number, us in enumerate(lane.times):
         assert _payloads(lane.fetch(1, by="time", start=us))[0] == b"%d" % number
         assert _payloads(lane.fetch(1, by="time", start=us - 1))[0] == b"%d" % number
     assert len(_payloads(lane.fetch(by="time", start=0))) == 5
 
 
-def test_a_fetch_by_a_time_to_come_waits_and_takes_nothing_older(lane: Lane) -> None:
+def test_a_fetch_by_a_future_time_waits_and_returns_nothing_older(lane: Lane) -> None:
     """Batches that come before the time are not served, even if the answer was waiting for them."""
     client = lane.clients[1]
     later = lane.world.clock.wall_us() + 200_000
@@ -82,16 +82,16 @@ def test_a_fetch_by_a_time_to_come_waits_and_takes_nothing_older(lane: Lane) -> 
     assert _payloads(client.fetched[request]) == [b"6"]
 
 
-def test_a_time_to_come_is_told_as_the_end(lane: Lane) -> None:
-    """An impatient fetch is answered empty, at the end of the lane."""
+def test_a_future_time_is_reported_as_the_end(lane: Lane) -> None:
+    """A fetch that does not wait is answered empty, at the end of the lane."""
     found = lane.fetch(by="time", start=lane.times[-1] + 1)
     assert (_payloads(found), found.next_index) == ([], found.tail_index)
     place = lane.find("time", lane.times[-1] + 1)
     assert (place.index, place.seq) == (found.tail_index, 50)
 
 
-def test_find_tells_index_and_seq_of_a_place(lane: Lane) -> None:
-    """By time, by seq (the batch that holds it), by index; nonsense is a typed error."""
+def test_find_returns_index_and_seq_of_a_position(lane: Lane) -> None:
+    """By time, by seq (the batch that holds it), by index; an invalid request is a typed error."""
     assert lane.find("time", lane.times[3]) == m.PlaceIs(lane=lane.lane, index=lane.indices[3], seq=30)
     assert lane.find("seq", 29) == m.PlaceIs(lane=lane.lane, index=lane.indices[2], seq=20)
     assert lane.find("index", lane.indices[1]) == m.PlaceIs(lane=lane.lane, index=lane.indices[1], seq=10)
@@ -101,7 +101,7 @@ def test_find_tells_index_and_seq_of_a_place(lane: Lane) -> None:
 
 @pytest.mark.parametrize(("by", "kept"), [("seq", 2), ("index", 2), ("time", 2)])
 def test_trim_moves_the_start_for_all_brokers_and_splits_no_batch(lane: Lane, by: str, kept: int) -> None:
-    """A seq in the middle of a batch keeps the batch; every broker starts there, whoever trimmed."""
+    """A seq in the middle of a batch keeps the batch; every broker starts there, whichever broker trimmed."""
     before = {"seq": 10 * kept + 9, "index": lane.indices[kept], "time": lane.times[kept]}[by]
     answer = lane.trim(by, before)
     assert answer == m.PlaceIs(lane=lane.lane, index=lane.indices[kept], seq=10 * kept)
@@ -112,9 +112,9 @@ def test_trim_moves_the_start_for_all_brokers_and_splits_no_batch(lane: Lane, by
 
 
 def test_reading_below_the_start_is_one_gap_by_index_seq_and_time(lane: Lane) -> None:
-    """A reader learns exactly what it missed, and goes on at the start."""
+    """A reader learns exactly which records it missed, and continues at the start."""
     lane.trim("index", lane.indices[3])
-    lane.world.run()  # a fetch by index learns of it with the next look at the store
+    lane.world.run()  # a fetch by index notices the trim when the store is next read
     for by, start in (("index", lane.indices[1]), ("seq", 15), ("time", lane.times[1])):
         found = lane.fetch(1, by=by, start=start)
         assert (found.gap.kind, found.gap.start, found.gap.stop) == (
@@ -126,7 +126,7 @@ def test_reading_below_the_start_is_one_gap_by_index_seq_and_time(lane: Lane) ->
 
 
 def test_trimming_beyond_the_end_is_refused(lane: Lane) -> None:
-    """Nothing changes; all of a lane may be trimmed, but not what is to come."""
+    """Nothing changes. All of a lane may be trimmed, but no future positions."""
     tail = lane.ask(m.GetTail(lane=lane.lane))
     assert _code(lane.trim("seq", 51)) == "FuturePosition"
     assert _code(lane.trim("index", tail.index + 1)) == "FuturePosition"
@@ -139,7 +139,7 @@ def test_trimming_beyond_the_end_is_refused(lane: Lane) -> None:
 
 
 def test_trimming_less_than_before_changes_nothing(lane: Lane) -> None:
-    """The answer tells the start as it is."""
+    """The answer contains the current start."""
     lane.trim("seq", 30)
     assert lane.trim("seq", 10, broker=1) == m.PlaceIs(lane=lane.lane, index=lane.indices[3], seq=30)
     assert lane.trim("time", 0).seq == 30
@@ -157,7 +157,7 @@ def test_a_topic_that_is_gone_can_t_be_trimmed(lane: Lane) -> None:
 
 
 def test_a_reader_that_is_overtaken_by_a_trim_gets_a_gap(lane: Lane) -> None:
-    """It was reading below; its next fetch by index names what it missed."""
+    """It was reading below; the next fetch by index names the missed records."""
     found = lane.fetch(1, by="earliest", max_bytes=1)
     lane.trim("seq", 40)
     lane.world.run()
@@ -166,7 +166,7 @@ def test_a_reader_that_is_overtaken_by_a_trim_gets_a_gap(lane: Lane) -> None:
 
 
 def test_times_whose_batches_left_the_ring_are_a_gap() -> None:
-    """What is gone may have been as young as the time asked for, so the reader is told."""
+    """The evicted batches may have been as new as the requested time, so the reader gets a gap."""
     lane = Lane(batches=1)
     for sequence in range(1, 300):
         lane.append(sequence)

@@ -1,4 +1,4 @@
-"""How far readers say they are: told to one broker, seen at all of them, bounded, and written seldom."""
+"""Progress that readers report: sent to one broker, visible at all of them, bounded, and written seldom."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Readers:
         return self.ask(m.NoteProgress(topic=topic, reader=reader, places={self.lane: (index, index * 10)}), broker)
 
     def seen(self, broker: int = 0) -> dict[str, int]:
-        """By reader: the index that it told."""
+        """By reader: the index that it reported."""
         told = self.ask(m.GetReaders(topic="t"), broker)
         return {reader.reader: reader.places[self.lane][0] for reader in told.readers}
 
@@ -43,8 +43,8 @@ def readers() -> Readers:
     return Readers()
 
 
-def test_what_a_reader_tells_one_broker_is_seen_at_all(readers: Readers) -> None:
-    """Name, place and how long ago; the newest word counts, and who spoke last comes first."""
+def test_progress_reported_to_one_broker_is_visible_at_all(readers: Readers) -> None:
+    """Name, position and age. The newest report counts, and the latest reporter comes first."""
     assert readers.note("a", 1) == m.Done()
     readers.note("b", 5, broker=1)
     readers.pass_s(2)
@@ -56,7 +56,7 @@ def test_what_a_reader_tells_one_broker_is_seen_at_all(readers: Readers) -> None
 
 
 def test_the_store_is_written_once_a_second_at_most(readers: Readers) -> None:
-    """A reader that tells every batch costs a commit a second; its last word is there all the same."""
+    """A reader that reports every batch costs a commit a second; its last report is stored nevertheless."""
     readers.note("a", 0)
     before = readers.world.directory.revision()
     for index in range(1, 50):
@@ -68,10 +68,8 @@ def test_the_store_is_written_once_a_second_at_most(readers: Readers) -> None:
     assert readers.seen(1) == {"a": 49}
 
 
-def test_a_store_that_is_locked_is_asked_half_of_the_time_at_most(
-    readers: Readers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever waits for it holds up all clients of the broker. What was told is written once it answers."""
+def test_a_locked_store_is_used_half_of_the_time_at_most(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for it delays all clients of the broker. Reports are written once it answers."""
     tries = []
 
     def locked(*_: object) -> None:
@@ -91,7 +89,7 @@ def test_a_store_that_is_locked_is_asked_half_of_the_time_at_most(
 
 
 def test_silent_readers_are_forgotten_and_others_go_with_their_topic(readers: Readers) -> None:
-    """After a day without a word; when the topic is deleted, at once."""
+    """After a day without a report, or immediately when the topic is deleted."""
     readers.note("a", 1)
     readers.pass_s(READER_KEPT_S / 2)
     readers.note("b", 1)
@@ -104,7 +102,7 @@ def test_silent_readers_are_forgotten_and_others_go_with_their_topic(readers: Re
 
 
 def test_a_reader_can_be_removed_and_comes_back_if_it_is_alive(readers: Readers) -> None:
-    """Also what waits to be written; of another topic of that name, or of none, nothing is removed."""
+    """Also pending writes are dropped. Nothing is removed from another topic of that name."""
     readers.note("a", 1)
     readers.note("b", 1)  # waits to be written
     assert readers.ask(m.RemoveReader(topic="t", reader="b")) == m.Done()
@@ -123,7 +121,7 @@ def test_a_reader_can_be_removed_and_comes_back_if_it_is_alive(readers: Readers)
 
 
 def test_readers_of_a_topic_are_bounded(readers: Readers) -> None:
-    """Of too many, those that were silent for longest go."""
+    """Above the bound, readers that were silent the longest are removed."""
     now = readers.world.clock.wall_us()
     notes = {
         ("t", f"r{number}"): ReaderNote(reader=f"r{number}", places={readers.lane: (0, 0)}, at_us=now + number)
@@ -138,8 +136,8 @@ def test_readers_of_a_topic_are_bounded(readers: Readers) -> None:
     assert {"new", "r1"} <= left
 
 
-def test_what_makes_no_sense_is_refused(readers: Readers) -> None:
-    """A topic that is not there, a name that is none or too long, too many lanes."""
+def test_invalid_reports_are_refused(readers: Readers) -> None:
+    """A missing topic, an empty or too long name, too many lanes."""
     assert readers.note("a", 1, topic="nothing").code == "UnknownTopic"
     assert readers.ask(m.GetReaders(topic="nothing")).code == "UnknownTopic"
     assert readers.note("", 1).code == "BadName"

@@ -1,4 +1,4 @@
-"""Batches by reference: the broker copies what is staged, checks it, and stores it like any other batch."""
+"""Batches by reference: the broker copies a staged batch, checks it, and stores it like any other batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def opened(client: Client, topic: str) -> m.Opened:
 
 
 def refer(client: Client, session: m.Opened, sequence: int, at: Where, data: bytes, **fields: Any) -> None:
-    """Send a batch of two records that names the staged one; fields override what is right."""
+    """Send a batch of two records that names the staged one; `fields` override the correct values."""
     lane, index, topic_id = at
     size = fields.pop("size", len(data))
     header: dict[str, Any] = {
@@ -61,7 +61,7 @@ def id_of(world: Any, name: str) -> int:
 
 
 def stage(world: Any, client: Client, data: bytes, topic: str = "zero") -> Where:
-    """Stage a batch of two records; where it is."""
+    """Stage a batch of two records; return where it is."""
     client.batch(opened(client, topic), 0, data, count=2)
     client.pump()
     ack = client.acks.pop()
@@ -99,7 +99,7 @@ def test_any_broker_copies_what_any_other_has_staged(world: World, staged_in: st
 
 @pytest.mark.parametrize("order", ["zero", "one"])
 def test_a_topic_of_order_0_or_1_takes_references_too(world: World, order: str) -> None:
-    """They get their positions in the broker's own lane; order 1 takes them in their turn."""
+    """They get positions in the broker's own lane; order 1 accepts them in sequence."""
     client = Client(world.brokers[0])
     at, session = stage(world, client, b"staged"), opened(client, order)
     for sequence in range(3):
@@ -109,7 +109,7 @@ def test_a_topic_of_order_0_or_1_takes_references_too(world: World, order: str) 
 
 
 def test_a_reference_sent_again_is_a_duplicate(world: World) -> None:
-    """Its sequence and checksum are all that tells a batch: whether it was carried or named makes no difference."""
+    """A batch is identified by sequence and checksum only: carried or named makes no difference."""
     client = Client(world.brokers[0])
     at, session = stage(world, client, b"staged"), world.open(client)
     refer(client, session, 0, at, b"staged")
@@ -134,7 +134,7 @@ def test_a_reference_sent_again_is_a_duplicate(world: World) -> None:
     ],
 )
 def test_a_reference_that_is_wrong_is_refused_alone(world: World, wrong: dict[str, Any], fault: ReferenceFault) -> None:
-    """The ack says why; nothing of it is kept, and the connection goes on."""
+    """The ack has the reason; nothing is stored, and the connection stays."""
     client = Client(world.brokers[0])
     (lane, index, topic_id), session = stage(world, client, b"staged"), world.open(client)
     more = wrong.pop("at", (0, 0, 0))
@@ -148,7 +148,7 @@ def test_a_reference_that_is_wrong_is_refused_alone(world: World, wrong: dict[st
 
 
 def test_a_lane_of_a_topic_in_one_order_is_no_staging_topic(world: World) -> None:
-    """Only what brokers order by themselves is read: a topic of orders 2 and 5 has no lane that can be named."""
+    """Only lanes that brokers order by themselves are read: topics of orders 2 and 5 have no lane that can be named."""
     client = Client(world.brokers[0])
     session = world.open(client)
     client.batch(session, 0, b"ordered", count=2)
@@ -157,8 +157,8 @@ def test_a_lane_of_a_topic_in_one_order_is_no_staging_topic(world: World) -> Non
     assert faults(client)[1] == (Outcome.NO_REFERENCE, ReferenceFault.ANOTHER_TOPIC)
 
 
-def test_a_topic_that_was_made_again_is_another_one(world: World) -> None:
-    """A reference from before does not name what is staged under the same name since."""
+def test_a_recreated_topic_is_another_topic(world: World) -> None:
+    """An old reference does not name batches that were staged later under the same topic name."""
     client = Client(world.brokers[0])
     at, session = stage(world, client, b"staged"), world.open(client)
     world.directory.topics.delete("zero")
@@ -170,8 +170,8 @@ def test_a_topic_that_was_made_again_is_another_one(world: World) -> None:
     assert faults(client) == [(Outcome.NO_REFERENCE, ReferenceFault.ANOTHER_TOPIC)] * 2
 
 
-def test_what_is_trimmed_is_gone(world: World) -> None:
-    """A staged batch below the start of its lane is told as gone, also when its bytes are in memory still."""
+def test_a_trimmed_batch_is_gone(world: World) -> None:
+    """A staged batch below the start of its lane is reported as gone, even while its bytes are in memory."""
     client = Client(world.brokers[0])
     at, session = stage(world, client, b"staged"), world.open(client)
     world.directory.topics.trim("zero", at[0], 1)
@@ -181,8 +181,8 @@ def test_what_is_trimmed_is_gone(world: World) -> None:
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
-def test_a_reference_costs_what_its_bytes_would(world: World) -> None:
-    """Credit is taken for the staged size, so that nobody makes a broker copy more than it could have sent."""
+def test_a_reference_costs_as_much_as_its_bytes(world: World) -> None:
+    """Credit is charged for the staged size, so no client makes a broker copy more than it could have sent."""
     client = Client(world.brokers[0])
     at, session = stage(world, client, b"x" * 4_000), world.open(client)
     before = client.peer.credit.received
@@ -200,8 +200,8 @@ def test_a_reference_costs_what_its_bytes_would(world: World) -> None:
 @pytest.mark.parametrize(
     ("size", "code"), [(0, "BadFrame"), (8 * 1024 + 1, "FrameTooLarge"), (9 << 20, "FrameTooLarge")]
 )
-def test_a_size_that_no_batch_may_have_ends_the_connection(world: World, size: int, code: str) -> None:
-    """The frame's own length is small: what it names is checked like a payload's length."""
+def test_an_impossible_size_ends_the_connection(world: World, size: int, code: str) -> None:
+    """The frame itself is small: the size it names is checked like a payload's length."""
     client = Client(world.brokers[0])
     at, session = stage(world, client, b"staged"), world.open(client)
     refer(client, session, 0, at, b"staged", size=size)
@@ -210,7 +210,7 @@ def test_a_size_that_no_batch_may_have_ends_the_connection(world: World, size: i
 
 
 def test_a_damaged_reference_ends_the_connection(world: World) -> None:
-    """A flipped bit is the network's, not a wrong reference: it is sent again over another connection."""
+    """A flipped bit is a network fault, not a wrong reference: the client sends it again over another connection."""
     client = Client(world.brokers[0])
     (lane, index, topic_id), session = stage(world, client, b"staged"), world.open(client)
     body = bytearray(reference_body(BatchReference(lane, 6, index, topic_id)))
@@ -222,8 +222,8 @@ def test_a_damaged_reference_ends_the_connection(world: World) -> None:
     assert [message.code for message in client.pushed if isinstance(message, m.Failed)] == ["ChecksumMismatch"]
 
 
-def test_without_room_in_the_log_it_comes_again(world: World) -> None:
-    """Brokers that nobody orders fill up; a reference is then refused as a batch with bytes is."""
+def test_without_space_in_the_log_it_is_sent_again(world: World) -> None:
+    """Brokers fill up without a sequencer; a reference is then refused like a batch that carries its bytes."""
     client = Client(world.brokers[0])
     at, session = stage(world, client, b"x" * 4_000), world.open(client)
     client.peer.credit.granted = 1 << 30
@@ -238,7 +238,7 @@ def test_without_room_in_the_log_it_comes_again(world: World) -> None:
 
 # --- with replicas ----------------------------------------------------------------------------------------------------
 class StagedWorld:
-    """Batches staged in a topic of order 0 with three replicas; the jobs of broker 1 run when told to."""
+    """Batches staged in a topic of order 0 with three replicas; the jobs of broker 1 run when a test asks for it."""
 
     def __init__(self, path: Path) -> None:
         self.world = DiskWorld(path)
@@ -258,7 +258,7 @@ class StagedWorld:
         return self.world.brokers[1]
 
     def stage(self, count: int, size: int = 1_500, durable: bool = True) -> None:
-        """Stage batches, each of its own bytes, and have them on disk."""
+        """Stage batches, each of its own bytes, and write them to disk."""
         for number in range(self._staged, self._staged + count):
             self.stager.batch(self._staging, number, payload(number, size), count=2)
             self.stager.pump()
@@ -285,7 +285,7 @@ class StagedWorld:
         refer(self.publisher, session or self.session, sequence, at, payload(staged, size))
 
     def published(self) -> list[bytes]:
-        """What is in the topic."""
+        """The records of the topic."""
         self.world.run(3, self.publisher)
         return texts(self.world.fetch(self.stager, self.session.lane))
 
@@ -295,8 +295,8 @@ def staged(tmp_path: Path) -> StagedWorld:
     return StagedWorld(tmp_path)
 
 
-def test_only_what_is_durable_is_published(staged: StagedWorld) -> None:
-    """A staged batch that disks do not have yet may still be lost: the publisher tries again."""
+def test_only_durable_batches_are_published(staged: StagedWorld) -> None:
+    """A staged batch that is not on disks yet may still be lost: the publisher tries again."""
     staged.stage(1, size=20, durable=False)
     staged.refer(0, 0, size=20)
     assert outcomes(staged.publisher) == [(0, Outcome.BACKPRESSURE)]
@@ -307,8 +307,8 @@ def test_only_what_is_durable_is_published(staged: StagedWorld) -> None:
     assert outcomes(staged.publisher) == [(0, Outcome.BACKPRESSURE), (0, Outcome.ORDERED)]
 
 
-def test_a_broker_that_copied_what_is_not_durable_would_be_seen(staged: StagedWorld) -> None:
-    """The same with the bug planted: it is stored, so the test above can fail."""
+def test_a_broker_that_copies_batches_that_are_not_durable_is_detected(staged: StagedWorld) -> None:
+    """The same with the bug injected: the batch is stored, so the test above can fail."""
     staged.stage(1, size=20, durable=False)
     with injected("reference-not-durable"):
         staged.refer(0, 0, size=20)
@@ -316,8 +316,8 @@ def test_a_broker_that_copied_what_is_not_durable_would_be_seen(staged: StagedWo
     assert outcomes(staged.publisher) == [(0, Outcome.ORDERED)]
 
 
-def test_what_left_memory_is_read_on_a_worker_and_the_session_keeps_its_order(staged: StagedWorld) -> None:
-    """Batches of the session wait behind one that is on disk, with bytes of their own or not; another one's do not."""
+def test_evicted_batches_are_read_on_a_worker_and_the_session_keeps_its_order(staged: StagedWorld) -> None:
+    """Batches of the session wait for an earlier batch that is on disk, in either form; other sessions do not wait."""
     staged.stage(60)
     other = staged.world.open(staged.publisher)
     staged.refer(0, 3)
@@ -329,7 +329,7 @@ def test_what_left_memory_is_read_on_a_worker_and_the_session_keeps_its_order(st
     waiting = staged.broker.admission.references.waiting
     assert staged.published() == [payload(58, 1_500), b"passes"]
     assert (waiting, len(staged.jobs.jobs)) == (4, 1)
-    assert staged.broker.unsettled == 5  # its bytes are in the log already, and have no entry
+    assert staged.broker.unsettled == 5  # its bytes are in the log already, but it has no entry
 
     staged.jobs.step()
     assert staged.published() == [
@@ -341,8 +341,8 @@ def test_what_left_memory_is_read_on_a_worker_and_the_session_keeps_its_order(st
     assert staged.publisher.peer.credit.staging == 0
 
 
-def test_one_job_reads_what_a_session_needs_next(staged: StagedWorld) -> None:
-    """Batches that are on disk one behind the other cost one turn of a worker, up to about a frame."""
+def test_one_job_reads_the_next_batches_of_a_session(staged: StagedWorld) -> None:
+    """Consecutive batches on disk cost one turn of a worker, up to about a frame."""
     staged.stage(60)
     for sequence in range(9):
         staged.refer(sequence, sequence)
@@ -351,11 +351,11 @@ def test_one_job_reads_what_a_session_needs_next(staged: StagedWorld) -> None:
         staged.jobs.step()
         rounds += 1
     assert staged.published() == [payload(number, 1_500) for number in range(9)]
-    assert rounds == 3  # the first alone, then as many as 8 KiB hold
+    assert rounds == 3  # the first alone, then as many as fit in 8 KiB
 
 
-def test_a_connection_that_goes_away_leaves_nothing(staged: StagedWorld) -> None:
-    """What waited is forgotten, room in the log is given back, and a job that ends later changes nothing."""
+def test_a_connection_that_closes_leaves_nothing(staged: StagedWorld) -> None:
+    """Waiting requests are dropped, space in the log is freed, and a job that ends later has no effect."""
     staged.stage(60)
     staged.refer(0, 3)
     staged.publisher.batch(staged.session, 1, b"carried")
@@ -387,7 +387,7 @@ def test_credit_comes_back_when_a_batch_is_stored_and_not_before(staged: StagedW
 def test_a_file_that_cannot_be_read_now_is_tried_again_later(
     staged: StagedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No good copy is no answer: the batch comes again, and its neighbours are published."""
+    """Without a good copy there is no answer yet: the client sends the batch again, and its neighbors are published."""
     staged.stage(60)
 
     def fails(*_: object) -> None:
@@ -403,10 +403,10 @@ def test_a_file_that_cannot_be_read_now_is_tried_again_later(
     assert staged.published() == [payload(3, 1_500)]
 
 
-def test_more_than_a_connection_may_have_waiting_is_refused(
+def test_requests_above_the_bound_of_a_connection_are_refused(
     staged: StagedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bound is on batches, small ones too; what is refused with its bytes gives its room back."""
+    """The bound counts batches, small ones too; a batch refused with its bytes frees its memory."""
     monkeypatch.setattr(references, "REFERENCES_WAITING_MAX", 2)
     staged.stage(60)
     staged.refer(0, 3)
@@ -418,7 +418,7 @@ def test_more_than_a_connection_may_have_waiting_is_refused(
 
 
 def test_a_reference_on_disk_with_another_checksum_is_refused(staged: StagedWorld) -> None:
-    """Files are checked like memory; the ack of a durable batch says the same."""
+    """Files are checked like memory; the ack of a durable batch reports the same."""
     staged.stage(60)
     [lane] = staged.world.directory.lanes.all()
     at = lane.lane, 3, id_of(staged.world, "zero")
@@ -428,7 +428,7 @@ def test_a_reference_on_disk_with_another_checksum_is_refused(staged: StagedWorl
 
 
 def test_a_durable_ack_waits_for_the_disks_of_the_topic(tmp_path: Path) -> None:
-    """With WANT_DURABLE stored means durable, for what was named too."""
+    """With WANT_DURABLE "stored" means durable, for batches by reference too."""
     world = DiskWorld(tmp_path)
     world.topic("zero", order=0, replicas=0, durable_on=0)
     range_ = world.topic("t", order=5)

@@ -1,4 +1,4 @@
-"""What the configuration says about brokers, limits and new topics is what happens."""
+"""The configuration of brokers, limits and new topics takes effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.broker.harness import Client, World
 
 
 def world_with(**flags: Any) -> World:
-    """A world of one broker, configured: `broker__water_low=...` stands for broker.water_low."""
+    """A cluster of one broker, configured: `broker__water_low=...` stands for broker.water_low."""
     return World(brokers=1, config=load(flags={name.replace("__", "."): value for name, value in flags.items()}))
 
 
@@ -48,8 +48,8 @@ def test_above_the_high_mark_no_credit_is_granted(mark: float, full: bool) -> No
 
 
 @pytest.mark.parametrize(("after_s", "told"), [(1, True), (60, False)])
-def test_a_full_broker_says_so_after_the_time_that_was_set(after_s: float, told: bool) -> None:
-    """Two seconds above the mark are long or short, as the user likes."""
+def test_a_full_broker_reports_it_after_the_configured_time(after_s: float, told: bool) -> None:
+    """Two seconds above the mark may be long or short, as configured."""
     world = world_with(broker__water_high=0.3, broker__water_low=0.1, broker__backpressure_after_s=after_s)
     client, _ = filled(world, 0.35)
     world.clock.us += 2_000_000
@@ -59,8 +59,8 @@ def test_a_full_broker_says_so_after_the_time_that_was_set(after_s: float, told:
     assert client.full is told
 
 
-def test_credit_is_what_was_set_but_never_less_than_a_batch() -> None:
-    """A connection may send so much ahead."""
+def test_credit_is_as_configured_but_never_less_than_a_batch() -> None:
+    """A connection may have this many bytes in flight."""
     sizes = {"limits__frame_bytes": 16 * KIB}
     least = world_with(**sizes, broker__credit_bytes=64 * KIB)
     client = Client(least.brokers[0])
@@ -69,8 +69,8 @@ def test_credit_is_what_was_set_but_never_less_than_a_batch() -> None:
     assert client.credit == max(8 * KIB + 64, min(64 * KIB, least.sizes.log_bytes // 4))
 
 
-def test_a_batch_has_at_most_so_many_records() -> None:
-    """One record more ends the connection with a typed error, as every broken limit of the protocol does."""
+def test_a_batch_has_a_maximum_number_of_records() -> None:
+    """One record more ends the connection with a typed error, like any violated limit of the protocol."""
     world = world_with(limits__records_per_batch=10)
     world.topic()
     client = Client(world.brokers[0])
@@ -85,8 +85,8 @@ def test_a_batch_has_at_most_so_many_records() -> None:
     assert (client.pushed[-1].code, client.peer.closing) == ("FrameTooLarge", True)
 
 
-def test_the_welcome_tells_the_limits() -> None:
-    """Clients learn what this cluster takes; the largest batch fits a chunk of the log, whatever was set."""
+def test_the_welcome_contains_the_limits() -> None:
+    """Clients learn the cluster's limits; the largest batch fits a chunk of the log, whatever the configuration."""
     world = world_with(limits__records_per_batch=10, limits__record_bytes=2 * KIB)
     welcome = Client(world.brokers[0]).answers[1]
 
@@ -96,7 +96,7 @@ def test_the_welcome_tells_the_limits() -> None:
 
 
 def test_topics_are_made_with_the_clusters_defaults() -> None:
-    """What create_topic leaves out is what the configuration says; what it asks for wins."""
+    """Options of create_topic override the configured defaults."""
     world = world_with(
         topic__order=5, topic__partitions=3, topic__on_gap="skip", topic__gap_timeout_skip_ms=77,
         topic__gap_timeout_fence_ms=88, topic__session_ttl_s=99,
@@ -121,7 +121,7 @@ def test_without_a_configuration_topics_are_as_documented() -> None:
     assert topic.session_ttl_s == SESSION_TTL_S
 
 
-def test_topics_and_partitions_have_the_limits_that_were_set() -> None:
+def test_topics_and_partitions_have_the_configured_limits() -> None:
     """One more than allowed is refused with a typed error, and nothing is made."""
     world = world_with(limits__topics=2, limits__partitions=4)
     client = Client(world.brokers[0])
@@ -135,8 +135,8 @@ def test_topics_and_partitions_have_the_limits_that_were_set() -> None:
 
 
 @pytest.mark.parametrize(("patience_ms", "fenced"), [(100, True), (60_000, False)])
-def test_a_gap_of_a_departed_publisher_stays_as_long_as_was_set(patience_ms: int, fenced: bool) -> None:
-    """Batch 1 waits for batch 0, which will never come: the publisher has hung up."""
+def test_a_gap_of_a_departed_publisher_lasts_as_long_as_configured(patience_ms: int, fenced: bool) -> None:
+    """Batch 1 waits for batch 0, which will never come: the publisher has disconnected."""
     world = world_with(sequencer__departed_gap_timeout_ms=patience_ms)
     lane = world.topic()
     client = Client(world.brokers[0])
@@ -150,8 +150,8 @@ def test_a_gap_of_a_departed_publisher_stays_as_long_as_was_set(patience_ms: int
     assert (waiting == 0) is fenced
 
 
-def test_session_requests_in_a_round_are_as_many_as_was_set() -> None:
-    """With one a round, three requests take three rounds."""
+def test_the_number_of_session_requests_in_a_round_is_as_configured() -> None:
+    """With one request a round, three requests take three rounds."""
     world = world_with(sequencer__controls_per_round=1)
     world.topic()
     client = Client(world.brokers[0])
@@ -182,10 +182,13 @@ def test_session_requests_in_a_round_are_as_many_as_was_set() -> None:
         ({"topic__durable_on": "1"}, {"durable_on": 2}, (3, 2)),
     ],
 )
-def test_copies_are_those_asked_for_else_those_configured(
+def test_the_number_of_copies_is_as_requested_or_as_configured(
     settings: dict[str, Any], ask: dict[str, int], copies: tuple[int, int]
 ) -> None:
-    """Else as many as replicas are live, at most three, durable on the majority. `describe` tells the ranges."""
+    """Otherwise as many as there are live replicas, at most three, durable on the majority.
+
+    `describe` lists the ranges.
+    """
     world = world_with(**settings)
     for replica in range(4):
         world.directory.replicas.register(replica, f"d{replica}", "/f", f"h{replica}", 1)
@@ -197,7 +200,7 @@ def test_copies_are_those_asked_for_else_those_configured(
     assert [len(range_.replicas) for range_ in told.ranges] == [copies[0]] * bool(copies[0])
 
 
-def test_retention_is_what_was_asked_for_else_what_was_configured() -> None:
+def test_retention_is_as_requested_or_as_configured() -> None:
     """And can be altered."""
     world = world_with(topic__retention_bytes=1_000, topic__retention_s=60)
     client = Client(world.brokers[0])

@@ -1,4 +1,4 @@
-"""What a loss of memory passed over stays known when it is in a table and its ranges are forgotten."""
+"""Positions skipped by a loss of memory stay known when they are in a table and their ranges are forgotten."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.broker.test_lost_ranges import lose_and_go_on
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_tail_counts_no_records_in_holes_that_only_the_table_knows(tmp_path: Path, steps: int) -> None:
-    """Seqs jump by billions at a restart; lag said so, once the ranges beside the hole were trimmed away."""
+    """Seqs jump by billions at a restart; so did the lag, once the ranges beside the hole were trimmed away."""
     world = DiskWorld(tmp_path)
     new, _, reader = lose_and_go_on(world, world.topic())
     directory, lane = world.directory, new.lane
@@ -57,7 +57,7 @@ def test_a_tail_counts_no_records_in_holes_that_only_the_table_knows(tmp_path: P
     ],
 )  # fmt: skip
 def test_a_gap_is_lost_unless_all_of_it_never_was_durable(start: int, stop: int, kind: GapKind) -> None:
-    """Two losses in a row are one gap; one that an operator accepted may have taken what was durable."""
+    """Two consecutive losses are one gap; a loss that an operator accepted may include durable records."""
     holes = [Hole(18, 40, 0, 0, True), Hole(40, 60, 0, 0, True), Hole(70, 80, 0, 0, False)]
     tier = Tier(id="1", warehouse="w", table="t", holes={7: holes})
     assert tier.gap(7, start, stop, durable=True) == Gap(kind, start, stop)

@@ -25,7 +25,7 @@ BATCHES = 60
 
 
 class TableWorld:
-    """A topic of 60 batches whose first ones a job has moved to a table."""
+    """A topic of 60 batches, the first of which a job has moved to a table."""
 
     def __init__(self, path: Path, workers: Any = None, size: int = 100) -> None:
         self.world, self.tables = DiskWorld(path), SimTables()
@@ -58,13 +58,13 @@ class TableWorld:
         self.tell(stop)
 
     def tell(self, stop: int) -> None:
-        """Tell the store how far the table is."""
+        """Record in the store how far the table reaches."""
         frontiers = {self.lane: (stop, int(self.everything[0]["seq"][stop]))}
         ask = m.AdvanceTier(topic="t", epoch=self.epoch, metadata=self.metadata, frontiers=frontiers)
         self.world.directory.tiers.advance(ask, 0)
 
     def forget(self, index: int, cold: bool = False) -> None:
-        """Have brokers forget batches; with `cold`, the table too."""
+        """Drop batches from the brokers; with `cold`, from the table too."""
         seq = int(self.everything[0]["seq"][index])
         self.world.directory.topics.trim("t", self.lane, index, seq=seq, cold=cold)
         self.world.run()
@@ -83,28 +83,28 @@ EXPECTED = [payload(number, 100) for number in range(BATCHES)]
 
 @pytest.fixture
 def tiered(tmp_path: Path) -> TableWorld:
-    """30 batches are in the table; brokers have those from 25 on."""
+    """30 batches are in the table; brokers have batches from 25 on."""
     world = TableWorld(tmp_path)
     world.tier(0, 30, "m1")
     world.forget(25)
     return world
 
 
-def test_a_reader_that_asks_for_it_gets_each_position_once_over_the_edge(tiered: TableWorld) -> None:
-    """Table, disks and memory are one log, without a gap; a client that reads tables itself is told TRIMMED."""
+def test_a_reader_of_tables_gets_each_position_once_across_the_boundary(tiered: TableWorld) -> None:
+    """Table, disks and memory are one log, without a gap; a client that reads tables itself gets TRIMMED."""
     assert tiered.scan() == (EXPECTED, [])
     assert tiered.tables.reads > 1
     assert tiered.scan(table=False) == (EXPECTED[25:], [Gap(GapKind.TRIMMED, 0, 25)])
 
 
-def test_a_frontier_that_is_too_high_by_one_is_seen(tiered: TableWorld) -> None:
-    """The injected bug loses the batch behind each answer of the table."""
+def test_a_frontier_that_is_too_high_by_one_is_detected(tiered: TableWorld) -> None:
+    """The injected bug loses the batch after each answer of the table."""
     with injected("table-frontier-too-high"):
         assert tiered.scan()[0] != EXPECTED
 
 
-def test_what_neither_brokers_nor_the_table_have_is_a_gap(tiered: TableWorld) -> None:
-    """A trim by a user counts for the table, too; it tells the reader where it goes on."""
+def test_records_that_neither_brokers_nor_the_table_have_are_a_gap(tiered: TableWorld) -> None:
+    """A trim by a user also applies to the table; the gap names the position at which the reader continues."""
     tiered.forget(10, cold=True)
     assert tiered.scan() == (EXPECTED[10:], [Gap(GapKind.TRIMMED, 0, 10)])
     bare = tiered.world.brokers[1]
@@ -113,8 +113,8 @@ def test_what_neither_brokers_nor_the_table_have_is_a_gap(tiered: TableWorld) ->
     assert scan(tiered.world, client, tiered.lane, table=True)[1] == [Gap(GapKind.TRIMMED, 0, 25)]
 
 
-def test_a_store_that_is_away_is_a_typed_error_and_the_next_fetch_goes_on(tiered: TableWorld) -> None:
-    """The client hears of it at once: it decides how often to try."""
+def test_an_unreachable_store_is_a_typed_error_and_the_next_fetch_continues(tiered: TableWorld) -> None:
+    """The client gets the error immediately: it decides how often to try."""
 
     def away() -> None:
         raise TierUnavailable("s3://w does not answer", "start it")
@@ -126,8 +126,8 @@ def test_a_store_that_is_away_is_a_typed_error_and_the_next_fetch_goes_on(tiered
     assert tiered.scan() == (EXPECTED, [])
 
 
-def test_files_that_go_between_planning_and_reading_are_read_as_the_newest_metadata_has_them(tmp_path: Path) -> None:
-    """A commit and a collection happen while a read waits for a worker: it is planned again."""
+def test_files_removed_between_planning_and_reading_are_read_from_the_newest_metadata(tmp_path: Path) -> None:
+    """A commit and a garbage collection happen while a read waits for a worker: it is planned again."""
     later = Later()
     tiered = TableWorld(tmp_path, later)
     tiered.tier(0, 30, "m1")
@@ -148,11 +148,11 @@ def test_files_that_go_between_planning_and_reading_are_read_as_the_newest_metad
     tiered.tables.collect("m2")
     later.step()
     tiered.client.pump()
-    assert tiered.client.answers[request].code == "BadTable"  # the store names nothing newer
+    assert tiered.client.answers[request].code == "BadTable"  # the store has no newer metadata
 
 
 def test_reads_of_tables_are_bounded_and_leave_disks_alone(tmp_path: Path) -> None:
-    """A few run at once, others wait in turn; a read of a disk goes on; those of a client that left are dropped."""
+    """A few run at once, others wait in turn; a read of a disk continues; reads of a client that left are dropped."""
     later = Later()
     tiered = TableWorld(tmp_path, later)
     tiered.tier(0, 30, "m1")
@@ -173,8 +173,8 @@ def test_reads_of_tables_are_bounded_and_leave_disks_alone(tmp_path: Path) -> No
     assert broker.readers.tables.running == 0
 
 
-def test_places_and_pieces_of_the_table_are_told(tiered: TableWorld) -> None:
-    """Find and Measure with `table`; a broker without a reader refuses, with what to install."""
+def test_positions_and_pieces_of_the_table_are_found(tiered: TableWorld) -> None:
+    """Find and Measure with `table`; a broker without a reader refuses, and names the package to install."""
     world, client, lane = tiered.world, tiered.client, tiered.lane
     place = world.ask(client, m.Find(lane=lane, by="seq", start=9, table=True))
     assert (place.index, place.seq, place.table, place.missing) == (4, 8, True, False)
@@ -187,8 +187,8 @@ def test_places_and_pieces_of_the_table_are_told(tiered: TableWorld) -> None:
     assert world.ask(client, measure).code == "NotAvailable"
 
 
-def test_clients_are_told_where_the_store_is_and_no_secret() -> None:
-    """Only what a client needs to find it travels; a user in an endpoint is cut out."""
+def test_clients_get_the_address_of_the_store_and_no_secret() -> None:
+    """Only the settings that a client needs to find it are sent; user info in an endpoint is removed."""
     told = public_properties({
         "s3.endpoint": "http://me:secret@store:9000", "s3.region": "eu", "s3.secret-access-key": "x",
         "s3.session-token": "y", "uri": "sqlite:///secret", "s3.access-key-id": "z",

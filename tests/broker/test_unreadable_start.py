@@ -1,4 +1,4 @@
-"""A lane of whose oldest records no copy can be read: it can be trimmed above them, and then all is well."""
+"""No copy of a lane's oldest records can be read: after a trim above them the lane works again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEALED, END = 100, 400
 
 
 class Damaged:
-    """Two ranges, most of both in files only. Those of the first one, which is sealed, are gone from all replicas."""
+    """Two ranges, mostly in files only. Those of the first, sealed range are gone from all replicas."""
 
     def __init__(self, path: Path) -> None:
         world = self.world = DiskWorld(path)
@@ -53,8 +53,8 @@ def damaged(tmp_path: Path) -> Damaged:
 
 @pytest.mark.parametrize("start", [SEALED, SEALED + 30, END - 1])
 @pytest.mark.parametrize("by", ["index", "seq"])
-def test_a_lane_is_trimmed_above_what_no_copy_has(damaged: Damaged, by: str, start: int) -> None:
-    """Its start could not be told, and a trim does not need it: this is how an operator gets rid of it."""
+def test_a_lane_can_be_trimmed_above_unreadable_records(damaged: Damaged, by: str, start: int) -> None:
+    """Its start is unknown, and a trim does not need it: this is how an operator removes the damaged part."""
     assert damaged.tail().code in ("Corrupt", "BadSegment")  # type: ignore[union-attr]
     before = start if by == "index" else 2 * start + 1
     assert damaged.trim(by, before) == m.PlaceIs(lane=damaged.range.lane, index=start, seq=2 * start)
@@ -65,8 +65,8 @@ def test_a_lane_is_trimmed_above_what_no_copy_has(damaged: Damaged, by: str, sta
     assert texts(found) == [payload(start, 400)]
 
 
-def test_a_place_that_no_copy_has_is_no_place_to_trim_at(damaged: Damaged) -> None:
-    """Whether a batch begins there nobody can tell. Nothing changes."""
+def test_a_position_without_a_copy_cannot_be_trimmed_at(damaged: Damaged) -> None:
+    """Whether a batch starts there is unknown. Nothing changes."""
     for by, before in (("index", 30), ("seq", 61)):
         assert isinstance(damaged.trim(by, before), m.Failed)
     assert damaged.world.directory.topics.trims() == {}

@@ -28,11 +28,11 @@ class Counter:
 
     @staticmethod
     def zero() -> int:
-        """Nothing."""
+        """Do nothing."""
         return 0
 
 
 @contextmanager
 def one() -> Iterator[int]:
-    """Give one."""
+    """Return one."""
     yield 1

@@ -1,4 +1,4 @@
-"""An injected bug replaces text of one function, for as long as it is wanted, and fails when the source has moved."""
+"""An injected bug replaces text of one function while a block runs, and fails when the source has changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HERE = "tests.bugs.example"
 
 
 def test_every_reference_runs_the_patched_code_until_the_end_of_the_block() -> None:
-    """Also one that was imported by name before."""
+    """Also a reference that was imported by name before."""
     with patched([Edit(f"{HERE}:double", "number * 2", "number * 3")]):
         assert (double(2), example.double(2)) == (6, 6)
     assert (double(2), example.double(2)) == (4, 4)
@@ -53,7 +53,7 @@ def test_edits_of_one_function_add_up() -> None:
     ],
 )
 def test_a_patch_that_does_not_fit_fails_loudly(where: str, old: str) -> None:
-    """Text that is not there exactly once, or a function that is none; and nothing is patched then."""
+    """Text that does not occur exactly once, or a name that is not a function; then nothing is patched."""
     good = Edit(f"{HERE}:double", "number * 2", "number * 3")
     with pytest.raises(SourceMoved), patched([good, Edit(where, old, "0")]):
         pass

@@ -1,4 +1,4 @@
-"""The table of cases is whole; the proxy treats connections as it is told; what is lost is told by the store."""
+"""The table of cases is complete; the proxy shapes connections as configured; the store shows the lost records."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from embarcadero_proof.sim.history import Ended, FabricLost, Fault, Healed, Lane
 WAIT_S = 10
 
 
-def test_every_case_can_be_done_and_is_told_in_words() -> None:
-    """At least 25 cases, each with a name of its own, and no trouble that nobody knows how to make."""
+def test_every_case_can_run_and_has_a_description() -> None:
+    """At least 25 cases, each with a name of its own, and no trouble without an implementation."""
     assert len(CASES) >= 25
     assert len({case.name for case in CASES}) == len(CASES)
     for case in CASES:
@@ -36,15 +36,15 @@ def test_every_case_can_be_done_and_is_told_in_words() -> None:
 
 
 def test_cases_are_found_by_name() -> None:
-    """None means all; a wrong name is an error that says where to look."""
+    """No name means all; a wrong name is an error that names the list of cases."""
     assert [case.name for case in find(["storm", "calm"])] == ["storm", "calm"]
     assert find([]) == list(CASES)
     with pytest.raises(BadValue, match="no case 'typhoon'"):
         find(["typhoon"])
 
 
-def test_an_observer_puts_faults_where_they_began() -> None:
-    """They go on record when they are over; a lane goes on record once; lanes of topics do not."""
+def test_an_observer_records_faults_where_they_started() -> None:
+    """They are recorded when they are over; a lane is recorded once; lanes of topics are not."""
     times = iter(range(0, 1_000_000_000, 1_000_000))
     observer = Observer(lambda: next(times))
     began = observer.now_us()
@@ -58,14 +58,14 @@ def test_an_observer_puts_faults_where_they_began() -> None:
 
 
 class Clumsy(Actor):
-    """Somebody of the load with a fault of its own."""
+    """A member of the load with a fault of its own."""
 
     def act(self, log: emb.Log) -> None:
         raise KeyError("not an error of the client")
 
 
-def test_nobody_of_the_load_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is missing makes a case weaker than it says."""
+def test_every_failed_member_of_the_load_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing member makes a case weaker than its description."""
     monkeypatch.setattr(emb, "connect", lambda *_, **__: contextlib.nullcontext())
     observer = Observer()
     Clumsy("reader", observer, []).run()
@@ -74,7 +74,7 @@ def test_nobody_of_the_load_ends_without_a_word(monkeypatch: pytest.MonkeyPatch)
 
 @contextlib.contextmanager
 def proxied_echo() -> Iterator[tuple[Proxy, socket.socket, int]]:
-    """A server that echoes, a proxy before it, and a client behind that."""
+    """An echo server, a proxy in front of it, and a connected client."""
     reserved = ReservedPorts(2)
     port = reserved.first
     server = socket.create_server(("127.0.0.1", port))
@@ -109,7 +109,7 @@ def received(client: socket.socket, size: int) -> bytes:
 
 
 def test_the_proxy_carries_everything_unchanged() -> None:
-    """Also when it drips and is slow; what it holds back one way comes when it is fair again."""
+    """Also when it drips or is slow; bytes it holds back in one direction arrive when it is fair again."""
     data = random.Random(1).randbytes(100_000)
     with proxied_echo() as (proxy, client, _):
         for mood in (FAIR, Mood(drip=True), Mood(delay_s=0.001)):
@@ -128,7 +128,7 @@ def test_the_proxy_carries_everything_unchanged() -> None:
 
 
 def test_the_proxy_cuts_and_refuses() -> None:
-    """A cut is a reset; while it refuses, a new connection ends at once; then all is fair again."""
+    """A cut is a reset; while it refuses, a new connection ends immediately; then connections work again."""
     with proxied_echo() as (proxy, client, port):
         client.sendall(b"x")
         assert client.recv(1) == b"x"
@@ -150,8 +150,8 @@ def test_moods_add_up() -> None:
     assert merged([Mood(deaf=True), Mood(delay_s=0.1), FAIR]) == Mood(deaf=True, delay_s=0.1)
 
 
-def test_what_is_lost_with_the_fabric() -> None:
-    """Between ranges; behind the end of a lane that was open then; and what a closed lane had not on disks."""
+def test_losses_with_the_fabric() -> None:
+    """Between ranges, after the end of a lane that was open then, and records of a closed lane not on disks."""
 
     def span(lane: int, number: int, start: int, end: int | None) -> Range:
         return Range(lane=lane, number=number, start=start, start_seq=start, replicas=[], durable_on=1, end=end)
@@ -169,7 +169,7 @@ def test_what_is_lost_with_the_fabric() -> None:
 
 
 def test_each_loss_of_the_fabric_has_its_own_lost_spans() -> None:
-    """What the store does not know yet when the fabric is lost again went with the second one."""
+    """Records that the store did not know yet when the fabric was lost again were lost the second time."""
     first, second = (1, 10, 100), (1, 120, 200)
     events = [
         Stopped(at=1, clean=False), FabricLost(at=2), Stopped(at=3, clean=False, lost=[first]), FabricLost(at=4),

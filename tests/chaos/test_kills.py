@@ -1,4 +1,4 @@
-"""What a kill costs, measured on real processes: few times, to see that the measure works and the checkers agree."""
+"""The cost of a kill, measured on real processes: a few times, to see that the measure works and the checkers agree."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_each_time_is_measured_and_all_is_checked(role: str, kills: int, replica
     assert f"--brokers 1 --replicas {replicas}" in found["command"]
 
 
-def test_roles_that_nobody_plays(tmp_path: Path) -> None:
-    """Refused, with those that there are; so are replicas that acks can't do without."""
+def test_unknown_roles_are_refused(tmp_path: Path) -> None:
+    """The error lists the known roles. Killing too many replicas for durable acks is refused, too."""
     with pytest.raises(BadValue, match="no role 'captain'"):
         run_cli(Settings(role="captain", report=tmp_path / "kills.json"), json_out=True)
     with pytest.raises(BadValue, match="can't go on without"):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.system
 
 @pytest.mark.parametrize("name", ["kill-any", "mute-broker", "zombie-replica"])
 def test_promises_are_kept(name: str, tmp_path: Path) -> None:
-    """Everything acked is there, once, in order, on enough disks; every call ended; no process is left."""
+    """Every acked record is there, once, in order, on enough disks; every call ended; no process remains."""
     performance = Performance(find([name])[0], tmp_path, seconds=3.0, calm_s=0.3)
     outcome = performance.run()
     print(f"{name}: {outcome.judgement.acked} acked, {outcome.judgement.faults}, {outcome.seconds} s")
@@ -27,8 +27,8 @@ def test_promises_are_kept(name: str, tmp_path: Path) -> None:
     assert not [pid for pid in performance.cluster.ever if runs(pid)]
 
 
-def test_a_case_that_can_not_be_done_is_bad_and_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its error is in the report, the next case has its turn."""
+def test_an_impossible_case_fails_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is in the report, and the next case runs."""
 
     def run(performance: Performance) -> None:
         raise PortInUse(f"{performance.case.name} finds its port taken")

@@ -1,4 +1,4 @@
-"""The driver's process in the run with kills: whoever looks after it."""
+"""Supervision of the driver's process in the run with kills."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embarcadero_proof.chaos import pipeline_day as kills
 
 
 class Brief(kills.Driver):
-    """A driver that ends by itself, at once."""
+    """A driver that ends by itself immediately."""
 
     def start(self) -> None:
         self.starts += 1
@@ -26,13 +26,13 @@ class Brief(kills.Driver):
 
 
 def test_a_driver_that_ends_by_itself_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a while, in which others may start it; each time it is told; and not for ever."""
+    """After a delay, in which others may start it. Each restart is reported, and their number is limited."""
     told: list[str] = []
     pipeline: Any = SimpleNamespace(tell=told.append)
     driver = Brief(pipeline, tmp_path)
     driver.start()
     driver.check()
-    assert (driver.starts, told) == (1, []), "whoever killed it starts it again"
+    assert (driver.starts, told) == (1, []), "the process that killed it restarts it"
     monkeypatch.setattr(kills, "_DEAD_S", 0.0)
     for _ in range(2):
         driver.check()

@@ -1,4 +1,4 @@
-"""The rounds in which an operator fails: what the checks at the end find, and how a dead driver is started again."""
+"""The rounds with operator failures: the differences that the final checks find, and how a dead driver is restarted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def table(*rows: tuple[int, int, str]) -> pa.Table:
 
 
 def test_each_kind_of_difference_is_found() -> None:
-    """Rows that are missing or there twice, two starts in one micro-batch, rows that a reader saw and that are gone."""
+    """Rows that are missing or duplicated, two starts in one micro-batch, rows that a reader saw and that are gone."""
     whole = table((0, 0, "1.1"), (1, 0, "1.1"), (2, 1, "2.1"))
     seen = Counter({(0, "1.1"): 2, (1, "2.1"): 1})
     assert differences(whole, seen, 3) == []
@@ -36,7 +36,7 @@ def test_each_kind_of_difference_is_found() -> None:
 
 
 class Brief(rounds.Driver):
-    """A driver that ends by itself, at once."""
+    """A driver that ends by itself immediately."""
 
     def start(self) -> None:
         self.lives += 1
@@ -44,8 +44,8 @@ class Brief(rounds.Driver):
         self._process.wait()
 
 
-def test_a_driver_that_dies_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless a round ends in between: then it works."""
+def test_a_driver_that_dies_repeatedly_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a round completes in between: then it works."""
     monkeypatch.setattr(rounds, "_DEAD_S", 0.0)
     driver = Brief(tmp_path, tmp_path / "plan.json")
     driver.start()

@@ -1,4 +1,4 @@
-"""The first new ack after a restart is one of a record that was sent after the kill, whatever is counted late."""
+"""The first new ack after a restart is of a record that was sent after the kill, however late acks are counted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stream_with(sent: int) -> Stream:
     return stream
 
 
-def test_an_ack_that_is_counted_late_is_no_new_one() -> None:
+def test_an_ack_that_is_counted_late_is_not_a_new_one() -> None:
     """It had arrived before the kill; only a record that was sent afterwards shows that the cluster is back."""
     stream = stream_with(8)
     stream._waiting.append((7, told()))
@@ -44,7 +44,7 @@ def test_an_ack_that_is_counted_late_is_no_new_one() -> None:
 
 
 def test_a_cluster_that_does_not_come_back_is_a_problem(tmp_path: Path) -> None:
-    """The time that was waited is no figure."""
+    """The waiting time is not a measurement."""
     run = Restarts(Settings(), tmp_path)
     run.report.rounds = [Round(0, acks=100, came_back=True), Round(1, acks=100)]
     assert run.problems() == ["round 2: no ack within 60 s of the restart"]

@@ -1,4 +1,4 @@
-"""Arithmetic of time lines: bins, next acks, longest pauses, percentiles; and the pictures and the page are made."""
+"""Arithmetic of timelines: bins, next acks, longest pauses, percentiles; the charts and the page are drawn."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def test_records_are_counted_in_bins_of_100_ms() -> None:
     assert line.healed_s == pytest.approx((1_000 + BATCHES * STEP_US) / 1e6)
 
 
-def test_the_next_ack_is_of_something_sent_after_the_kill() -> None:
-    """Acks of what was on its way before say nothing about the one who died."""
+def test_the_next_ack_is_of_a_batch_sent_after_the_kill() -> None:
+    """Acks of batches that were in flight before are no evidence about the killed role."""
     some = acks((0, 5), (8, 12), (11, 40), (13, 30))
     assert next_ack_us(some, 10) == 20
     assert next_ack_us(some, 14) is None
 
 
-def test_the_longest_wait_is_of_whoever_had_bad_luck() -> None:
+def test_the_longest_wait_is_of_the_unluckiest_batch() -> None:
     """In flight at the kill, or sent before the next ack; counted from the kill, or from when it was sent."""
     lucky = [(0, 5), (8, 12), (11, 40), (13, 30)]  # the next ack comes at 30, the last of those in between at 40
     assert longest_wait_us(acks(*lucky), 10) == 29
     assert longest_wait_us(acks(*lucky, (9, 3_000)), 10) == 2_990  # in flight
     assert longest_wait_us(acks(*lucky, (30, 3_000)), 10) == 2_970  # sent before the next ack
-    assert longest_wait_us(acks(*lucky, (31, 3_000)), 10) == 29  # sent after it: not the kill's doing
+    assert longest_wait_us(acks(*lucky, (31, 3_000)), 10) == 29  # sent after it: not caused by the kill
     assert longest_wait_us(acks(*lucky, (1, 9)), 10) == 29  # over before
     assert longest_wait_us(acks((0, 5), (8, 12)), 10) is None
 
@@ -83,8 +83,8 @@ def test_percentiles_are_measured_values() -> None:
 
 
 @pytest.mark.parametrize("role", ["sequencer", "broker", "replica", "hand-over"])
-def test_what_a_kill_cost(role: str) -> None:
-    """After a kill in the middle of an unbroken flow the pause is one step, as in calm moments."""
+def test_the_cost_of_a_kill(role: str) -> None:
+    """After a kill in the middle of a steady flow the pause is one step, as in calm moments."""
     ack = 1 if role == "hand-over" else 2
     events = [event for event in honest(ack) if not isinstance(event, Fault)]
     kills = [Fault(at=at, kind="kill", target=role, until=at + 1_000) for at in (100_500, 400_500)]
@@ -96,8 +96,8 @@ def test_what_a_kill_cost(role: str) -> None:
     assert len(calm_costs(history, role)) == 1
 
 
-def test_a_pause_that_lasts_until_all_is_whole_is_the_kills_alone() -> None:
-    """It would be told twice, as a kill's cost and as what the machine does without one."""
+def test_a_pause_that_lasts_until_recovery_counts_for_the_kill_only() -> None:
+    """Otherwise it would be counted twice: as a kill's cost and as a pause of the machine without a kill."""
     kills = [Fault(at=at, kind="kill", target="replica:0", until=at + 1_000) for at in (100_500, 400_500)]
     paused = range(kills[0].at, kills[0].until + 40_000)
     events = [
@@ -111,7 +111,7 @@ def test_a_pause_that_lasts_until_all_is_whole_is_the_kills_alone() -> None:
 
 @pytest.mark.parametrize("role", ["sequencer", "broker"])
 def test_the_stream_with_the_worst_luck_is_the_figure(role: str) -> None:
-    """Another stream's ack is no excuse for one that waits, nor is a batch that was sent after the kill."""
+    """Another stream's ack does not hide a waiting stream, and neither does a batch that was sent after the kill."""
     kill = Fault(at=100_500, kind="kill", target=role, until=101_500)
     late = 50_000
     slow = [
@@ -127,8 +127,8 @@ def test_the_stream_with_the_worst_luck_is_the_figure(role: str) -> None:
     assert costs(History(sorted([*lucky, kill], key=lambda event: event.at)), role) == [Cost(2.5, 2.0)]
 
 
-def test_only_streams_count_that_a_role_can_hold_up() -> None:
-    """A stream with ack 2 says nothing about a hand-over's own pause, one with ack 1 nothing about replicas."""
+def test_only_streams_count_that_a_role_can_delay() -> None:
+    """A stream with ack 2 does not measure a hand-over's own pause, a stream with ack 1 does not measure replicas."""
     assert concerned(History(honest(ack=2)), "replica") == ["s"]
     assert concerned(History(honest(ack=1)), "replica") == []
     assert concerned(History(honest(ack=2)), "hand-over") == []
@@ -138,13 +138,13 @@ def test_only_streams_count_that_a_role_can_hold_up() -> None:
     assert concerned(History(pinned), "broker") == ["s"]
 
 
-def test_a_kill_that_nobody_recovers_from_has_no_figure() -> None:
+def test_a_kill_without_a_recovery_has_no_figure() -> None:
     """It is counted, not left out."""
     late = msgspec.structs.replace(Fault(at=0, kind="kill", target="x", until=0), at=10_000_000, until=10_000_001)
     assert costs(History([*honest(), late]), "broker")[-1] is None
 
 
-def test_pictures_and_page(tmp_path: Path) -> None:
+def test_charts_and_page(tmp_path: Path) -> None:
     """Both kinds of plots are drawn, and the page names every case and every problem, as text."""
     draw_timeline(timeline(History(honest())), "a case", "fine", True, tmp_path / "case.png")
     series = {"pauses": [1.0, 2.0, 30.0], "waits": [3.0, 3_000.0]}
@@ -164,7 +164,7 @@ def test_pictures_and_page(tmp_path: Path) -> None:
 
 
 def test_acks_of_some_streams_only() -> None:
-    """Streams and levels are told apart."""
+    """Streams and ack levels are distinguished."""
     history = History(honest())
     assert len(acks_of(history, streams=["s"]).acked_us) == BATCHES
     assert len(acks_of(history, streams=["other"]).acked_us) == 0
@@ -172,7 +172,7 @@ def test_acks_of_some_streams_only() -> None:
 
 
 def test_the_observer_makes_no_pauses_and_leaves_the_interpreter_as_it_was() -> None:
-    """Also when what it observes fails."""
+    """Also when the observed code fails."""
     turn_s = sys.getswitchinterval()
     with suppress(BadValue), no_pauses_of_our_own():
         assert not gc.isenabled()

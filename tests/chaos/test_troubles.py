@@ -1,4 +1,4 @@
-"""What hits nobody is not on record; what never struck, or a zombie that kept its place, fails its case."""
+"""A trouble without a target is not recorded. If it never struck, or a zombie was not replaced, its case fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BRIEF_S = 0.15
 
 
 class Sleepers(RestartableCluster):
-    """A cluster whose roles are processes that only sleep, as many as the test wants; none: it does not run."""
+    """A cluster whose roles are sleeping processes, as many as the test wants; none: it does not run."""
 
     names: dict[str, int] | None = None
 
@@ -46,7 +46,7 @@ def stage_at(folder: Path, names: dict[str, int] | None = None) -> Stage:
 
 
 def struck(stage: Stage, trouble: Trouble) -> list[Fault]:
-    """What is on record after it was tried for a moment."""
+    """The records after trying it for a moment."""
     stage.keep_striking(trouble, time.monotonic() + BRIEF_S)
     return stage.observer.of(Fault)
 
@@ -62,8 +62,8 @@ def sleeper() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_what_hits_nobody_fails_the_case(kind: str, tmp_path: Path) -> None:
-    """Of a cluster that does not run nothing can be broken: no fault is on record, and the case says so."""
+def test_a_trouble_without_a_target_fails_the_case(kind: str, tmp_path: Path) -> None:
+    """In a cluster that does not run nothing can be broken: no fault is recorded, and the case fails."""
     stage = stage_at(tmp_path)
     assert struck(stage, Trouble(kind=kind, target="replica:0", first_s=0.0)) == []
     assert len(stage.problems) == 1
@@ -71,8 +71,8 @@ def test_what_hits_nobody_fails_the_case(kind: str, tmp_path: Path) -> None:
     assert stage.kills == 0
 
 
-def test_what_hits_somebody_is_on_record(tmp_path: Path) -> None:
-    """Killed, counted and noted; nothing is wrong with the case."""
+def test_a_trouble_with_a_target_is_recorded(tmp_path: Path) -> None:
+    """Killed, counted and recorded; the case is correct."""
     with sleeper() as pid:
         stage = stage_at(tmp_path, {"supervisor": 0, "broker:1": pid})
         found = struck(stage, Trouble(kind="kill", target="broker", first_s=0.0, every_s=60.0))
@@ -82,15 +82,15 @@ def test_what_hits_somebody_is_on_record(tmp_path: Path) -> None:
 
 
 def test_the_dead_are_not_killed_again(tmp_path: Path) -> None:
-    """A process that has ended is nobody, also while its parent has not looked."""
+    """A process that has ended is no target, even before its parent has reaped it."""
     with sleeper() as pid:
         stage = stage_at(tmp_path, {"broker:1": pid})
         trouble = Trouble(kind="kill", target="broker", first_s=0.0, every_s=0.02)
         assert len(struck(stage, trouble)) == stage.kills == 1
 
 
-def test_a_pause_is_over_when_it_is_on_record(tmp_path: Path) -> None:
-    """Stopped for as long as it says, and running again."""
+def test_a_pause_is_over_when_it_is_recorded(tmp_path: Path) -> None:
+    """Stopped for the given time, and running again."""
     with sleeper() as pid:
         stage = stage_at(tmp_path, {"replica:0": pid})
         trouble = Trouble(kind="pause", target="replica", lasts_s=(0.05, 0.05), first_s=0.0, every_s=60.0)
@@ -99,8 +99,8 @@ def test_a_pause_is_over_when_it_is_on_record(tmp_path: Path) -> None:
         assert runs(pid)
 
 
-def test_who_is_halted_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the signal takes its time: what follows may rely on it."""
+def test_a_halted_process_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the signal takes time: the next steps may rely on it."""
     send = os.kill
     with sleeper() as pid, monkeypatch.context() as patch:
         patch.setattr(os, "kill", lambda *signalled: threading.Timer(0.05, send, signalled).start())
@@ -108,8 +108,8 @@ def test_who_is_halted_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
         assert state_of(pid) == "T"
 
 
-def test_who_is_gone_is_not_waited_for() -> None:
-    """It never stands still, and never moves again."""
+def test_a_dead_process_is_not_waited_for() -> None:
+    """It neither stops nor continues."""
     with sleeper() as pid:
         os.kill(pid, signal.SIGKILL)
         halt(pid)
@@ -118,23 +118,23 @@ def test_who_is_gone_is_not_waited_for() -> None:
         halt(pid)
 
 
-def test_an_unexpected_error_is_told(tmp_path: Path) -> None:
-    """It does not end the thread without a word."""
+def test_an_unexpected_error_is_reported(tmp_path: Path) -> None:
+    """It does not end the thread silently."""
     stage = stage_at(tmp_path, {"replica:0": 1 << 40})  # no process has such a number
     assert struck(stage, Trouble(kind="pause", target="replica:0", first_s=0.0)) == []
     assert "pause replica:0 failed: OverflowError" in stage.problems[0]
 
 
-def test_a_trouble_without_time_is_told(tmp_path: Path) -> None:
-    """So a case that is too short for one of its troubles is no success."""
+def test_a_trouble_without_time_to_run_is_reported(tmp_path: Path) -> None:
+    """So a case that is too short for one of its troubles does not succeed."""
     stage = stage_at(tmp_path)
     assert struck(stage, Trouble(kind="kill", target="broker", first_s=2 * BRIEF_S)) == []
     assert "kill broker never struck" in stage.problems[0]
     assert "no time" in stage.problems[0]
 
 
-def test_what_ends_with_an_error_is_not_on_record(tmp_path: Path) -> None:
-    """Only what was done."""
+def test_a_trouble_that_ends_with_an_error_is_not_recorded(tmp_path: Path) -> None:
+    """Only completed actions are recorded."""
     stage = stage_at(tmp_path)
     with pytest.raises(ValueError, match="half"), stage.noting("kill", "broker:0"):
         raise ValueError("half of it")
@@ -146,7 +146,7 @@ def test_what_ends_with_an_error_is_not_on_record(tmp_path: Path) -> None:
 
 # --- zombies ----------------------------------------------------------------------------------------------------------
 def test_a_broker_is_replaced_when_it_is_closed() -> None:
-    """By the number of its process: a new incarnation is not the one that stands still."""
+    """Identified by its process number: a new incarnation is not the stopped process."""
     directory = directory_with(0)
     old = add_broker(directory)
     assert not is_replaced(directory, "broker:0", old.pid)
@@ -156,8 +156,8 @@ def test_a_broker_is_replaced_when_it_is_closed() -> None:
     assert not is_replaced(directory, "broker:0", new.pid)
 
 
-def test_a_replica_is_replaced_when_all_its_ranges_go_on_without_it() -> None:
-    """One that is sealed is not enough while it counts in another."""
+def test_a_replica_is_replaced_when_all_its_ranges_continue_without_it() -> None:
+    """One sealed range is not enough while it counts in another."""
     directory = directory_with(4)
     lanes = [directory.topics.create(name, order=5, replicas=3).lane for name in ("one", "two")]
     epoch = directory.elections.next_epoch()
@@ -186,7 +186,7 @@ def test_a_sequencer_is_replaced_when_another_has_started() -> None:
 
 
 def zombie_broker(folder: Path, meanwhile: Callable[[Directory, int], None]) -> Stage:
-    """A process that the store takes for broker 1 stands still; what happens meanwhile is the test's business."""
+    """A process that the store takes for broker 1 is stopped; the test decides what happens meanwhile."""
     (folder / "nowhere").mkdir()
     with sleeper() as pid, sleeper() as supervisor:
         stage = stage_at(folder, {"supervisor": supervisor, "broker:1": pid})
@@ -209,12 +209,12 @@ def zombie_broker(folder: Path, meanwhile: Callable[[Directory, int], None]) -> 
         return stage
 
 
-def test_a_zombie_wakes_up_when_its_place_is_gone(tmp_path: Path) -> None:
-    """Nothing is wrong with that."""
+def test_a_zombie_wakes_up_after_it_was_replaced(tmp_path: Path) -> None:
+    """The case succeeds."""
     assert zombie_broker(tmp_path, lambda directory, _: directory.members.mark_dead(1, 1)).problems == []
 
 
-def test_a_zombie_that_kept_its_place_fails_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zombie_that_was_not_replaced_fails_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was only a pause."""
     monkeypatch.setattr(troubles, "_REPLACED_S", 0.2)
     stage = zombie_broker(tmp_path, lambda *_: None)
@@ -222,7 +222,7 @@ def test_a_zombie_that_kept_its_place_fails_the_case(tmp_path: Path, monkeypatch
 
 
 def test_a_zombie_that_was_woken_or_killed_too_early_fails_the_case(tmp_path: Path) -> None:
-    """Whoever does not wake up after it was replaced can't do any harm."""
+    """A process that does not wake up after it was replaced can do no harm."""
 
     def kill(directory: Directory, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
@@ -233,8 +233,8 @@ def test_a_zombie_that_was_woken_or_killed_too_early_fails_the_case(tmp_path: Pa
     assert zombie_broker(tmp_path, kill).problems == ["broker:1 did not stand still until others had its place"]
 
 
-def test_a_trouble_is_never_shorter_than_it_says(tmp_path: Path) -> None:
-    """Though the time of the case is over."""
+def test_a_trouble_is_never_shorter_than_declared(tmp_path: Path) -> None:
+    """Even if the time of the case is over."""
     with sleeper() as pid:
         stage = stage_at(tmp_path, {"replica:0": pid})
         trouble = Trouble(kind="pause", target="replica", lasts_s=(2 * BRIEF_S, 3 * BRIEF_S), first_s=0.0)

@@ -1,4 +1,4 @@
-"""The truth that readers are held to: each kind of lie is noticed."""
+"""The expected content that readers are checked against: each kind of deviation is noticed."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def problems(order: int, acked: Acked, *reads: Seen, weak: Collection[int] = ())
     return " ".join(truth.problems)
 
 
-def test_a_whole_log_is_right() -> None:
-    """Two streams, interleaved, and more than was acked: nothing to complain about."""
+def test_a_whole_log_is_correct() -> None:
+    """Two streams, interleaved, with more records than were acked: no findings."""
     now = log((1, 0), (2, 0), (1, 1), (2, 1))
     assert problems(Order.STRONG, acks(0, 2), now, now) == ""
 
 
-def test_an_ack_without_a_position_is_true_wherever_its_record_is() -> None:
-    """A record that was stored too long ago to name its place is anywhere."""
+def test_an_ack_without_a_position_holds_wherever_its_record_is() -> None:
+    """A record that was stored too long ago for its position to be known may be anywhere."""
     assert problems(Order.TOTAL, acks(None, 0), log((1, 1), (2, 0), (1, 0)), weak={1}) == ""
 
 
 def test_weak_streams_have_no_order_to_keep() -> None:
-    """In a topic of both kinds only strong streams are held to theirs; below order 2 none is."""
+    """In a topic of both kinds only strong streams must be in order; below order 2 none must."""
     now = log((1, 1), (2, 1), (1, 0), (2, 0))
     assert problems(Order.TOTAL, {}, now, weak={1, 2}) == ""
     assert problems(Order.BROKER, {}, now) == ""
@@ -70,8 +70,8 @@ def test_weak_streams_have_no_order_to_keep() -> None:
         (Order.BROKER, {}, [log((1, 0)), log((1, 0), first=1)], "read before"),
     ],
 )
-def test_every_lie_is_noticed(
+def test_every_deviation_is_noticed(
     order: int, acked: Acked, reads: list[Seen], complaint: str
 ) -> None:
-    """Lost, moved, doubled, out of order, with a hole, changed behind a reader's back."""
+    """Lost, moved, duplicated, out of order, with a hole, changed after a reader read it."""
     assert complaint in problems(order, acked, *reads)

@@ -1,4 +1,4 @@
-"""Histories of real clusters under the simulator's checkers: an honest one passes, each planted lie is caught."""
+"""Histories of real clusters under the simulator's checkers: a correct one passes, each violation is caught."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VICTIM = 20
 
 
 def replaced(kind: type[Event], match: Callable[[Event], bool], **changes: object) -> Lie:
-    """Change what matches."""
+    """Change the matching items."""
 
     def lie(events: list[Event]) -> list[Event]:
         return [
@@ -28,7 +28,7 @@ def replaced(kind: type[Event], match: Callable[[Event], bool], **changes: objec
 
 
 def dropped(match: Callable[[Event], bool]) -> Lie:
-    """Leave out what matches."""
+    """Leave out the matching items."""
     return lambda events: [event for event in events if not match(event)]
 
 
@@ -37,7 +37,7 @@ def is_read(event: Event, reader: str | None = None, index: int = VICTIM) -> boo
 
 
 def swapped(events: list[Event]) -> list[Event]:
-    """Two batches change places in what every reader got."""
+    """Two batches are swapped in the results of every reader."""
     changed = []
     for event in events:
         if isinstance(event, Delivered) and event.index in (VICTIM, VICTIM + 1):
@@ -62,7 +62,7 @@ LIES: dict[str, tuple[str, Lie]] = {
     "a reader skips one": ("P4", dropped(lambda event: is_read(event, "live"))),
     "two are swapped": ("P2", swapped),
     "one is there twice": ("P2", doubled),
-    "content that nobody sent": ("P7", replaced(Delivered, is_read, digest=7)),
+    "content that was never sent": ("P7", replaced(Delivered, is_read, digest=7)),
     "readers disagree": ("P3", replaced(Delivered, lambda e: is_read(e, "live"), session_seq=99)),
     "the tail is too low": ("P4", replaced(TailRead, lambda _: True, index=10, durable_index=10)),
     "durable on one disk": ("P6", replaced(Copies, lambda e: getattr(e, "index", 0) == VICTIM, copies=1)),
@@ -72,7 +72,7 @@ LIES: dict[str, tuple[str, Lie]] = {
 }
 
 
-def test_an_honest_history_passes() -> None:
+def test_a_correct_history_passes() -> None:
     """All promises are kept, and everything is counted."""
     found = judge(History(honest()), acks_least=10)
     assert found.problems == []
@@ -82,8 +82,8 @@ def test_an_honest_history_passes() -> None:
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_each_lie_is_caught(name: str) -> None:
-    """The checker of the promise that was broken says so."""
+def test_each_violation_is_caught(name: str) -> None:
+    """The checker of the broken promise reports it."""
     promise, lie = LIES[name]
     found = judge(History(lie(honest())), acks_least=10)
     assert not found.good
@@ -91,7 +91,7 @@ def test_each_lie_is_caught(name: str) -> None:
 
 
 def test_too_few_acks_count_as_failed() -> None:
-    """Whoever promises nothing breaks no promise: that is no success."""
+    """A case without acks breaks no promise, but it is not a success."""
     found = judge(History(honest()), acks_least=BATCHES + 1)
     assert not any(found.promises.values())
     assert not found.good
@@ -99,7 +99,7 @@ def test_too_few_acks_count_as_failed() -> None:
 
 
 def test_acks_before_the_first_fault_and_after_healing_do_not_count() -> None:
-    """Only acks while something was broken show that it was survived."""
+    """Only acks while something was broken show that the cluster survived it."""
     events = [msgspec.structs.replace(e, at=301_000) if type(e).__name__ == "Fault" else e for e in honest()]
     assert acked_in_trouble(History(events)) == BATCHES - 30
     assert LANE == 3

@@ -1,4 +1,4 @@
-"""Small histories of an honest cluster, for tests of what judges and draws them."""
+"""Small histories of a correct cluster, for tests of the code that judges and draws them."""
 
 from __future__ import annotations
 

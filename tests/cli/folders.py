@@ -1,4 +1,4 @@
-"""A cluster's folder as a stopped cluster leaves it, made without one: a store, replicas' folders, records."""
+"""A cluster's folder as a stopped cluster leaves it, made without a cluster: a store, replicas' folders, records."""
 
 from __future__ import annotations
 

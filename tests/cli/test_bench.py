@@ -1,4 +1,4 @@
-"""bench: figures of a running cluster, an end where it was asked for, and nothing left behind."""
+"""bench: figures of a running cluster, the requested bounds, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_topics_of_each_order_are_measured(cluster: LocalCluster, order: str) ->
 
 
 def test_a_time_ends_each_measurement(cluster: LocalCluster) -> None:
-    """And a table says what came of it."""
+    """A table shows the results."""
     began = time.monotonic()
     shown = bench(cluster, "--seconds", "0.3")
 
@@ -87,7 +87,7 @@ def test_a_time_ends_each_measurement(cluster: LocalCluster) -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_a_topic_that_is_named_keeps_its_records(cluster: LocalCluster, log: emb.Log) -> None:
+def test_a_named_topic_keeps_its_records(cluster: LocalCluster, log: emb.Log) -> None:
     """Also when only reads are measured."""
     log.create_topic("kept")
     measured(bench(cluster, "--topic", "kept", "--records", "10", "--only", "publish", "--json"))
@@ -98,8 +98,8 @@ def test_a_topic_that_is_named_keeps_its_records(cluster: LocalCluster, log: emb
     log.delete_topic("kept")
 
 
-def test_what_cannot_be_measured_is_refused(cluster: LocalCluster, log: emb.Log) -> None:
-    """In one line, with a hint, before anything is made."""
+def test_an_impossible_measurement_is_refused(cluster: LocalCluster, log: emb.Log) -> None:
+    """In one line, with a hint, before anything is created."""
     log.create_topic("empty")
     log.create_topic("typed", schema=pa.schema([("price", pa.float64())]))
     for arguments, words in [
@@ -127,7 +127,7 @@ def test_what_cannot_be_measured_is_refused(cluster: LocalCluster, log: emb.Log)
     log.delete_topic("typed")
 
 
-def test_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_missing_cluster_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """As by every other verb."""
     shown = CliRunner().invoke(app, ["bench", "--data-dir", str(tmp_path)])
 
@@ -135,8 +135,8 @@ def test_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> N
     assert "no cluster" in shown.output
 
 
-def test_ctrl_c_prints_what_was_measured(cluster: LocalCluster, log: emb.Log) -> None:
-    """And the fresh topic is deleted all the same."""
+def test_ctrl_c_prints_the_results_so_far(cluster: LocalCluster, log: emb.Log) -> None:
+    """And the fresh topic is deleted nevertheless."""
     command = [sys.executable, "-m", "embarcadero.cli.main", "bench", "--seconds", "60", "--json"]
     process = subprocess.Popen(
         [*command, "--brokers", ",".join(cluster.addresses)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -157,7 +157,7 @@ def test_ctrl_c_prints_what_was_measured(cluster: LocalCluster, log: emb.Log) ->
 
 
 def test_a_meter_ends_at_the_first_bound() -> None:
-    """Records are given out up to the bound, then none."""
+    """Records are handed out up to the bound, then none."""
     meter = Meter(Load(100, 1, 1, 1, records=15, seconds=60))
 
     assert [meter.claim(10), meter.claim(10), meter.claim(10)] == [10, 5, 0]

@@ -45,7 +45,7 @@ def closed_port() -> int:
 
 
 def test_help_lists_every_verb() -> None:
-    """The first help shows all verbs and a first walk to copy."""
+    """The first help shows all verbs and a first session to copy."""
     shown = run("--help")
     assert shown.exit_code == 0
     assert all(verb in shown.stdout for verb in VERBS)
@@ -54,7 +54,7 @@ def test_help_lists_every_verb() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_each_verb_has_help(command: list[str]) -> None:
-    """Every verb explains itself, and the help begins with what it does."""
+    """Every verb has help text, which begins with the effect of the verb."""
     shown = run(*command, "--help")
     assert shown.exit_code == 0
     assert f"Usage: root {' '.join(command)}" in shown.stdout
@@ -88,7 +88,7 @@ def test_help_is_light() -> None:
     ids=" ".join,
 )
 def test_wrong_usage_exits_with_two(arguments: list[str]) -> None:
-    """What the parser refuses exits with 2 and shows no traceback."""
+    """Arguments that the parser refuses end with exit code 2 and no traceback."""
     shown = run(*arguments)
     assert shown.exit_code == 2
     assert "Traceback" not in shown.output
@@ -125,12 +125,12 @@ def test_no_cluster_is_an_error_with_a_hint(verb: str, own_folder: Path) -> None
 
 
 def test_node_needs_a_cluster() -> None:
-    """A node can't be started without a supervisor's cluster, and nonsense roles are refused first."""
+    """A node can't be started without a supervisor's cluster, and invalid roles are refused first."""
     assert "no cluster is running" in run("node", "--roles", "broker:0").stderr
     assert "is not a role" in run("node", "--roles", "king").stderr
 
 
-def test_a_port_in_use_is_told(own_folder: Path) -> None:
+def test_a_port_in_use_is_reported(own_folder: Path) -> None:
     """`up --detach` on a port that is taken names it, exits with 1, and leaves nothing running."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -150,8 +150,8 @@ def test_a_second_up_is_refused(own_folder: Path) -> None:
     assert f"supervisor pid {os.getpid()}" in shown.stderr
 
 
-def test_a_damaged_store_is_told(own_folder: Path) -> None:
-    """`up` over a damaged store names the file and what to do, without a traceback."""
+def test_a_damaged_store_is_reported(own_folder: Path) -> None:
+    """`up` over a damaged store names the file and the remedy, without a traceback."""
     folder = ClusterFolder(own_folder)
     folder.create()
     folder.store_path.write_bytes(b"not a database" * 1000)
@@ -164,7 +164,7 @@ def test_a_damaged_store_is_told(own_folder: Path) -> None:
     "arguments", [["topic", "list"], ["topic", "create", "t"], ["publish", "t"], ["tail", "t"]], ids=" ".join
 )
 def test_no_broker_is_an_error_with_a_hint(arguments: list[str]) -> None:
-    """Where no broker listens, every client command says so and exits with 1."""
+    """Where no broker listens, every client command reports that and exits with 1."""
     shown = run(*arguments, "--brokers", f"127.0.0.1:{closed_port()}", stdin="line\n")
     assert shown.exit_code == 1
     assert "error:" in shown.stderr
@@ -208,7 +208,7 @@ def test_a_bug_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 def test_deleting_asks_first() -> None:
-    """`topic delete` without --yes asks, and a no ends it before anything is sent."""
+    """`topic delete` without --yes asks, and a "no" ends it before anything is sent."""
     shown = run("topic", "delete", "orders", stdin="n\n")
     assert shown.exit_code == 1
     assert "Delete topic orders" in shown.output

@@ -26,7 +26,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_show_tells_where_each_value_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_names_the_origin_of_each_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key is there, with its value and its origin."""
     Path("embarcadero.yaml").write_text("broker:\n  port: 9000\n")
     monkeypatch.setenv("EMBARCADERO_CLIENT_LINGER_MS", "1s")
@@ -40,7 +40,7 @@ def test_show_tells_where_each_value_came_from(tmp_path: Path, monkeypatch: pyte
 
 
 def test_show_can_show_one_section() -> None:
-    """--section leaves the others out; one that does not exist is refused."""
+    """--section leaves the others out; an unknown section is refused."""
     shown = run("config", "show", "--section", "broker")
 
     assert "broker.port" in shown.stdout
@@ -49,7 +49,7 @@ def test_show_can_show_one_section() -> None:
 
 
 def test_show_masks_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the table and in JSON; properties that hold no secret are shown."""
+    """In the table and in JSON; properties without a secret are shown."""
     monkeypatch.setenv("EMBARCADERO_TIER_PROPERTIES", "s3.region=eu-west-1,s3.secret-access-key=hush-hush")
     table, text = run("config", "show", "--section", "tier").stdout, run("config", "show", "--json").stdout
 
@@ -59,7 +59,7 @@ def test_show_masks_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_show_refuses_a_wrong_configuration() -> None:
-    """What can't be used is not shown as if it could."""
+    """An invalid configuration is not shown as if it were valid."""
     Path("embarcadero.yaml").write_text("broker:\n  port: x\n  prot: 1\n")
     shown = run("config", "show")
 
@@ -82,7 +82,7 @@ def test_check_names_all_problems_and_exits_with_one(tmp_path: Path) -> None:
     assert [problem["key"] for problem in json.loads(told.stdout)["problems"]] == ["broker.prot", "broker.port"]
 
 
-def test_check_says_what_is_right() -> None:
+def test_check_reports_valid_sources() -> None:
     """With a file and without one."""
     assert "there is no file; the environment is right: 1 values are set" in run("config", "check").stdout
     Path("embarcadero.yaml").write_text("broker: {port: 9000}")
@@ -93,8 +93,8 @@ def test_check_says_what_is_right() -> None:
     assert json.loads(run("config", "check", "--json").stdout)["ok"] is True
 
 
-def test_check_wants_its_file() -> None:
-    """A file that is not there is a problem."""
+def test_check_requires_its_file() -> None:
+    """A missing file is a problem."""
     shown = run("config", "check", "none.yaml")
 
     assert shown.exit_code == 1
@@ -102,7 +102,7 @@ def test_check_wants_its_file() -> None:
 
 
 def test_reference_and_example_print_their_texts() -> None:
-    """Both are for files."""
+    """Both are ready to be saved to a file."""
     assert run("config", "reference").stdout.startswith("# Configuration\n")
     assert "#   port: 9092" in run("config", "example").stdout
 
@@ -124,7 +124,7 @@ def test_commands_take_a_configuration(command: list[str]) -> None:
 
 
 def test_flags_are_named_in_problems() -> None:
-    """A wrong option is told as the option, beside problems of other sources."""
+    """An invalid option is reported by its name, together with problems of other sources."""
     Path("embarcadero.yaml").write_text("log: {level: loud}\n")
     shown = run("up", "--brokers", "0", "--log-mib", "100")
 
@@ -134,7 +134,7 @@ def test_flags_are_named_in_problems() -> None:
 
 
 def test_brokers_come_from_the_configuration() -> None:
-    """Without --brokers and without a running cluster the file says where to look."""
+    """Without --brokers and without a running cluster the file names the brokers."""
     Path("embarcadero.yaml").write_text("client: {brokers: ['127.0.0.1:1'], connect_timeout_s: 1s}\n")
     shown = run("topic", "list")
 

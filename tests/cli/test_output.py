@@ -1,4 +1,4 @@
-"""Which cluster a command works with."""
+"""The cluster that a command works with."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_folder_without_a_running_cluster_never_means_another_cluster(
 
 
 def test_without_a_folder_the_usual_address_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newcomer who started a cluster elsewhere on this machine reaches it."""
+    """A new user who started a cluster elsewhere on this machine reaches it."""
     assert find_brokers(None, None) == ["127.0.0.1:9092"]
     monkeypatch.setenv("EMBARCADERO_BROKERS", "one:1,two:2")
     assert find_brokers(None, None) == ["one:1", "two:2"]

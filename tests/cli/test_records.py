@@ -1,4 +1,4 @@
-"""publish: lines of a file become records, also while the cluster has no room."""
+"""publish: lines of a file become records, also while the cluster is full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embarcadero.types import NO_SESSION, EntryKind
 
 
 class Crowded:
-    """A publisher into a cluster without room: a call that brings time is served."""
+    """A publisher to a full cluster: a call with a time limit succeeds."""
 
     def __init__(self, reasons: list[str]) -> None:
         self._reasons = reasons
@@ -28,8 +28,8 @@ class Crowded:
         return None
 
 
-def test_publish_waits_for_room_and_reports_each_reason_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """It ended in the middle of a file; without --session nobody knew where to go on."""
+def test_publish_waits_for_capacity_and_reports_each_reason_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """It used to end in the middle of a file; without --session it was unknown where to continue."""
     publisher, sent = Crowded(["disk full", "disk full", "no memory"]), _Sent()
     for number in range(5):
         sent.take(publisher.send, b"%d" % number, key=None)
@@ -38,7 +38,7 @@ def test_publish_waits_for_room_and_reports_each_reason_once(capsys: pytest.Capt
 
 
 FIRST, EARLIER, OURS, OTHER = 4, 5 << 16 | 1, 9 << 16 | 2, 7
-"""Handles of sessions: the first of a name, the one that continued it, the publisher's own, and another name's."""
+"""Handles of sessions: the first of a name, its continuation, the publisher's own, and another name's."""
 
 
 def entry(index: int, kind: EntryKind, session: int, session_seq: int, earlier: int = 0) -> Batch:
@@ -49,7 +49,7 @@ def entry(index: int, kind: EntryKind, session: int, session_seq: int, earlier: 
 
 
 class Stored:
-    """A log of one topic, and the publisher of a session. Of each stored batch: its handle and session_seq."""
+    """A log of one topic, and the publisher of a session. For each stored batch: its handle and session_seq."""
 
     def __init__(self, batches: list[tuple[int, int]], done: int) -> None:
         opens = [(OTHER, NO_SESSION), (FIRST, NO_SESSION), (EARLIER, FIRST), (OURS, EARLIER)]
@@ -80,7 +80,7 @@ class Stored:
 
 
 def test_batches_of_all_holders_of_a_name_are_found_in_their_order() -> None:
-    """Those of a weak session may be in the log in another order; those of other sessions do not count."""
+    """Batches of a weak session may be in the log in another order; those of other sessions do not count."""
     stored = Stored([(FIRST, 1), (OTHER, 0), (FIRST, 0), (EARLIER, 3), (EARLIER, 2), (OTHER, 4)], 4)
     assert stored.found() == [0, 1, 2, 3]
     assert stored.reads == {"ordered"}
@@ -99,7 +99,7 @@ MISSING = {
 
 @pytest.mark.parametrize("name", MISSING)
 def test_a_batch_that_is_not_in_the_log_is_an_error(name: str) -> None:
-    """Nobody knows how many lines it held."""
+    """The number of lines in it is unknown."""
     number, batches, done = MISSING[name]
     with pytest.raises(OutcomeUnknown, match=f"its batch {number} is not in the log"):
         Stored(batches, done).found()

@@ -1,4 +1,4 @@
-"""Metrics of a cluster on another machine: found through its brokers, never mistaken for those of this machine."""
+"""Metrics of a cluster on another machine: found through its brokers, never confused with those of this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def place(host: str) -> NodeEndpoint:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The pages that were asked; each names a process on loopback and one on an address of its own."""
+    """The pages that were requested; each names a process on loopback and another on an address of its own."""
     urls: list[str] = []
 
     def ask(url: str) -> list[NodeEndpoint]:
@@ -33,14 +33,14 @@ def test_loopback_of_another_machine_is_not_asked(asked: list[str], metrics: str
 
 
 def test_processes_on_loopback_of_another_machine_are_left_out(asked: list[str]) -> None:
-    """Though the broker that was asked can be reached."""
+    """Although the broker that was asked is reachable."""
     status = {"address": "10.0.0.7:9092", "metrics": "0.0.0.0:9101"}
     assert inspect.remote_endpoints([status]) == [place("10.0.0.7")]
     assert asked == ["http://10.0.0.7:9101/targets"]
 
 
 @pytest.mark.parametrize("broker", ["127.0.0.1:9092", "localhost:9092", "[::1]:9092"])
-def test_loopback_is_asked_for_brokers_on_loopback(asked: list[str], broker: str) -> None:
+def test_loopback_is_queried_for_brokers_on_loopback(asked: list[str], broker: str) -> None:
     """A cluster on this machine, with the defaults."""
     found = inspect.remote_endpoints([{"address": broker, "metrics": "127.0.0.1:9101"}])
     assert found == [place("127.0.0.1"), place("10.0.0.7")]

@@ -40,7 +40,7 @@ class Drained:
         shutil.rmtree(self.stopped.folder.replica(0) / range_folder(*self.range))
 
     def move(self) -> None:
-        """Replica 1 has copied it."""
+        """Replica 1 has copied the range."""
         with self.directory() as directory:
             new = next(member.ref for member in directory.replicas.all() if member.replica == 1)
             assert directory.ranges.replace_in_sealed(*self.range, 0, new)
@@ -56,8 +56,8 @@ def drained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drained:
     return Drained(tmp_path)
 
 
-def test_a_drain_that_can_not_end_says_which_ranges_stay(drained: Drained) -> None:
-    """And what can be done; it ends with an error instead of waiting for ever. Other ranges were moved before."""
+def test_a_drain_that_cannot_end_reports_the_remaining_ranges(drained: Drained) -> None:
+    """It also lists remedies, and ends with an error instead of waiting without end. Other ranges were moved before."""
     drained.lose()
     shown = drained.drain()
     assert shown.exit_code == 1
@@ -68,7 +68,7 @@ def test_a_drain_that_can_not_end_says_which_ranges_stay(drained: Drained) -> No
         assert directory.replicas.draining() == {0}
 
 
-def test_a_drain_that_waits_for_nothing_names_them_at_once(drained: Drained) -> None:
+def test_a_drain_that_does_not_wait_names_them_immediately(drained: Drained) -> None:
     """For programs as a number."""
     drained.lose()
     shown = drained.drain("--no-wait")
@@ -78,8 +78,8 @@ def test_a_drain_that_waits_for_nothing_names_them_at_once(drained: Drained) -> 
     assert told == {"replica": 0, "draining": True, "ranges": 1, "unreadable": 1}
 
 
-def test_a_drain_goes_on_once_the_files_are_back(drained: Drained, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was missing a moment ago is no reason to give up."""
+def test_a_drain_continues_once_the_files_are_back(drained: Drained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that were missing a moment ago are no reason to give up."""
     drained.lose()
     looks: list[object] = []
     usual = module._unreadable
@@ -99,8 +99,8 @@ def test_a_drain_goes_on_once_the_files_are_back(drained: Drained, monkeypatch: 
     assert "replica 0 is drained: 0 ranges are on it" in shown.stdout
 
 
-def test_a_drain_in_which_nothing_moves_says_so(drained: Drained, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy is there, and something in it may be damaged: only replicas find that."""
+def test_a_drain_without_progress_is_reported(drained: Drained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy is there but may be damaged: only replicas can find that."""
     monkeypatch.setattr(module, "_STILL_S", 0.0)
     naps: list[float] = []
 

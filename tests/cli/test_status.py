@@ -1,4 +1,4 @@
-"""What `status` shows of topics when brokers can't tell everything about them."""
+"""The part of `status` about topics when brokers can't report everything about them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Log:
         (Retriable("not now", "wait"), [20, None], "no broker tells where topics end: not now"),
     ],
 )
-def test_a_topic_whose_start_can_not_be_read_hides_no_other(
+def test_a_topic_whose_start_cannot_be_read_hides_no_other(
     problem: Exception, ends: list[int | None], words: str
 ) -> None:
-    """It is named, and the others are shown: `status` is where an operator learns what is wrong."""
+    """It is named, and the others are shown: `status` is where an operator finds the problem."""
     log: Any = Log(problem)
     topics, silence = _topics_of(log, set())
     assert [topic["index"] for topic in topics] == ends

@@ -1,4 +1,4 @@
-"""`topic create` and `topic describe` with replicas: what was asked for, what it costs, where it is."""
+"""`topic create` and `topic describe` with replicas: the requested options, their cost, and where the copies are."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["topic", *arguments])
 
 
-def test_create_says_what_a_choice_costs(log: Log) -> None:
+def test_create_reports_the_cost_of_a_choice(log: Log) -> None:
     """In a line of its own, and as a field for programs; sizes and times as people write them."""
     copies = ["--replicas", "2", "--durable-on", "1"]
     shown = run("create", "t", *copies, "--retention", "7d", "--retention-bytes", "10GiB")
@@ -82,8 +82,8 @@ def test_create_says_what_a_choice_costs(log: Log) -> None:
     assert "both replicas" in told["price"]
 
 
-def test_what_is_not_given_is_left_to_the_cluster(log: Log) -> None:
-    """None: its default; a topic in memory says nothing about disks."""
+def test_omitted_options_are_left_to_the_cluster(log: Log) -> None:
+    """None: the cluster's default; a topic in memory has no output about disks."""
     shown = run("create", "t")
     assert shown.stdout == "created topic t (order 2, total)\n"
     names = ("replicas", "durable_on", "retention_s", "retention_bytes")
@@ -91,15 +91,15 @@ def test_what_is_not_given_is_left_to_the_cluster(log: Log) -> None:
 
 
 @pytest.mark.parametrize(("option", "value"), [("--retention", "soon"), ("--retention-bytes", "5 parsecs")])
-def test_a_size_or_time_that_makes_no_sense_is_an_error(log: Log, option: str, value: str) -> None:
-    """It says what would be right."""
+def test_an_invalid_size_or_time_is_an_error(log: Log, option: str, value: str) -> None:
+    """The message names a valid form."""
     shown = run("create", "t", option, value)
     assert shown.exit_code == 2
     assert "such as" in shown.stderr
 
 
 def test_describe_shows_copies_retention_and_ranges(log: Log) -> None:
-    """For people as tables, for programs as they are."""
+    """For people as tables, for programs as raw values."""
     shown = run("describe", "t").stdout
     assert "both replicas" in shown
     second = ("2", "10", "open", "1 of 2", "4.7, 5.7")
@@ -109,16 +109,16 @@ def test_describe_shows_copies_retention_and_ranges(log: Log) -> None:
     assert [range_["number"] for range_ in told["ranges"]] == [1, 2]
 
 
-def test_alter_takes_them_too(log: Log) -> None:
-    """Only what is given."""
+def test_alter_accepts_them_too(log: Log) -> None:
+    """Only the given options."""
     shown = run("alter", "t", "--replicas", "3", "--durable-on", "2", "--retention", "1h")
     assert shown.exit_code == 0, shown.output
     names = ("replicas", "durable_on", "retention_s", "retention_bytes", "partitions")
     assert [log.asked[name] for name in names] == [3, 2, 3_600, None, None]
 
 
-def test_alter_says_since_when_copies_hold(log: Log) -> None:
-    """The open range has the old ones until the next one begins; other changes hold at once."""
+def test_alter_reports_from_when_copies_apply(log: Log) -> None:
+    """The open range keeps the old ones until the next range starts; other changes apply immediately."""
     shown = run("alter", "t", "--durable-on", "1").stdout
     assert "of what is published from the next range on, within seconds: durable records are on 1 of 2 disks" in shown
     assert "range" not in run("alter", "t", "--retention", "1h").stdout

@@ -1,4 +1,4 @@
-"""verify: a stopped cluster's folder, from the command line. What is wrong is named; nothing is changed."""
+"""verify: a stopped cluster's folder, from the command line. Problems are named; nothing is changed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def findings(cluster: StoppedCluster) -> tuple[int, dict[str, tuple[str, str]]]:
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_sound_folder(tmp_path: Path, clean: bool) -> None:
-    """After a clean stop, and after a kill: exit code 0, and how much was looked at."""
+    """After a clean stop, and after a kill: exit code 0, and the amount of data checked."""
     cluster = StoppedCluster(tmp_path / "data", clean=clean)
     shown = verify(cluster)
 
@@ -98,7 +98,7 @@ def test_a_lost_disk(tmp_path: Path) -> None:
 
 
 def test_the_store(tmp_path: Path) -> None:
-    """A damaged one is an error with the store's own advice; without one, files are still checked."""
+    """A damaged store is an error with the store's own advice; without a store, files are still checked."""
     cluster = StoppedCluster(tmp_path / "data")
     path = cluster.folder.store_path
     whole = path.read_bytes()
@@ -114,7 +114,7 @@ def test_the_store(tmp_path: Path) -> None:
 
 
 def test_a_running_cluster_is_refused(tmp_path: Path) -> None:
-    """Its files grow: what looks torn may be on its way. So does a replica whose supervisor is gone."""
+    """Its files grow: a torn end may be a write in progress. A replica whose supervisor is gone is refused likewise."""
     cluster = StoppedCluster(tmp_path / "data")
     with cluster.folder.locked():
         shown = CliRunner().invoke(app, ["verify", "--data-dir", str(cluster.folder.path)])
@@ -133,7 +133,7 @@ def test_a_running_cluster_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_cluster(tmp_path: Path) -> None:
-    """Is named."""
+    """It is named in the error."""
     shown = CliRunner().invoke(app, ["verify", "--data-dir", str(tmp_path)])
     assert shown.exit_code == 1
     assert "neither a store" in shown.stderr
@@ -147,7 +147,7 @@ def inspect(cluster: StoppedCluster, *arguments: str) -> Any:
 
 
 def test_inspect_segments(tmp_path: Path) -> None:
-    """Every segment of every replica: whose it is, where it begins, whether it grows; one that is damaged, too."""
+    """Every segment of every replica: its owner, its start, whether it grows; also a damaged segment."""
     cluster = StoppedCluster(tmp_path / "data")
     found = inspect(cluster, "segments", "--topic", "orders")
 
@@ -184,7 +184,7 @@ def test_inspect_segment(tmp_path: Path) -> None:
     assert "indexes:" in shown.stdout
 
 
-def test_inspect_a_segment_that_is_damaged(tmp_path: Path) -> None:
+def test_inspect_a_damaged_segment(tmp_path: Path) -> None:
     """In the middle: which entries. A wrong index: which. The header, or another file: a clear error."""
     cluster = StoppedCluster(tmp_path / "data")
     path = cluster.segments(0)[0]
@@ -202,7 +202,7 @@ def test_inspect_a_segment_that_is_damaged(tmp_path: Path) -> None:
 
 
 def test_batches_that_left_memory_are_found_on_disk(tmp_path: Path) -> None:
-    """By index and by seq, on every replica whose copy is right."""
+    """By index and by seq, on every replica with a correct copy."""
     from embarcadero.storage.disk import RealDisk
     from embarcadero.storage.reading import RangeReader
     from embarcadero.watch.regions import ReplicaFolders

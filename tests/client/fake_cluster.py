@@ -1,8 +1,8 @@
 """A cluster in memory that speaks the protocol: one lane, any number of connections, faults on demand.
 
-It keeps the promises that the real one keeps (one position per sequence, fencing, continued sessions), so a client's
-tests can ask what is in `log`. It is simple instead of fast, and knows nothing of regions or sequencers. With
-`replicas`, batches become durable when a test says so, and `start_anew` loses what is not.
+It keeps the promises of a real cluster (one position per sequence, fencing, continued sessions), so a client's tests
+can check the content of `log`. It is simple rather than fast, and has no regions or sequencers. With `replicas`,
+batches become durable when a test calls for it, and `start_anew` loses the others.
 """
 
 from __future__ import annotations
@@ -111,22 +111,22 @@ class FakeCluster:
         self.lanes: list[TopicLane] = []  # of a topic of order 0 or 1
         self._undurable: list[tuple[FakeConnection, BatchHeader, Outcome, int]] = []
         self.order = order
-        self.tells_order = 0  # of sessions that are opened; 0: it is an earlier version's broker
+        self.tells_order = 0  # of opened sessions; 0: a broker of an earlier version
         self.asked_orders: list[int | None] = []
         self.log: list[Stored] = []
         self.next_seq = 0
-        self.start_index = 0  # below is trimmed
+        self.start_index = 0  # everything below is trimmed
         self.sessions: dict[int, FakeSession] = {}
         self.next_handle = 0
-        self.frames: list[tuple[BatchHeader, bytes]] = []  # every batch frame that came, in order
-        self.backpressure = 0  # how many more batches are refused
+        self.frames: list[tuple[BatchHeader, bytes]] = []  # every received batch frame, in order
+        self.backpressure = 0  # number of further batches to refuse
         self.connections: list[FakeConnection] = []
         self.origin = 0  # region handle in order entries
-        self.fails: EmbarcaderoError | None = None  # what questions about lanes are answered with
+        self.fails: EmbarcaderoError | None = None  # answers to requests about lanes
         self.unsure: list[int] = []  # lanes of brokers that are not recovered yet
         self.addresses: list[m.BrokerAddress] = []
-        self.staged: dict[tuple[int, int], bytes] = {}  # (lane, index) -> what references may name
-        self.references = True  # brokers take batches by reference; False: those of an earlier version
+        self.staged: dict[tuple[int, int], bytes] = {}  # (lane, index) -> the batch that references may name
+        self.references = True  # brokers accept batches by reference; False: an earlier version
         self.recovering = False  # the range that was open when the fabric was lost is not sealed yet
 
     # --- sessions ---
@@ -173,7 +173,7 @@ class FakeCluster:
         return next(s for s in reversed(self.sessions.values()) if s.window is window)
 
     def fence(self, session: FakeSession) -> None:
-        """Nothing more gets in; what is held is refused."""
+        """No more batches are accepted; batches in the reorder buffer are refused."""
         session.fenced = True
         for connection, header, _ in session.held.values():
             connection.ack(header, Outcome.FENCED, extra=session.expected)
@@ -234,7 +234,7 @@ class FakeCluster:
         self.wake()
 
     def _stored(self, connection: FakeConnection, header: BatchHeader, outcome: Outcome, index: int) -> None:
-        """Ack now, or (as the batch asks for it) once it is durable."""
+        """Ack now, or (if the batch requests it) once it is durable."""
         if header.flags & WANT_DURABLE and outcome.stored and index >= self.durable:
             self._undurable.append((connection, header, outcome, index))
         else:
@@ -242,7 +242,7 @@ class FakeCluster:
 
     # --- disks ---
     def make_durable(self, below: int | None = None) -> None:
-        """Batches with an index below that (all, by default) are on disk; who waits for them is told."""
+        """Batches with an index below this (all, by default) are on disk; waiting clients are informed."""
         self.durable = len(self.log) if below is None else below
         waiting, self._undurable = self._undurable, []
         for connection, header, outcome, index in waiting:
@@ -250,9 +250,9 @@ class FakeCluster:
         self.wake()
 
     def start_anew(self, end: int | None = None, skipped: int = 100) -> None:
-        """The fabric is lost, and with it batches from `end` on (by default all that are not durable).
+        """Lose the fabric, and with it batches from `end` on (by default those that are not durable).
 
-        Connections are the test's to cut. `skipped` positions are never used.
+        The test cuts connections itself. `skipped` positions are never used.
         """
         end = self.durable if end is None else end
         ceiling = len(self.log) + skipped
@@ -264,7 +264,7 @@ class FakeCluster:
         self._undurable.clear()
         self.generation += 1
         self.sessions = {handle: s for handle, s in self.sessions.items() if s.opened_at < end}
-        self.next_handle = max(self.sessions, default=-1) + 1  # those that are lost are used again
+        self.next_handle = max(self.sessions, default=-1) + 1  # lost handles are used again
         for session in self.sessions.values():
             session.held.clear()
             session.fenced = True
@@ -291,7 +291,7 @@ class FakeCluster:
         self.wake()
 
     def put(self, payload: bytes, count: int = 1, partition: int = 0) -> None:
-        """A batch out of nowhere."""
+        """Append a batch without a publisher."""
         self.log.append(Stored(0, len(self.log), payload, count, self.next_seq, partition, payload_crc(payload)))
         self.next_seq += count
         self.wake()
@@ -344,7 +344,7 @@ class FakeConnection:
         self.output: list[bytes] = []
         self.received_bytes = self.granted = 0
         self.damage = 0  # how many more payloads are served with a wrong bit
-        self.mute = False  # takes everything, says nothing
+        self.mute = False  # accepts everything, answers nothing
         self.parked: list[tuple[int, m.Fetch]] = []
         self.questions: list[m.AnyMessage] = []
         self._payloads: list[np.ndarray[Any, Any]] = []
@@ -362,7 +362,7 @@ class FakeConnection:
         self.mute = True
 
     def grant(self, more: int | None = None) -> None:
-        """Without `more`: as much as the client has used, and `credit` on top."""
+        """Without `more`: as much as the client has used, plus `credit`."""
         self.granted = self.received_bytes + self.credit if more is None else self.granted + more
         self._say(credit_frame(self.granted))
 
@@ -486,7 +486,7 @@ class FakeConnection:
         raise AssertionError(message)
 
     def serve_parked(self, over: bool = False) -> None:
-        """Answer the fetches that have something to tell; all of them when their time is `over`."""
+        """Answer the fetches that have a result; all of them when their time is `over`."""
         waiting, self.parked = self.parked, []
         for request, ask in waiting:
             try:
@@ -563,14 +563,14 @@ class World:
         return self.made
 
     def cut(self, number: int) -> None:
-        """Whatever is on the wire is lost."""
+        """Drop all bytes on the wire."""
         wire = self.wires.pop(number)
         wire.far.close()
         self.core.on_disconnected(number, self.now)
         self.collect()
 
     def collect(self) -> None:
-        """Put the core's frames on the wires; drop what it gave up."""
+        """Put the core's frames on the wires; close the links that it gave up."""
         for number, frames in self.core.take_output():
             if number in self.wires:
                 self.wires[number].outward.extend(bytes(frame) for frame in frames)
@@ -585,7 +585,7 @@ class World:
             wire.far.receive(wire.outward.pop(0))
 
     def inward(self, number: int) -> None:
-        """What a broker has said reaches the core."""
+        """Deliver a broker's output to the core."""
         wire = self.wires.get(number)
         if wire is None:
             return
@@ -638,7 +638,7 @@ class World:
 
 
 class Wire:
-    """One connection of the world."""
+    """One simulated connection."""
 
     def __init__(self, number: int, cluster: FakeCluster, credit: int, now_us: int) -> None:
         self.link = Link(number, now_us, cluster.generation)

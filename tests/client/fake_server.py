@@ -58,7 +58,7 @@ class FakeServer:
         self.accepted = 0  # connections, in all
         self.sockets: list[_Socket] = []
         self._brokers = brokers
-        self._ports = ReservedPorts(brokers)  # also while nobody listens
+        self._ports = ReservedPorts(brokers)  # also while no broker listens
         self._servers: dict[int, asyncio.Server] = {}
         self._fronts: list[asyncio.Server] = []
         self._loop = asyncio.new_event_loop()
@@ -100,14 +100,14 @@ class FakeServer:
         return [f"{address.host}:{address.port}" for address in self.cluster.addresses]
 
     def flush(self) -> None:
-        """Write what the fake brokers have to say; in the server's thread."""
+        """Send the pending output of the fake brokers; in the server's thread."""
         for socket in list(self.sockets):
             if socket.far is not None and socket.far.output:
                 socket.transport.write(b"".join(socket.far.output))
                 socket.far.output.clear()
 
     def do(self, function: Callable[[], Result]) -> Result:
-        """Call a function in the server's thread, then say what came of it."""
+        """Call a function in the server's thread, then return its result."""
 
         async def run() -> Result:
             result = function()
@@ -128,7 +128,7 @@ class FakeServer:
         self.do(abort)
 
     def front(self, broker: int) -> str:
-        """One more address at which a broker answers, and which it does not tell anybody."""
+        """One more address at which a broker answers, and which it does not publish."""
         known = self._servers[broker]
         self._wait(self._listen(broker, 0))
         self._fronts.append(self._servers[broker])
@@ -136,7 +136,7 @@ class FakeServer:
         return f"127.0.0.1:{self._fronts[-1].sockets[0].getsockname()[1]}"
 
     def start_anew(self, end: int | None = None) -> None:
-        """Everything dies with the fabric and comes back at the old ports; batches from `end` on are lost."""
+        """All brokers lose the fabric and come back at the old ports; batches from `end` on are lost."""
 
         def restart() -> None:
             self.cluster.start_anew(end)
@@ -146,7 +146,7 @@ class FakeServer:
         self.do(restart)
 
     def stop(self, broker: int) -> None:
-        """Nobody listens there any more."""
+        """Stop listening on a broker's port."""
         self.do(self._servers[broker].close)
         self.cut(broker)
 

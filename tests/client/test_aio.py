@@ -48,7 +48,7 @@ def run(body: Body, **options: Any) -> None:
 
 @asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[str]:
-    """A server that gives one answer to whatever it hears, and leaves no connection behind."""
+    """A server that gives one fixed answer to any input, and closes its connections at the end."""
     transports: list[asyncio.Transport] = []
 
     class Answers(asyncio.Protocol):
@@ -77,7 +77,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_records_come_back_in_order() -> None:
-    """What is published is read, with keys, headers and positions."""
+    """Published records are read back, with keys, headers and positions."""
 
     async def body(server: FakeServer, log: Any) -> None:
         async with await log.publisher("t") as publisher:
@@ -97,7 +97,7 @@ def test_records_come_back_in_order() -> None:
 
 
 def test_topics_are_created_described_listed_and_deleted() -> None:
-    """Every call about topics gives its answer or its typed error."""
+    """Every call about topics returns its answer or its typed error."""
 
     async def body(server: FakeServer, log: Any) -> None:
         assert (await log.create_topic("new", order=5, partitions=3)).partitions == 3
@@ -114,8 +114,8 @@ def test_topics_are_created_described_listed_and_deleted() -> None:
     run(body)
 
 
-def test_what_is_not_built_yet_says_so() -> None:
-    """Groups are NotAvailable; nonsense is BadValue, and so is ack=2 where nothing is ever durable."""
+def test_unsupported_features_are_reported() -> None:
+    """Groups are NotAvailable; an invalid value is BadValue, and so is ack=2 where records never become durable."""
 
     async def body(server: FakeServer, log: Any) -> None:
         with pytest.raises(NotAvailable):
@@ -130,7 +130,7 @@ def test_what_is_not_built_yet_says_so() -> None:
 
 
 def test_connect_names_every_address_that_was_tried() -> None:
-    """Nobody listens: Unreachable with the addresses; nonsense is refused before anything is tried."""
+    """No broker listens: Unreachable with the addresses; invalid addresses are refused before any attempt."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -142,7 +142,7 @@ def test_connect_names_every_address_that_was_tried() -> None:
 
 
 def test_a_server_of_another_kind_is_not_a_broker() -> None:
-    """Whoever answers with something else gets a typed error, not a hang."""
+    """A server with another protocol leads to a typed error, not a hang."""
 
     async def main() -> None:
         async with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
@@ -160,7 +160,7 @@ def test_a_server_of_another_kind_is_not_a_broker() -> None:
     ],
 )
 def test_a_broker_of_another_version_is_refused(answer: bytes) -> None:
-    """Whether the broker says no or chooses a version we don't speak: BadVersion, at once."""
+    """If the broker refuses, or chooses a version that the client does not support: BadVersion, immediately."""
 
     async def main() -> None:
         async with answering(answer) as address:
@@ -183,7 +183,7 @@ def test_one_seed_is_enough_to_find_all_brokers() -> None:
 
 
 def test_pushed_members_are_followed() -> None:
-    """A broker that joins gets a connection without anybody asking."""
+    """A broker that joins gets a connection without a request."""
 
     async def body(server: FakeServer, log: Any) -> None:
         await until(lambda: len(log.brokers.live()) == 1)
@@ -201,7 +201,7 @@ def test_pushed_members_are_followed() -> None:
 
 
 def test_publishing_goes_on_over_broken_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections break again and again; every record is stored once, in order, and no silence has to be noticed."""
+    """Connections break repeatedly; every record is stored once, in order, without waiting for a timeout."""
     monkeypatch.setenv("EMBARCADERO_CLIENT_RESEND_AFTER_S", "1000s")
 
     async def body(server: FakeServer, log: Any) -> None:
@@ -252,7 +252,7 @@ def test_a_cluster_that_moved_is_found_through_the_first_address() -> None:
 
 
 def test_a_silent_cluster_times_out() -> None:
-    """A question that nobody answers ends with TimedOut."""
+    """A request that gets no answer ends with TimedOut."""
 
     async def body(server: FakeServer, log: Any) -> None:
         server.deaf = True
@@ -262,7 +262,7 @@ def test_a_silent_cluster_times_out() -> None:
     run(body)
 
 
-def test_without_a_cluster_questions_end_unreachable() -> None:
+def test_without_a_cluster_requests_end_unreachable() -> None:
     """All connections are gone and none comes back in time."""
 
     async def body(server: FakeServer, log: Any) -> None:
@@ -313,7 +313,7 @@ def test_a_full_window_makes_senders_wait() -> None:
 
 
 def test_seeking_and_positions() -> None:
-    """A subscriber goes where it is told, and says where it is; a place beyond the end is a typed error."""
+    """A subscriber seeks, and reports its position; a position beyond the end is a typed error."""
 
     async def body(server: FakeServer, log: Any) -> None:
         async with await log.publisher("t", linger_ms=0) as publisher:
@@ -328,7 +328,7 @@ def test_seeking_and_positions() -> None:
             assert (await subscriber.poll()).index == 0
             subscriber.seek("latest")
             assert await subscriber.poll(timeout=0.05) is None
-            while subscriber.position() is None:  # nobody has said yet where that is
+            while subscriber.position() is None:  # the position is not known yet
                 assert await subscriber.poll(timeout=0.05) is None
             assert subscriber.position() == 5
             subscriber.seek(seq=77)
@@ -344,7 +344,7 @@ def test_seeking_and_positions() -> None:
 
 
 def test_reading_a_span_gives_exactly_its_records() -> None:
-    """`read` cuts batches at the span's ends, adds `_seq`, and refuses what is not there."""
+    """`read` cuts batches at the span's ends, adds `_seq`, and refuses positions that do not exist."""
 
     async def body(server: FakeServer, log: Any) -> None:
         async with await log.publisher("t") as publisher:
@@ -383,7 +383,7 @@ def test_gaps_reach_the_reader() -> None:
 
 
 def test_a_batch_names_the_broker_that_took_it() -> None:
-    """Region handles of entries become broker numbers where the cluster told them."""
+    """Region handles of entries become broker numbers where the cluster published them."""
 
     async def body(server: FakeServer, log: Any) -> None:
         server.do(lambda: server.cluster.put(b"x"))
@@ -394,7 +394,7 @@ def test_a_batch_names_the_broker_that_took_it() -> None:
     run(body)
 
 
-def test_fenced_sessions_are_continued_unseen() -> None:
+def test_fenced_sessions_are_continued_transparently() -> None:
     """A fence in the middle changes nothing for the caller."""
 
     async def body(server: FakeServer, log: Any) -> None:
@@ -423,7 +423,7 @@ def test_a_taken_over_session_name_fails_the_publisher() -> None:
     run(body, order=5)
 
 
-def test_two_publishers_share_connections_and_keep_apart() -> None:
+def test_two_publishers_share_connections_and_stay_independent() -> None:
     """Each gets its own outcomes."""
 
     async def body(server: FakeServer, log: Any) -> None:
@@ -438,7 +438,7 @@ def test_two_publishers_share_connections_and_keep_apart() -> None:
 
 
 def test_cancelling_a_wait_does_not_take_the_record_back() -> None:
-    """The record is stored although nobody waits for it any more."""
+    """The record is stored although its future is no longer awaited."""
 
     async def body(server: FakeServer, log: Any) -> None:
         async with await log.publisher("t") as publisher:
@@ -452,7 +452,7 @@ def test_cancelling_a_wait_does_not_take_the_record_back() -> None:
 
 
 def test_closing_the_log_closes_its_publishers() -> None:
-    """Records that lingered are stored before the connections go."""
+    """Records in the linger buffer are stored before the connections close."""
 
     async def main(server: FakeServer) -> None:
         log = await emb.aio.connect(server.addresses)
@@ -468,5 +468,5 @@ def test_closing_the_log_closes_its_publishers() -> None:
 
 
 def test_pauses_between_attempts_are_bounded() -> None:
-    """A broker that is away is asked at least once a second."""
+    """A broker that is away is tried at least once a second."""
     assert brokers_module._PAUSE_FIRST_S <= brokers_module._PAUSE_LAST_S <= 1.0

@@ -1,4 +1,4 @@
-"""The reader's core with a topic that has a table: each position once, whoever forgets what and when."""
+"""The reader's core with a topic that has a table: each position once, whichever store drops records at any time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def answer(world: World, table: Table, ask: TableAsk, at_once: int = 2) -> None:
 
 
 def drain(world: World, table: Table) -> list[Batch]:
-    """All that can be read now."""
+    """Every batch that can be read now."""
     taken: list[Batch] = []
     while True:
         world.settle()
@@ -78,8 +78,8 @@ def drain(world: World, table: Table) -> list[Batch]:
         taken += found
 
 
-def test_what_brokers_have_no_longer_comes_from_the_table() -> None:
-    """Batches of the table, then those of brokers, as if it were one; the seq goes on over the edge."""
+def test_batches_that_brokers_dropped_come_from_the_table() -> None:
+    """Batches of the table, then those of brokers, as one log; the seq continues across the boundary."""
     world, table = make_world(records=10)
     table.frontier, world.cluster.start_index = 7, 5
     found = drain(world, table)
@@ -87,8 +87,8 @@ def test_what_brokers_have_no_longer_comes_from_the_table() -> None:
     assert [batch.gap for batch in found] == [None] * 10
 
 
-def test_what_the_table_has_not_either_is_a_gap() -> None:
-    """Without a table, or above its frontier, brokers' word counts; below its start, the user's trim does."""
+def test_batches_missing_from_the_table_are_a_gap() -> None:
+    """Without a table, or above its frontier, the brokers' gap counts; below its start, the user's trim does."""
     world, table = make_world(records=10)
     world.cluster.start_index = 5
     assert drain(world, table)[0].gap == Gap(GapKind.TRIMMED, 0, 5)
@@ -101,8 +101,8 @@ def test_what_the_table_has_not_either_is_a_gap() -> None:
     assert [batch.index for batch in found[4:]] == [6, 7, 8, 9]
 
 
-def test_a_table_that_fails_in_an_unknown_way_fails_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was raised: nobody waits for ever, and the error names the topic and the place."""
+def test_a_table_that_fails_unexpectedly_fails_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was raised: the reader does not hang, and the error names the topic and the position."""
     world, _ = make_world(records=10)
     world.cluster.start_index = 5
     world.settle()
@@ -111,7 +111,7 @@ def test_a_table_that_fails_in_an_unknown_way_fails_its_reader(monkeypatch: pyte
         return SimpleNamespace(tier=Tier(id="", warehouse="", table="t", frontiers={LANE: (7, 14)}))
 
     def opened(*_: Any) -> Any:
-        raise ArithmeticError("nobody has thought of this")
+        raise ArithmeticError("an unexpected bug")
 
     async def main() -> None:
         told = asyncio.Event()
@@ -124,11 +124,11 @@ def test_a_table_that_fails_in_an_unknown_way_fails_its_reader(monkeypatch: pyte
     monkeypatch.setattr(reads, "open_table", opened)
     asyncio.run(main())
     assert isinstance(world.core.failed, BadTable)
-    assert re.search(r"table of 't'.*lane 7, span 0: .*nobody has thought", world.core.failed.message)
+    assert re.search(r"table of 't'.*lane 7, span 0: .*an unexpected bug", world.core.failed.message)
 
 
-def test_a_stop_holds_for_the_table_too() -> None:
-    """Nothing at or above it is asked of the table, and nothing is asked of brokers behind it."""
+def test_a_stop_applies_to_the_table_too() -> None:
+    """Nothing at or above it is requested from the table, and nothing after it from brokers."""
     world, table = make_world(records=10, start=1, stop=4)
     table.frontier, world.cluster.start_index = 9, 8
     world.settle()
@@ -140,7 +140,7 @@ def test_a_stop_holds_for_the_table_too() -> None:
 
 
 def test_a_seek_makes_older_answers_void() -> None:
-    """What the table still sends is not handed on."""
+    """Batches that the table still sends are not delivered."""
     world, table = make_world(records=10)
     table.frontier, world.cluster.start_index = 9, 8
     world.settle()
@@ -154,8 +154,8 @@ def test_a_seek_makes_older_answers_void() -> None:
     assert [batch.index for batch in drain(world, table)] == list(range(1, 10))
 
 
-def test_places_are_looked_for_in_the_table_of_a_topic_that_has_one() -> None:
-    """earliest, a seq and a time become an index first; None leaves it to brokers; latest is theirs anyway."""
+def test_positions_are_resolved_in_the_table_of_a_topic_that_has_one() -> None:
+    """earliest, a seq and a time become an index first; None leaves it to brokers; latest always does."""
     for by, start in (("earliest", 0), ("seq", 5), ("time", 1_000_003)):
         world, table = make_world(records=10, by=by, start=start, tiered=True)
         table.frontier, world.cluster.start_index = 7, 5
@@ -177,8 +177,8 @@ def test_places_are_looked_for_in_the_table_of_a_topic_that_has_one() -> None:
     assert world.core.position == 10
 
 
-def test_a_table_that_does_not_answer_is_asked_again_and_a_wrong_one_is_an_error() -> None:
-    """Whatever was handed on stays handed on; it goes on from there. What can't be right is never handed on."""
+def test_a_table_that_does_not_answer_is_retried_and_wrong_content_is_an_error() -> None:
+    """Delivered batches stay delivered; reading continues from there. Inconsistent content is never delivered."""
     world, table = make_world(records=10)
     table.frontier, world.cluster.start_index = 9, 8
     world.settle()
@@ -207,8 +207,8 @@ def test_a_table_that_does_not_answer_is_asked_again_and_a_wrong_one_is_an_error
     assert isinstance(world.core.failed, BadValue)
 
 
-def test_a_store_that_stays_away_is_reported_and_the_reader_goes_on_when_asked() -> None:
-    """Tries are spaced out for some seconds; then it is a typed error, not silence. The position is kept."""
+def test_a_store_that_stays_away_is_reported_and_the_reader_continues_on_request() -> None:
+    """Attempts are spaced out for some seconds; then it is a typed error, not silence. The position is kept."""
     world, table = make_world(records=10)
     table.frontier, world.cluster.start_index = 9, 8
     for failures in (1, 2):  # it may happen again
@@ -239,18 +239,18 @@ def offered(**options: Any) -> tuple[SubscriberCore, Link]:
 
 
 def asked(core: SubscriberCore) -> bool:
-    """Whether the Fetch that goes out asks for records of the table, too."""
+    """Whether the outgoing Fetch requests records of the table, too."""
     ((_, [frame]),) = core.take_output()
     return b"table" in bytes(frame)
 
 
 def refuse(core: SubscriberCore, request: int, error: str, now_us: int) -> None:
-    """The broker can't read the table."""
+    """Answer that the broker can't read the table."""
     core.on_control(1, request, m.Failed(code=error, message=f"{error} of a broker"), now_us)
 
 
 def test_brokers_that_offer_it_are_asked_for_records_of_the_table() -> None:
-    """What such a broker says is TRIMMED is trimmed: nobody else is asked."""
+    """A TRIMMED answer of such a broker is final: no other source is asked."""
     core, _ = offered()
     assert asked(core)
     nothing: Any = np.zeros(0, dtype=ORDER)
@@ -260,7 +260,7 @@ def test_brokers_that_offer_it_are_asked_for_records_of_the_table() -> None:
 
 
 def test_a_broker_that_cannot_read_the_table_leaves_it_to_the_client() -> None:
-    """The client reads it itself; if it can't either, the more telling error of the two is reported."""
+    """The client reads it itself; if it can't either, the more specific of the two errors is reported."""
     for refused, unable, reported in (
         ("NotAvailable", NotAvailable("no PyIceberg here"), NotAvailable),
         ("BadTable", NotAvailable("no PyIceberg here"), BadTable),
@@ -293,8 +293,9 @@ RETRY_US = int(TABLE_RETRY_S * 1e6)
 
 
 def test_a_store_that_hangs_is_reported_once_both_ways_were_tried_and_the_time_is_over() -> None:
-    """Each try takes long to fail. Time runs from the first question, and tries are not counted beyond one by a broker
-    and one by this client.
+    """Each attempt takes long to fail. Time runs from the first request.
+
+    Attempts are not counted beyond one by a broker and one by this client.
     """
     core, _ = offered()
     assert asked(core)
@@ -323,7 +324,7 @@ def failing_then_waiting() -> tuple[SubscriberCore, Link]:
 
 
 def test_a_broker_that_waits_for_a_store_is_waited_for_as_long_as_the_store_is_tried() -> None:
-    """The failure before is reported then. The answer that comes too late is ignored; polling asks again."""
+    """The earlier failure is reported then. The answer that comes too late is ignored; polling asks again."""
     core, link = failing_then_waiting()
     times = []
     while core.failed is None:
@@ -341,8 +342,8 @@ def test_a_broker_that_waits_for_a_store_is_waited_for_as_long_as_the_store_is_t
     assert asked(core)
 
 
-def test_a_reader_that_is_past_the_table_is_not_failed_for_it() -> None:
-    """An answer without records counts, too: afterwards a reader may wait at the end of the log for ever."""
+def test_a_reader_past_the_table_does_not_fail_for_it() -> None:
+    """An answer without records counts, too: afterwards a reader may wait at the end of the log without limit."""
     core, _ = failing_then_waiting()
     core.on_fetched(1, FetchedReceived(3, 5, 9, TRIMMED, NOTHING, []), 1_500_000)
     core.take_output()

@@ -82,7 +82,7 @@ def test_an_ack_2_future_waits_for_the_disk(server: FakeServer, log: Any) -> Non
 
 
 def test_reads_and_tails_know_both_ends(server: FakeServer, log: Any) -> None:
-    """What is ordered and not durable is served only to who asks for it; beyond it is the future."""
+    """Records that are ordered but not durable are served only on request; positions beyond them are in the future."""
     with log.publisher("t") as publisher:
         for n in range(4):
             publisher.send(b"%d" % n).result(10)
@@ -92,7 +92,7 @@ def test_reads_and_tails_know_both_ends(server: FakeServer, log: Any) -> None:
     assert values(log, end=3) == [b"0", b"1", b"2"]
     assert values(log, read="ordered") == [b"0", b"1", b"2", b"3"]
     with pytest.raises(TimedOut, match="ordered"):
-        log.read("t", timeout=2)  # enough for the questions before
+        log.read("t", timeout=2)  # enough for the earlier requests
     with pytest.raises(FuturePosition):
         log.read("t", 0, 5)
     with pytest.raises(BadValue):
@@ -107,7 +107,7 @@ def test_reads_and_tails_know_both_ends(server: FakeServer, log: Any) -> None:
         server.do(server.cluster.make_durable)
         assert durable.poll(10).index == 3
         reading.join(20)
-        assert table[0].num_rows == 4, "it waited for what was acked before"
+        assert table[0].num_rows == 4, "it waited for records acked before"
 
 
 def test_without_replicas_durable_is_ordered() -> None:
@@ -122,7 +122,7 @@ def test_without_replicas_durable_is_ordered() -> None:
 
 @pytest.mark.parametrize("call", ["send", "publish", "flush", "close"])
 def test_a_loss_is_raised_by_the_next_call_once(server: FakeServer, log: Any, call: str) -> None:
-    """It names the records and their positions; the publisher goes on."""
+    """It names the records and their positions; the publisher continues."""
     publisher = log.publisher("t")
     publisher.send(b"kept").result(10)
     server.do(server.cluster.make_durable)
@@ -146,20 +146,20 @@ def test_a_loss_is_raised_by_the_next_call_once(server: FakeServer, log: Any, ca
         assert values(log) == [b"kept", b"after"]
 
 
-def test_a_loss_that_nobody_asked_for_is_raised_when_the_log_is_closed(server: FakeServer) -> None:
-    """Whoever only ever sends hears of it at the end."""
+def test_an_unclaimed_loss_is_raised_when_the_log_is_closed(server: FakeServer) -> None:
+    """A program that only sends learns of it at the end."""
     with pytest.raises(RecordsLost), emb.connect(server.addresses) as log:
         lose(server, log.publisher("t"), b"lost")
 
 
-def test_many_sends_under_restarts_lose_only_what_is_told(server: FakeServer, log: Any) -> None:
-    """A publisher that is never told to wait: each record is in the log once, or was reported."""
+def test_many_sends_under_restarts_lose_only_reported_records(server: FakeServer, log: Any) -> None:
+    """A publisher that never waits: each record is in the log once, or was reported."""
     server.cluster.at_once = True
     told: set[Position] = set()
     futures: dict[bytes, Any] = {}
 
     def calling(call: Callable[[], Any]) -> Any:
-        """Call until it is done; what is lost is noted."""
+        """Call until it succeeds; record the losses."""
         while True:
             try:
                 return call()
@@ -181,8 +181,8 @@ def test_many_sends_under_restarts_lose_only_what_is_told(server: FakeServer, lo
     assert set(found) == futures.keys() - gone
 
 
-def test_a_subscriber_goes_on_behind_a_lost_span(server: FakeServer, log: Any) -> None:
-    """It is connected again by itself, gets a LOST gap, and then what came later. So does a bounded read."""
+def test_a_subscriber_continues_after_a_lost_span(server: FakeServer, log: Any) -> None:
+    """It reconnects by itself, gets a LOST gap, and then the later records. So does a bounded read."""
     server.cluster.at_once = True
     publisher = log.publisher("t")
     publisher.send(b"kept").result(10)
@@ -192,7 +192,7 @@ def test_a_subscriber_goes_on_behind_a_lost_span(server: FakeServer, log: Any) -
     lose(server, publisher, b"lost")
     gap = subscriber.poll(10)
     assert (gap.gap.kind, gap.gap.start, gap.gap.stop) == (GapKind.LOST, 1, server.cluster.lost[0][1])
-    assert values(log) == [b"kept"], "the log ends with what is lost"
+    assert values(log) == [b"kept"], "the log ends with the lost records"
     with pytest.raises(RecordsLost):
         publisher.flush()
     server.cluster.at_once = True
@@ -206,7 +206,7 @@ def test_a_subscriber_goes_on_behind_a_lost_span(server: FakeServer, log: Any) -
 
 
 def test_a_scan_clips_a_lost_gap_to_its_span(server: FakeServer, log: Any) -> None:
-    """A gap begins where records are lost, maybe before the span: only the part inside the span is handed on."""
+    """A gap starts where records are lost, possibly before the span: only the part inside the span is delivered."""
     publisher = log.publisher("t")
     lose(server, publisher, b"0", b"1", b"2", b"3")
     with pytest.raises(RecordsLost):
@@ -214,8 +214,8 @@ def test_a_scan_clips_a_lost_gap_to_its_span(server: FakeServer, log: Any) -> No
     assert [batch.gap for batches in log.scan("t", start=2, stop=3) for batch in batches] == [Gap(GapKind.LOST, 2, 3)]
 
 
-def test_a_cluster_that_comes_back_elsewhere_is_found_where_its_brokers_ever_were() -> None:
-    """The seed is gone for good; another broker that the client heard of is there again."""
+def test_a_cluster_that_comes_back_is_found_at_any_known_broker_address() -> None:
+    """The seed is gone permanently; another broker that the client knew is there again."""
     with FakeServer(brokers=2, replicas=1) as server, emb.connect(server.addresses[:1]) as log:
         until(lambda: len(log.brokers.live()) == 2)
         server.cluster.at_once = True
@@ -286,7 +286,7 @@ def check_merged(lost: RecordsLost) -> None:
 
 
 def test_closing_a_log_reports_the_losses_of_all_publishers_and_every_failure(server: FakeServer) -> None:
-    """One RecordsLost names all; what failed besides is its cause."""
+    """One RecordsLost names all; other failures are its cause."""
     log = emb.connect(server.addresses)
     first, second = log.publisher("t", session="job"), log.publisher("t")
     first.publish([{"value": b"a"}]).result(10)
@@ -298,7 +298,7 @@ def test_closing_a_log_reports_the_losses_of_all_publishers_and_every_failure(se
 
 
 def test_closing_an_asyncio_log_does_the_same(server: FakeServer) -> None:
-    """It used to report nothing at all."""
+    """It used to report nothing."""
 
     async def body() -> None:
         log = await emb.aio.connect(server.addresses)
@@ -337,7 +337,7 @@ def broken(*_: Any) -> Any:
 
 
 def check_both(error: RecordsLost) -> None:
-    """The loss, and as its cause what failed."""
+    """The loss, and the other failure as its cause."""
     assert [position.index for position in error.positions] == [0]
     assert isinstance(error.__cause__, EmbarcaderoError)
     assert "broken" in error.__cause__.message
@@ -345,7 +345,7 @@ def check_both(error: RecordsLost) -> None:
 
 
 def test_a_subscriber_that_fails_to_close_hides_no_loss(server: FakeServer) -> None:
-    """Its error was raised in place of the RecordsLost, before any publisher was closed."""
+    """Its error used to be raised instead of the RecordsLost, before any publisher was closed."""
     log = emb.connect(server.addresses)
     lose(server, log.publisher("t"), b"a")
     log.subscribe("t")._close = broken  # type: ignore[method-assign]
@@ -391,8 +391,8 @@ def test_failures_of_several_publishers_are_all_raised(server: FakeServer) -> No
     assert pickle.loads(pickle.dumps(caught.value)).exceptions[0].message == caught.value.exceptions[0].message
 
 
-def test_the_fenced_holder_of_a_name_hears_of_its_losses_and_of_the_fence(server: FakeServer, log: Any) -> None:
-    """Both are in what close() raises."""
+def test_the_fenced_holder_of_a_name_gets_its_losses_and_the_fence(server: FakeServer, log: Any) -> None:
+    """close() raises both."""
     publisher = log.publisher("t", session="job")
     publisher.publish([{"value": b"a"}]).result(10)
     server.do(lambda: server.cluster.start_anew(end=0))
@@ -405,8 +405,10 @@ def test_the_fenced_holder_of_a_name_hears_of_its_losses_and_of_the_fence(server
     assert isinstance(caught.value.__cause__, SessionFenced)
 
 
-def test_closing_a_named_publisher_while_the_cluster_is_down_says_what_is_unknown(server: FakeServer, log: Any) -> None:
-    """It waits as long as it may, and returned at once before."""
+def test_closing_a_named_publisher_while_the_cluster_is_down_reports_the_unknown_positions(
+    server: FakeServer, log: Any
+) -> None:
+    """It waits as long as allowed; it used to return immediately."""
     publisher = log.publisher("t", session="job")
     positions = [publisher.publish([{"value": b"%d" % n}]).result(10) for n in range(3)]
     server.deaf = True
@@ -416,8 +418,8 @@ def test_closing_a_named_publisher_while_the_cluster_is_down_says_what_is_unknow
     assert caught.value.counts == (1, 1, 1)
 
 
-def test_numbers_of_a_named_session_are_true_after_a_loss(server: FakeServer, log: Any) -> None:
-    """The publisher ends, next_session_seq() refuses to guess, and a new publisher goes on at the first lost one."""
+def test_numbers_of_a_named_session_are_correct_after_a_loss(server: FakeServer, log: Any) -> None:
+    """The publisher ends, next_session_seq() refuses to guess, and a new publisher continues at the first lost one."""
     publisher = log.publisher("t", session="job")
     for number in range(3):
         publisher.publish([{"value": b"%d" % number}], session_seq=number).result(10)
@@ -438,7 +440,7 @@ def test_numbers_of_a_named_session_are_true_after_a_loss(server: FakeServer, lo
 
 # --- back-pressure ----------------------------------------------------------------------------------------------------
 def say_full(server: FakeServer) -> None:
-    """All brokers say that the disk of replica 1 is full."""
+    """All brokers report that the disk of replica 1 is full."""
 
     def say() -> None:
         for socket in server.sockets:
@@ -447,8 +449,8 @@ def say_full(server: FakeServer) -> None:
     server.do(say)
 
 
-def test_send_raises_backpressure_with_the_cause_until_there_is_room(server: FakeServer, log: Any) -> None:
-    """Nothing is lost: what was taken before is stored, and what was refused is not."""
+def test_send_raises_backpressure_with_the_cause_until_there_is_space(server: FakeServer, log: Any) -> None:
+    """Nothing is lost: records accepted before are stored, refused records are not."""
     publisher = log.publisher("t", ack=2, linger_ms=0)
     first = publisher.send(b"first")
     until(lambda: server.cluster.log)
@@ -468,7 +470,7 @@ def test_send_raises_backpressure_with_the_cause_until_there_is_room(server: Fak
 
 
 def test_asyncio_callers_get_backpressure_too(server: FakeServer) -> None:
-    """One that gave a time waits for room as long as that."""
+    """A call with a time limit waits that long for space."""
 
     async def body() -> None:
         async with await emb.aio.connect(server.addresses) as log:

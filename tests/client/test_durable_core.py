@@ -1,4 +1,4 @@
-"""Cores and durability: ack=2 waits for the disk, and after a restart of everything what was lost is told, once."""
+"""Cores and durability: ack=2 waits for the disk, and after a restart of everything, losses are reported once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add(world: World, payload: bytes, count: int = 1) -> Any:
 
 
 def start_anew(world: World, end: int | None = None) -> None:
-    """All is lost from `end` on; new brokers are there."""
+    """Lose everything from `end` on; connect new brokers."""
     for number in list(world.wires):
         world.cut(number)
     world.cluster.start_anew(end)
@@ -75,8 +75,8 @@ def test_a_durable_batch_is_settled_when_it_is_durable_and_not_before() -> None:
     assert batches[2].done
 
 
-def test_the_window_holds_what_is_not_durable_and_close_waits_for_it() -> None:
-    """Back-pressure is the same as ever: what has no outcome takes room."""
+def test_the_window_holds_batches_until_durable_and_close_waits_for_them() -> None:
+    """Back-pressure works as usual: unsettled batches take space."""
     world = publishing(durable=True, window_bytes=250)
     add(world, b"x" * 200)
     world.settle()
@@ -91,8 +91,8 @@ def test_the_window_holds_what_is_not_durable_and_close_waits_for_it() -> None:
     assert world.core.failed is None
 
 
-def test_a_silent_disk_is_no_silent_broker() -> None:
-    """While durability takes its time the broker answers pings: nobody is given up, nothing is sent twice."""
+def test_a_slow_disk_is_not_a_silent_broker() -> None:
+    """While durability takes time the broker answers pings: no link is given up, nothing is sent twice."""
     world = publishing(durable=True, wires=1)
     batch = add(world, b"x")
     world.settle()
@@ -117,8 +117,8 @@ def test_without_durable_the_flag_is_not_set() -> None:
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("order", [2, 5])
-def test_what_was_acked_and_lost_is_told_once_with_its_positions(order: int) -> None:
-    """Acked with ack=1, not durable, gone with the fabric: the publisher says which records, and goes on."""
+def test_acked_and_lost_records_are_reported_once_with_their_positions(order: int) -> None:
+    """Acked with ack=1, not durable, lost with the fabric: the publisher names the records, and continues."""
     world = publishing(order)
     batches = [add(world, b"%d" % n, count=n + 1) for n in range(6)]
     world.settle()
@@ -141,8 +141,11 @@ def test_what_was_acked_and_lost_is_told_once_with_its_positions(order: int) -> 
 
 
 @pytest.mark.parametrize("durable", range(5))
-def test_what_was_acked_between_others_and_is_lost_leaves_no_gap(durable: int) -> None:
-    """Acks come by two brokers. A session of order 5 would wait for what nobody sends again, until it is fenced."""
+def test_a_lost_batch_between_other_acked_batches_leaves_no_gap(durable: int) -> None:
+    """Acks come through two brokers.
+
+    A session of order 5 would wait for a batch that is never sent again, until it is fenced.
+    """
     world = publishing()
     world.settle()
     batches = [add(world, b"%d" % n) for n in range(4)]
@@ -164,13 +167,13 @@ def test_what_was_acked_between_others_and_is_lost_leaves_no_gap(durable: int) -
 
 
 @pytest.mark.parametrize("order", [2, 5])
-def test_what_was_not_acked_is_sent_again_and_stored_once(order: int) -> None:
-    """Acks that were lost on the way: DUP_OF settles what is on disk, the rest gets a new place."""
+def test_unacked_batches_are_sent_again_and_stored_once(order: int) -> None:
+    """Acks that were lost in flight: DUP_OF settles batches on disk, the others get a new position."""
     world = publishing(order, wires=1)
     world.settle()
     batches = [add(world, b"%d" % n) for n in range(6)]
     while world.wires[1].outward:
-        world.outward(1)  # all are ordered, and not one ack comes back
+        world.outward(1)  # all are ordered, and no ack comes back
     world.cluster.make_durable(below=3)
     start_anew(world)
     world.settle()
@@ -181,7 +184,7 @@ def test_what_was_not_acked_is_sent_again_and_stored_once(order: int) -> None:
 
 
 def test_nothing_is_sent_to_a_new_cluster_before_the_session_is_open_there() -> None:
-    """The old handle could by now be anything."""
+    """The old handle could belong to any session by now."""
     world = publishing()
     add(world, b"0")
     world.settle()
@@ -194,8 +197,8 @@ def test_nothing_is_sent_to_a_new_cluster_before_the_session_is_open_there() -> 
     assert [header.session_seq for header, _ in world.cluster.frames] == [1]
 
 
-def test_an_idle_publisher_hears_of_a_loss_before_it_is_closed() -> None:
-    """Nothing is unsettled, so nothing would be sent: the session is opened again all the same."""
+def test_an_idle_publisher_learns_of_a_loss_before_it_is_closed() -> None:
+    """Nothing is unsettled, so nothing would be sent: the session is opened again nevertheless."""
     world = publishing()
     add(world, b"0")
     world.settle()
@@ -213,8 +216,8 @@ def test_an_idle_publisher_hears_of_a_loss_before_it_is_closed() -> None:
     assert lost.positions == (Position(LANE, 0, 0),)
 
 
-def test_an_acked_record_that_should_be_durable_is_another_message() -> None:
-    """It never happens; if it does, nobody is told that this was to be expected."""
+def test_losing_an_acked_record_that_should_be_durable_is_another_message() -> None:
+    """It never happens; if it does, the message does not call it expected."""
     world = publishing(durable=True)
     world.cluster.at_once = True
     add(world, b"0")
@@ -227,8 +230,8 @@ def test_an_acked_record_that_should_be_durable_is_another_message() -> None:
     assert "ack=2" in lost.message
 
 
-def test_two_restarts_in_a_row_are_told_together() -> None:
-    """Losses of an earlier restart, of which nobody could hear meanwhile, are in `lost_before`."""
+def test_two_consecutive_restarts_are_reported_together() -> None:
+    """Losses of an earlier restart that could not be reported meanwhile are in `lost_before`."""
     world = publishing()
     first = [add(world, b"%d" % n) for n in range(2)]
     world.settle()
@@ -243,7 +246,7 @@ def test_two_restarts_in_a_row_are_told_together() -> None:
     assert lost.positions == (first[1].position,)
 
 
-def test_a_loss_that_nobody_took_grows_with_the_next() -> None:
+def test_an_unclaimed_loss_grows_with_the_next() -> None:
     """Two reports become one."""
     world = publishing()
     positions = []
@@ -260,7 +263,7 @@ def test_a_loss_that_nobody_took_grows_with_the_next() -> None:
 
 
 def test_connections_to_a_cluster_that_is_gone_are_given_up() -> None:
-    """A host that vanished closes none of them: nobody would ever connect to that broker again."""
+    """A host that vanished closes none of them: the client would never connect to that broker again."""
     world = publishing()
     add(world, b"a")
     world.settle()
@@ -276,7 +279,7 @@ def test_connections_to_a_cluster_that_is_gone_are_given_up() -> None:
 
 
 def test_a_clean_restart_loses_nothing() -> None:
-    """All was durable: the session goes on, no report."""
+    """All records were durable: the session continues, without a report."""
     world = publishing()
     for n in range(3):
         add(world, b"%d" % n)
@@ -291,7 +294,7 @@ def test_a_clean_restart_loses_nothing() -> None:
 
 @pytest.mark.parametrize("order", [2, 5])
 def test_a_session_that_was_itself_lost_is_replaced_by_a_new_one(order: int) -> None:
-    """Nothing of it is in the log, so everything may begin anew; numbers of batches, too."""
+    """Nothing of it is in the log, so everything may start again; numbers of batches, too."""
     world = publishing(order)
     first = add(world, b"0")
     world.settle()
@@ -311,7 +314,7 @@ def test_a_session_that_was_itself_lost_is_replaced_by_a_new_one(order: int) -> 
     assert world.core.first_sequence + 2 == 1, "the next batch is the second of its session"
 
 
-def test_a_continued_session_that_was_lost_is_looked_for_under_the_one_before() -> None:
+def test_a_lost_continued_session_is_looked_up_under_its_predecessor() -> None:
     """Its batches are there, and must not be stored twice."""
     world = publishing()
     for n in range(2):
@@ -334,7 +337,7 @@ def test_a_continued_session_that_was_lost_is_looked_for_under_the_one_before() 
 
 
 def test_a_session_that_is_gone_for_other_reasons_is_not_replaced() -> None:
-    """A new session would forget what is stored: the publisher ends, and gives the new session back."""
+    """A new session would not know the stored batches: the publisher ends, and gives the new session back."""
     world = publishing()
     add(world, b"0")
     world.settle()
@@ -349,8 +352,8 @@ def test_a_session_that_is_gone_for_other_reasons_is_not_replaced() -> None:
     assert not world.cluster.sessions
 
 
-def test_a_handle_that_is_anothers_by_now_is_not_taken_from_it() -> None:
-    """The session was lost, and the next one that was opened got its handle: not a batch of ours may go there."""
+def test_a_handle_that_now_belongs_to_another_session_is_not_taken() -> None:
+    """The session was lost, and the next session opened got its handle: no batch of this publisher may go there."""
     world = publishing(2)
     mine = add(world, b"mine 0")
     world.settle()
@@ -378,8 +381,8 @@ def test_a_handle_that_is_anothers_by_now_is_not_taken_from_it() -> None:
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_a_named_session_that_is_lost_is_not_taken_from_its_next_holder(taken: bool) -> None:
-    """The name may be somebody else's by now. Batch 0 is lost, so batch 1 can't be stored behind it either way."""
+def test_a_lost_named_session_is_not_taken_from_its_next_holder(taken: bool) -> None:
+    """The name may belong to another publisher by now. Batch 0 is lost, so batch 1 can't be stored after it either."""
     world = publishing(session_name="job")
     add(world, b"0")
     world.settle()
@@ -404,8 +407,8 @@ def test_a_named_session_that_is_lost_is_not_taken_from_its_next_holder(taken: b
     assert not any(session.fenced for session in world.cluster.sessions.values())
 
 
-def test_sessions_of_a_topic_that_was_made_again_are_not_touched() -> None:
-    """Handles begin anew there, and its sessions may have the same names: none of them is ours."""
+def test_sessions_of_a_recreated_topic_are_not_touched() -> None:
+    """Handles start again there, and its sessions may have the same names: none belongs to this publisher."""
     world = publishing(session_name="job")
     add(world, b"0")
     world.settle()
@@ -415,7 +418,7 @@ def test_sessions_of_a_topic_that_was_made_again_are_not_touched() -> None:
     for number in list(world.wires):
         world.cut(number)
     world.cluster.start_anew(None)
-    world.cluster.sessions[0].fenced = False  # as if it was opened there by another
+    world.cluster.sessions[0].fenced = False  # as if another publisher opened it there
     batch = add(world, b"1")
     world.connect()
     world.settle()
@@ -423,8 +426,8 @@ def test_sessions_of_a_topic_that_was_made_again_are_not_touched() -> None:
     assert [session.fenced for session in world.cluster.sessions.values()] == [False]
 
 
-def test_a_named_session_that_is_lost_is_opened_over_the_one_that_had_the_name_before() -> None:
-    """That one is in the log still, and what it has stored counts on."""
+def test_a_lost_named_session_is_opened_over_the_previous_holder_of_the_name() -> None:
+    """The previous session is still in the log, and its stored batches still count."""
     cluster = FakeCluster(5, replicas=1)
     before = cluster.open(m.OpenSession(topic="t", name="job"))
     assert isinstance(before, m.Opened)
@@ -437,7 +440,7 @@ def test_a_named_session_that_is_lost_is_opened_over_the_one_that_had_the_name_b
     assert world.core.session == 1
     for number in list(world.wires):
         world.cut(number)
-    cluster.sessions[0].opened_at = -1  # it was opened long before what is lost
+    cluster.sessions[0].opened_at = -1  # it was opened long before the lost batches
     cluster.start_anew(end=0)
     batch = add(world, b"1")
     world.connect()
@@ -496,10 +499,10 @@ def act(world: World, batches: list[Any], action: str, value: int) -> None:
 
 @settings(deadline=None, max_examples=250)
 @given(seed=st.integers(0, 1 << 32), order=st.sampled_from([2, 5]), durable=st.booleans())
-def test_whatever_is_lost_is_told_and_nothing_else(seed: int, order: int, durable: bool) -> None:
+def test_every_loss_is_reported_and_nothing_else(seed: int, order: int, durable: bool) -> None:
     """Under cuts, fences and restarts: an acked batch is in the log at its position, or it was reported as lost.
 
-    Nothing is stored twice; ack=2 is never among the lost; order 5 keeps the order of what is there.
+    Nothing is stored twice; ack=2 is never among the lost; order 5 keeps the order of the surviving batches.
     """
     world = publishing(order, durable=durable, delivery_timeout_us=1 << 50)
     batches: list[Any] = []
@@ -535,9 +538,9 @@ def lane(number: int, **fields: Any) -> TopicLane:
 @pytest.mark.parametrize("ends", [{"end": 2, "end_seq": 20}, {"kept": 2, "end": 9, "end_seq": 90}])
 @pytest.mark.parametrize("order", [Order.NONE, Order.BROKER])
 def test_lanes_that_end_below_an_acked_batch_lost_it(order: Order, ends: dict[str, int]) -> None:
-    """The lane of a broker that died with the fabric ends where it was recovered to; that may take a while.
+    """The lane of a broker that died with the fabric ends at the recovered position; recovery may take a while.
 
-    If a mirror told its exact end, it is kept up to where disks had it.
+    If a mirror had its exact end, the lane is kept up to the end of the disks.
     """
     world = publishing(order, wires=1)
     world.settle()
@@ -559,8 +562,8 @@ def test_lanes_that_end_below_an_acked_batch_lost_it(order: Order, ends: dict[st
     assert world.core.closed
 
 
-def test_a_lane_that_was_closed_before_the_loss_is_asked_for_until_it_is_recovered() -> None:
-    """Its end was told long ago, and says nothing about how much of it disks had when all memory went."""
+def test_a_lane_that_was_closed_before_the_loss_is_requested_until_it_is_recovered() -> None:
+    """Its end was reported long ago, and does not show how much of it was on disks when all memory was lost."""
     world = publishing(Order.NONE, wires=1)
     world.settle()
     world.core._losses.remembered.add(40, 3, 30, 10)
@@ -576,7 +579,7 @@ def test_a_lane_that_was_closed_before_the_loss_is_asked_for_until_it_is_recover
 
 
 def test_close_waits_for_the_ends_of_lanes() -> None:
-    """Otherwise a loss would never be told."""
+    """Otherwise a loss would never be reported."""
     world = publishing(Order.NONE, wires=1)
     world.settle()
     world.core._losses.remembered.add(40, 0, 0, 1)
@@ -632,8 +635,8 @@ def test_a_durable_reader_sees_durable_batches_and_an_ordered_one_all() -> None:
     assert [bytes(batch.payload) for batch in drain(world)] == [b"3", b"4"]
 
 
-def test_readers_go_on_over_a_lost_span() -> None:
-    """A typed gap, then what came after it; a reader that had read a part of what is lost gets the whole gap, too."""
+def test_readers_continue_after_a_lost_span() -> None:
+    """A typed gap, then later records; a reader that had read a part of the lost span gets the whole gap, too."""
     cluster = filled()
     durable, eager = reading(cluster), reading(cluster, read="ordered")
     drain(durable)
@@ -671,18 +674,21 @@ def _gap_frame(request: int, gap: Gap) -> bytes:
 @pytest.mark.parametrize(
     ("read", "gap", "fine"),
     [
-        ("ordered", Gap(GapKind.LOST, 2, 50), True),  # it tells that [2, 3), which was read, is lost as well
+        ("ordered", Gap(GapKind.LOST, 2, 50), True),  # it reports that [2, 3), which was read, is lost as well
         ("ordered", Gap(GapKind.LOST, 1, 2), False),
         ("ordered", Gap(GapKind.TRIMMED, 2, 50), False),
         ("ordered", Gap(GapKind.END_OF_LANE, 2, 2), True),
         ("durable", Gap(GapKind.END_OF_LANE, 2, 2), False),
         ("durable", Gap(GapKind.LOST, 3, 50), True),
-        ("durable", Gap(GapKind.LOST, 4, 50), True),  # between is an entry without records
+        ("durable", Gap(GapKind.LOST, 4, 50), True),  # between them is an entry without records
         ("durable", Gap(GapKind.TRIMMED, 4, 50), False),
     ],
 )
-def test_gaps_that_begin_below_the_place_of_a_reader(read: str, gap: Gap, fine: bool) -> None:
-    """What was read may be lost afterwards, if it was not durable; anything else is nonsense, and asked for again."""
+def test_gaps_that_start_below_the_position_of_a_reader(read: str, gap: Gap, fine: bool) -> None:
+    """Records that were read may be lost later if they were not durable.
+
+    Any other gap is invalid and requested again.
+    """
     world = reading(filled(records=3), read=read)
     drain(world)
     fetched(world, gap)
@@ -696,8 +702,8 @@ def test_gaps_that_begin_below_the_place_of_a_reader(read: str, gap: Gap, fine: 
     assert isinstance(world.core.failed, BadFrame)
 
 
-def test_a_place_that_the_cluster_led_to_is_waited_for_and_a_callers_is_not() -> None:
-    """While a lane is recovered its end may be told too low; but who seeks beyond the end is told so."""
+def test_a_position_given_by_the_cluster_is_waited_for_and_a_callers_is_not() -> None:
+    """While a lane is recovered its reported end may be too low; but a seek beyond the end is an error."""
     world = reading(filled(durable=5))
     drain(world)
     cluster, log = world.cluster, list(world.cluster.log)
@@ -719,8 +725,8 @@ def test_a_place_that_the_cluster_led_to_is_waited_for_and_a_callers_is_not() ->
     assert isinstance(world.core.failed, FuturePosition)
 
 
-def test_a_store_that_fails_is_no_answer_to_what_became_of_lanes() -> None:
-    """Only a topic that is gone is: else a loss would never be told."""
+def test_a_failing_store_is_no_answer_about_the_fate_of_lanes() -> None:
+    """Only a deleted topic is: otherwise a loss would never be reported."""
     world = publishing(Order.NONE, wires=1)
     world.settle()
     world.core._losses.remembered.add(40, 3, 30, 10)

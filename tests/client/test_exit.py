@@ -1,4 +1,4 @@
-"""Programs that end without `close()`: their records are stored, or a line on stderr says how many were not."""
+"""Programs that end without `close()`: their records are stored, or a line on stderr has the number that were not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server() -> Iterator[FakeServer]:
 
 
 def run(server: FakeServer, program: str, code: int = 0) -> str:
-    """Run a program with the addresses of the fake brokers; what it wrote to stderr."""
+    """Run a program with the addresses of the fake brokers; return its stderr."""
     start = f"import asyncio, os, sys, threading\nimport embarcadero as emb\naddress = {','.join(server.addresses)!r}\n"
     command = [sys.executable, "-c", start + program]
     done = subprocess.run(command, capture_output=True, check=False, timeout=120, text=True)
@@ -115,14 +115,14 @@ def test_records_of_asyncio_are_stored_when_the_program_ends_by(server: FakeServ
 
 
 def test_a_loop_that_was_closed_under_its_publisher_is_reported(server: FakeServer) -> None:
-    """`run_until_complete` and `close` give the client no time: the program hears what is not stored."""
+    """`run_until_complete` and `close` give the client no time: the program gets a report of unstored records."""
     said = run(server, AIO + "loop = asyncio.new_event_loop()\nkept = loop.run_until_complete(work())\nloop.close()")
 
     assert f"{RECORDS} records for topic 't' were not stored" in said
     assert "close()" in said
 
 
-def test_what_could_not_be_stored_at_exit_is_reported(server: FakeServer) -> None:
+def test_records_that_could_not_be_stored_at_exit_are_reported(server: FakeServer) -> None:
     """The wait at exit is bounded; then a line on stderr names the topic and the number of records."""
     silence = "\nfrom embarcadero.client import lifetime\nlifetime.EXIT_FLUSH_S = 0.5\n"
     program = SEND + "log = emb.connect(address)\npublisher = work(log)\nprint(flush=True)\nsys.stdin.read()" + silence
@@ -176,7 +176,7 @@ def test_loops_that_do_not_answer_share_one_wait(monkeypatch: pytest.MonkeyPatch
     now = 100.0
 
     class Stuck:
-        """A pump whose event loop never comes to closing it, and the event that is waited for."""
+        """A pump whose event loop never gets to closing it, and the event that is waited for."""
 
         def __init__(self) -> None:
             self.loop = object()
@@ -200,7 +200,7 @@ def test_loops_that_do_not_answer_share_one_wait(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_dropped_log_is_closed_and_warned_of(server: FakeServer) -> None:
-    """Its records are stored in the background, its thread ends, and Python's usual warning says what to do."""
+    """Its records are stored in the background, its thread ends, and Python's usual warning names the remedy."""
     log = emb.connect(server.addresses)
     thread, future = log.thread, log.publisher("t", linger_ms=60_000).send(b"dropped")
     with warnings.catch_warnings(record=True) as caught:
@@ -233,7 +233,7 @@ def test_a_dropped_asyncio_log_is_closed_and_warned_of(server: FakeServer) -> No
 
 
 def test_a_closed_publisher_is_not_warned_of(server: FakeServer) -> None:
-    """Nothing is said of programs that close what they open, by themselves or with their log."""
+    """Programs that close their objects, directly or with their log, get no warning."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
         with emb.connect(server.addresses) as log:

@@ -1,4 +1,4 @@
-"""One client, two faces: the client for threads is what the generator makes of the asyncio one."""
+"""One client, two interfaces: the client for threads is generated from the asyncio client."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def calls(name: str) -> list[tuple[str, Any, Any]]:
 
 
 def blocking(docstring: str) -> str:
-    """A docstring of the asyncio client as the client for threads has it."""
+    """A docstring of the asyncio client as it appears in the client for threads."""
     return "\n".join(unawaited(line) for line in docstring.split("\n"))
 
 
 @pytest.mark.parametrize("name", sorted(generated()))
-def test_what_is_committed_is_what_the_generator_writes(name: str) -> None:
+def test_the_committed_file_is_the_output_of_the_generator(name: str) -> None:
     """`make faces` changes nothing."""
     assert (API / f"{name}.py").read_text() == generated()[name]
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_calls_have_the_same_arguments(name: str) -> None:
-    """Names, kinds and defaults, also of the calls that are written by hand."""
+    """Names, kinds and defaults, also of the hand-written calls."""
     for each, one, other in calls(name):
         if callable(one):
             assert parameters(one) == parameters(other), each
@@ -48,7 +48,7 @@ def parameters(call: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_calls_have_the_same_docstrings(name: str) -> None:
-    """Without `await`; also those of the calls that are written by hand."""
+    """Without `await`; also those of the hand-written calls."""
     for each, one, other in calls(name):
         assert inspect.getdoc(one) == blocking(inspect.getdoc(other) or ""), each
         assert inspect.getdoc(one), each

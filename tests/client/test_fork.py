@@ -1,4 +1,4 @@
-"""A client opened before a fork: what works in the child, what refuses to, and that the parent is not disturbed."""
+"""A client opened before a fork: supported and refused calls in the child, and an undisturbed parent."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ Run = Callable[[FakeServer, str], tuple[list[str], str]]
 
 @pytest.fixture
 def run(without: str) -> Run:
-    """What runs a program with the event loop of the test."""
+    """The code that runs a program with the event loop of the test."""
     return lambda server, program: run_program(server, without, program)
 
 
 def run_program(server: FakeServer, without: str, program: str) -> tuple[list[str], str]:
-    """Run a program with the addresses of the fake brokers; the lines it printed, and what it wrote to stderr.
+    """Run a program with the addresses of the fake brokers; return its printed lines and its stderr.
 
-    It has `in_child(function)`: run a function in a forked child, print what it returns or raises, and end the child as
-    multiprocessing does; with `exit` like a program.
+    It has `in_child(function)`: run a function in a forked child, print the result or the exception, and end the child
+    as multiprocessing does; with `exit` like a program.
     """
     start = f"""
 import asyncio, gc, multiprocessing, os, sys, threading
@@ -74,7 +74,7 @@ def stored(server: FakeServer) -> list[bytes]:
 
 
 def test_a_log_connects_again_in_the_child(server: FakeServer, run: Run) -> None:
-    """A Log is only a way to reach the cluster: the child makes its own connections, the parent keeps its own."""
+    """A Log only connects to the cluster: the child makes its own connections, the parent keeps its own."""
     lines, said = run(
         server,
         """
@@ -97,7 +97,7 @@ log.close()
 
 
 def test_a_log_connects_again_in_a_child_of_multiprocessing(server: FakeServer, run: Run) -> None:
-    """The child's own records are stored at its end, as everywhere; the parent's are stored once."""
+    """The child's own records are stored at its end, as usual; the parent's are stored once."""
     _, said = run(
         server,
         """
@@ -136,8 +136,10 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_what_has_a_place_in_the_log_refuses_to_work_in_the_child(server: FakeServer, run: Run, name: str) -> None:
-    """A session has one publisher and a position one reader: the error says what to open in the child."""
+def test_objects_with_a_position_in_the_log_refuse_to_work_in_the_child(
+    server: FakeServer, run: Run, name: str
+) -> None:
+    """A session has one publisher and a position one reader: the error names the object to open in the child."""
     server.cluster.put(stored_value(b"first"))
     lines, _ = run(
         server,
@@ -159,7 +161,7 @@ publisher.close()
 
 
 def test_closing_in_the_child_leaves_the_parent_alone(server: FakeServer, run: Run) -> None:
-    """`with` blocks begun before the fork end in the child, too: nothing of the parent's is closed or sent."""
+    """`with` blocks entered before the fork end in the child, too: no object of the parent is closed or sends."""
     lines, said = run(
         server,
         """
@@ -183,7 +185,7 @@ log.close()
 
 
 def test_a_child_that_lives_on_does_not_keep_the_parents_connections(server: FakeServer, without: str) -> None:
-    """When the parent hangs up, brokers hear it, although the child inherited the sockets."""
+    """When the parent disconnects, brokers notice it, although the child inherited the sockets."""
     program = f"""
 import os, sys
 {without}
@@ -245,8 +247,10 @@ loop.close()
     assert stored(server) == [b"child", b"parent", b"again"]
 
 
-def test_one_object_that_fails_after_a_fork_keeps_no_other_from_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop over them ended at the first error, and those behind it used sockets of the parent."""
+def test_an_object_that_fails_after_a_fork_does_not_keep_others_from_being_informed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop over them used to end at the first error, and the others used sockets of the parent."""
     told: list[str] = []
 
     class Object:

@@ -1,4 +1,4 @@
-"""The way in: what is counted, in which batch a record lands, and that room given in advance is given back."""
+"""Intake: how records are counted, which batch a record joins, and that reserved space is given back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def intake(**options: Any) -> Intake:
 
 
 def send(taken: Intake, value: bytes, key: bytes | None = None) -> Any:
-    """As Publisher.send does it; None when the window is full."""
+    """As in Publisher.send; None when the window is full."""
     record, size = taken.checked(value, key, None, None)
     with taken.lock:
         builder = taken.current
@@ -47,7 +47,7 @@ steps = st.lists(st.integers(0, 1500) | st.sampled_from(["seal", "settle"]), max
 @given(steps, st.sampled_from([1, 3]), st.sampled_from([1, 100, 1000]), st.sampled_from([100, 3000]))
 @settings(deadline=None, max_examples=80)
 def test_the_window_counts_every_record_once(todo: list[Any], partitions: int, batch: int, window: int) -> None:
-    """Whatever is sent, sealed and settled: the window is never overrun by more than a record, and ends empty."""
+    """Whatever is sent, sealed and settled: the window is exceeded by at most one record, and ends empty."""
     taken = intake(partitions=partitions, batch_bytes=batch, window_bytes=window)
     waiting: list[Sealed] = []
     sent: list[bytes] = []
@@ -87,7 +87,7 @@ def test_the_window_counts_every_record_once(todo: list[Any], partitions: int, b
     assert all(sealed.count == 1 or sealed.cost <= batch for sealed in found + new)
 
 
-def test_given_room_is_no_way_around_the_largest_record() -> None:
+def test_reserved_space_does_not_bypass_the_record_limit() -> None:
     """A batch may be larger than a record may be."""
     taken = intake(batch_bytes=FRAME_BYTES_MAX, window_bytes=1 << 30)
     send(taken, b"first")
@@ -98,8 +98,8 @@ def test_given_room_is_no_way_around_the_largest_record() -> None:
         taken.check_size(size)
 
 
-def test_the_quick_way_in_is_closed_until_the_event_loop_knows_of_the_batch() -> None:
-    """Ctrl-C may have ended the call that was to tell it: the next one tells."""
+def test_the_fast_path_is_closed_until_the_event_loop_knows_of_the_batch() -> None:
+    """Ctrl-C may have ended the call that was to announce it: the next call announces it."""
     taken = intake()
     record, size = taken.checked(b"untold", None, None, None)
     with taken.lock:

@@ -1,7 +1,7 @@
-"""Ctrl-C between any two steps of a sync call: it gets through, and the client goes on, whole.
+"""Ctrl-C between any two steps of a sync call: the interrupt is raised, and the client stays usable.
 
-A handler of Python runs when a call returns or a function begins. A profiler is called at the same moments, so a
-profiler that raises at the n-th of them is a Ctrl-C at every place where one can come, one after the other.
+Python runs a signal handler when a call returns or a function begins. A profiler is called at the same moments, so a
+profiler that raises at the n-th of them simulates a Ctrl-C at each possible point in turn.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def at_every_moment(action: Callable[[], object]) -> Iterator[int]:
             sys.setprofile(None)
         if bomb.left > 0:
             return
-    pytest.fail("an action with so many moments is not the one that was meant")
+    pytest.fail("the action has more moments than expected")
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def log() -> Iterator[Any]:
 
 @pytest.mark.parametrize("batch_bytes", [1, 1_000_000])
 def test_send_can_be_interrupted_anywhere(log: Any, batch_bytes: int) -> None:
-    """Each record is stored once or not at all, and what comes after is stored in its order."""
+    """Each record is stored once or not at all, and later records are stored in order."""
     with log.publisher("t", batch_bytes=batch_bytes, linger_ms=0) as publisher:
         names, sent = count(), 0
         for moment in at_every_moment(lambda: publisher.send(b"i%d" % next(names))):
@@ -94,7 +94,7 @@ def test_a_table_can_be_interrupted_anywhere(log: Any) -> None:
 
 
 def test_waiting_for_an_outcome_can_be_interrupted_anywhere(log: Any) -> None:
-    """result(), flush() and poll(): the next call of each is none the wiser."""
+    """result(), flush() and poll(): the next call of each works normally."""
     with log.publisher("t", linger_ms=0) as publisher, log.subscribe("t") as subscriber:
         for _ in at_every_moment(lambda: publisher.send(b"a").result(20)):
             publisher.send(b"b").result(20)
@@ -107,8 +107,8 @@ def test_waiting_for_an_outcome_can_be_interrupted_anywhere(log: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["topics", "tail", "read", "publisher", "subscribe"])
-def test_questions_can_be_interrupted_anywhere(log: Any, what: str) -> None:
-    """The client asks the next one as if nothing had been."""
+def test_requests_can_be_interrupted_anywhere(log: Any, what: str) -> None:
+    """The client sends the next request normally."""
     questions: dict[str, Callable[[], Any]] = {
         "topics": log.topics,
         "tail": lambda: log.tail("t"),
@@ -121,7 +121,7 @@ def test_questions_can_be_interrupted_anywhere(log: Any, what: str) -> None:
 
 
 def test_closing_can_be_interrupted_anywhere() -> None:
-    """Whatever was done so far, closing again ends, and the thread is gone."""
+    """However far it got, closing again ends, and the thread is gone."""
     with FakeServer(order=5) as server:
         logs: list[Any] = []
 
@@ -137,8 +137,8 @@ def test_closing_can_be_interrupted_anywhere() -> None:
         assert len(logs) > 5
 
 
-def test_a_wait_that_is_interrupted_gives_its_lock_back() -> None:
-    """The bug that this prevents: a lock that nobody holds any more and everybody waits for."""
+def test_an_interrupted_wait_releases_its_lock() -> None:
+    """Prevents a bug in which a lock stays taken without an owner, and every other thread waits for it."""
     lock = Waitable()
 
     for _ in at_every_moment(lambda: lock.wait_for(lambda: False, 0.001)):

@@ -35,7 +35,7 @@ def reader(*lanes: TopicLane, **options: Any) -> LanesCore:
 
 
 def asked(core: Any) -> list[tuple[int, int, Any]]:
-    """(connection, request, message) of all questions that go out now."""
+    """(connection, request, message) of all requests that go out now."""
     found = []
     for conn, buffers in core.take_output():
         found += [(conn, int.from_bytes(b[8:16], "little"), decode_control(b[16:])) for b in buffers if b[3] == 1]
@@ -58,7 +58,7 @@ def answer(core: LanesCore, questions: list[Any], number: int, payloads: list[by
 
 
 def test_lanes_are_read_side_by_side_each_in_its_order() -> None:
-    """Each lane has its own fetch; batches say which lane they are of; lanes take turns."""
+    """Each lane has its own fetch; batches name their lane; lanes take turns."""
     core = reader(lane(10), lane(11))
     questions = asked(core)
     assert {q.lane for _, _, q in questions if isinstance(q, m.Fetch)} == {10, 11}
@@ -72,8 +72,8 @@ def test_lanes_are_read_side_by_side_each_in_its_order() -> None:
     assert core.positions() == {10: 3, 11: 3}
 
 
-def test_new_lanes_are_asked_for_and_read_from_their_beginning() -> None:
-    """The long poll names the highest lane known; a lane that comes is fetched from earliest, even after "latest"."""
+def test_new_lanes_are_requested_and_read_from_their_beginning() -> None:
+    """The long poll names the highest known lane; a new lane is fetched from earliest, even after "latest"."""
     core = reader(lane(10), by="latest")
     [(conn, request, watch)] = [q for q in asked(core) if isinstance(q[2], m.GetLanes)]
     assert (watch.lane, watch.above) == (TOPIC, 10)
@@ -83,7 +83,7 @@ def test_new_lanes_are_asked_for_and_read_from_their_beginning() -> None:
     assert [q.above for _, _, q in questions if isinstance(q, m.GetLanes)] == [13]
 
 
-def test_an_ended_lane_is_told_once_and_not_asked_again_until_a_seek() -> None:
+def test_an_ended_lane_is_reported_once_and_not_requested_again_until_a_seek() -> None:
     """END_OF_LANE comes as a typed gap."""
     core = reader(lane(10))
     answer(core, asked(core), 10, [b"a"])
@@ -96,8 +96,8 @@ def test_an_ended_lane_is_told_once_and_not_asked_again_until_a_seek() -> None:
     assert [q.start for _, _, q in asked(core) if isinstance(q, m.Fetch)] == [0]
 
 
-def test_a_filtered_reader_reaches_the_end_behind_batches_it_did_not_want() -> None:
-    """What the filter left out lies between its place and the end; without a filter that would be a hole."""
+def test_a_filtered_reader_reaches_the_end_after_batches_of_other_partitions() -> None:
+    """Filtered batches lie between its position and the end; without a filter that would be a hole."""
     for partitions, failed in (([1], False), (None, True)):
         core = reader(lane(10), partitions=partitions, by="index")
         for _ in range(2):
@@ -108,7 +108,7 @@ def test_a_filtered_reader_reaches_the_end_behind_batches_it_did_not_want() -> N
         assert core.ready == (0 if failed else 1)
 
 
-def test_a_place_by_number_needs_a_lane_that_is_there() -> None:
+def test_a_position_by_number_needs_an_existing_lane() -> None:
     """earliest and latest are for all lanes; an index or a seq for one."""
     core = reader(lane(10), lane(11))
     for wrong in ({"by": "index", "value": 1}, {"by": "seq", "value": 1}, {"by": "index", "value": 1, "lane": 99}):
@@ -122,7 +122,7 @@ def test_a_place_by_number_needs_a_lane_that_is_there() -> None:
 
 
 def test_a_lost_link_is_replaced_for_all_lanes_and_a_deleted_topic_ends_the_reading() -> None:
-    """Everything under way on it is asked for elsewhere."""
+    """Every request in flight on it is repeated elsewhere."""
     core = reader(lane(10), lane(11))
     asked(core)
     core.on_connected(Link(2, 0), 0)
@@ -177,7 +177,7 @@ def test_a_position_names_the_lane_that_the_broker_named() -> None:
     assert batches[0].position == Position(4_097, 5, 5)
 
 
-def test_order_1_stays_on_one_link_and_moves_all_that_is_unacked_when_that_goes() -> None:
+def test_order_1_stays_on_one_link_and_moves_all_unacked_batches_when_that_closes() -> None:
     """The session's order holds on each link, also when a batch has to wait."""
     core = publisher(Order.BROKER)
     for _ in range(4):
@@ -196,7 +196,7 @@ def test_order_1_stays_on_one_link_and_moves_all_that_is_unacked_when_that_goes(
 
 
 def test_order_1_leaves_a_broker_that_has_been_full_for_long() -> None:
-    """It goes on elsewhere; what is on its way there keeps its place before the rest."""
+    """It continues elsewhere; batches in flight there are sent before the rest."""
     core = publisher(Order.BROKER)
     core.add(b"x", 1, 0, 0, 0)
     [(home, _, _)] = sent(core)
@@ -206,7 +206,7 @@ def test_order_1_leaves_a_broker_that_has_been_full_for_long() -> None:
 
 
 def test_without_acks_a_batch_is_settled_when_sent_and_close_waits_for_the_brokers_to_have_it() -> None:
-    """Batches carry NO_ACK; before the session is closed every link that carried one is asked for a sign of life."""
+    """Batches carry NO_ACK; before the session is closed every link that carried one is pinged."""
     core = publisher(Order.NONE, acks=False)
     batches = [core.add(b"x", 1, 0, 0, 0) for _ in range(2)]
     assert {flags for _, _, flags in sent(core)} == {NO_ACK}
@@ -223,8 +223,8 @@ def test_without_acks_a_batch_is_settled_when_sent_and_close_waits_for_the_broke
     assert core.closed
 
 
-def test_lanes_that_come_are_read_from_the_time_that_was_asked_for() -> None:
-    """Who waits for a time to come waits for it in new lanes, too; after another seek they are read whole."""
+def test_new_lanes_are_read_from_the_requested_time() -> None:
+    """A reader that waits for a future time waits for it in new lanes, too; after another seek they are read whole."""
     core = reader(lane(10))
     questions = asked(core)
     for where, expected in ((("time", 77), ("time", 77)), (("latest", 0), ("earliest", 0))):
@@ -238,8 +238,8 @@ def test_lanes_that_come_are_read_from_the_time_that_was_asked_for() -> None:
         assert (new.by, new.start) == expected
 
 
-def test_a_paused_reader_asks_for_no_batches_in_any_lane() -> None:
-    """Not in lanes that come meanwhile, either; it goes on in all of them."""
+def test_a_paused_reader_requests_no_batches_in_any_lane() -> None:
+    """Not in new lanes, either; it continues in all of them."""
     core = reader(lane(10), lane(11))
     questions = asked(core)
     core.pause()

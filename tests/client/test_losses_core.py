@@ -1,4 +1,7 @@
-"""No ack=1 loss stays unreported, and no number that the caller knows ever moves: cores after a loss of all memory."""
+"""Every loss of an ack=1 record is reported, and no number that the caller knows moves.
+
+Cores after a loss of memory.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ def lost_indices(world: World) -> list[int]:
 # --- numbers (item 2) -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("order", [2, 5])
 @pytest.mark.parametrize("named", [True, False])
-def test_a_number_that_the_caller_knows_never_moves_into_the_place_of_a_lost_batch(order: int, named: bool) -> None:
-    """Batches 2 and 3 are acked and lost: 4 and 5 are not sent as 2 and 3, and a new publisher goes on at 2."""
+def test_a_number_that_the_caller_knows_never_moves_to_the_position_of_a_lost_batch(order: int, named: bool) -> None:
+    """Batches 2 and 3 are acked and lost: 4 and 5 are not sent as 2 and 3, and a new publisher continues at 2."""
     world = publishing(order, session_name="job" if named else "")
     world.core.keep_numbers()
     for n in range(4):
@@ -54,8 +57,8 @@ def test_a_number_that_the_caller_knows_never_moves_into_the_place_of_a_lost_bat
         assert again.core.first_sequence == 2
 
 
-def test_an_acked_batch_that_is_unsettled_behind_a_loss_is_not_called_failed() -> None:
-    """Batch 1 is in the log, but its ack never came: its outcome is not known, and not 'nothing was stored'."""
+def test_an_acked_batch_that_is_unsettled_after_a_loss_is_not_called_failed() -> None:
+    """Batch 1 is in the log, but its ack never came: its outcome is unknown, not 'nothing was stored'."""
     world = publishing(5, session_name="job", wires=1)
     add(world, b"0")
     world.settle()
@@ -76,8 +79,8 @@ def test_an_acked_batch_that_is_unsettled_behind_a_loss_is_not_called_failed() -
 
 
 @pytest.mark.parametrize("order", [2, 5])
-def test_a_named_session_that_lost_nothing_goes_on_with_its_numbers(order: int) -> None:
-    """Unsettled batches are sent again after the restart, as what they were."""
+def test_a_named_session_without_losses_keeps_its_numbers(order: int) -> None:
+    """Unsettled batches are sent again after the restart, with the same numbers."""
     world = publishing(order, session_name="job")
     add(world, b"0")
     world.settle()
@@ -93,7 +96,7 @@ def test_a_named_session_that_lost_nothing_goes_on_with_its_numbers(order: int) 
 
 
 # --- losses are always reported (item 3) ------------------------------------------------------------------------------
-def test_the_old_holder_of_a_name_hears_of_its_losses_besides_being_fenced() -> None:
+def test_the_old_holder_of_a_name_gets_its_losses_besides_being_fenced() -> None:
     """Another process reopened the session before the old holder came back."""
     world = publishing(session_name="job")
     batches = [add(world, b"%d" % n) for n in range(3)]
@@ -116,7 +119,7 @@ def test_the_old_holder_of_a_name_hears_of_its_losses_besides_being_fenced() -> 
 @pytest.mark.parametrize("order", [Order.NONE, 2, 5])
 @pytest.mark.parametrize("name", ["", "job"])
 def test_a_close_while_the_cluster_is_down_is_not_final_before_losses_are_known(order: int, name: str) -> None:
-    """Nothing is unsettled, and still nobody knows whether the memory is lost that acked everything."""
+    """Nothing is unsettled, yet it is unknown whether the memory with the acked records is lost."""
     world = publishing(order, session_name=name)
     if order == Order.NONE:
         world.settle()
@@ -138,7 +141,7 @@ def test_a_close_while_the_cluster_is_down_is_not_final_before_losses_are_known(
 
 
 def test_a_named_close_is_final_when_a_broker_of_the_same_generation_answers() -> None:
-    """The memory lives, so nothing is lost: one question is enough."""
+    """The memory lives, so nothing is lost: one request is enough."""
     world = publishing(session_name="job")
     add(world, b"0")
     world.settle()
@@ -175,8 +178,8 @@ def test_a_named_close_after_a_restart_waits_for_recovery_and_reports_the_loss()
     assert world.core.failed is None
 
 
-def test_a_publisher_that_failed_while_the_cluster_was_down_still_hears_of_its_losses() -> None:
-    """Delivery timed out; the failure is there at once, and what was acked before is asked for until it is known."""
+def test_a_publisher_that_failed_while_the_cluster_was_down_still_gets_its_losses() -> None:
+    """Delivery timed out; the failure is immediate, and the fate of acked records is requested until it is known."""
     world = publishing(wires=1)
     add(world, b"acked")
     world.settle()
@@ -195,14 +198,14 @@ def test_a_publisher_that_failed_while_the_cluster_was_down_still_hears_of_its_l
     assert add(world, b"more").error is not None
 
 
-def test_losses_of_two_restarts_are_told_even_if_the_first_was_never_heard_of() -> None:
+def test_losses_of_two_restarts_are_reported_even_if_the_first_was_never_noticed() -> None:
     """The second one comes before the answer about the first: both are in the report."""
     world = publishing(wires=1)
     add(world, b"0")
     world.settle()
     cut_all(world)
     world.cluster.start_anew(skipped=10)
-    world.connect()  # the question is out, and never answered
+    world.connect()  # the request is sent, and never answered
     cut_all(world)
     world.cluster.start_anew(skipped=10)
     world.connect()
@@ -217,7 +220,7 @@ def test_losses_of_two_restarts_are_told_even_if_the_first_was_never_heard_of() 
 
 
 def test_durable_acks_leave_nothing_to_wait_for_at_close() -> None:
-    """ack=2: what is acked can't be lost, so a named publisher closes without a cluster."""
+    """ack=2: acked records can't be lost, so a named publisher closes without a cluster."""
     world = publishing(session_name="job", durable=True)
     world.cluster.at_once = True
     add(world, b"0")
@@ -249,7 +252,7 @@ def ranges(*spans: tuple[int, int | None]) -> list[Range]:
     ],
 )  # fmt: skip
 def test_ranges_decide_about_acked_batches(spans: Any, lost: list[int], left: list[int]) -> None:
-    """Between two ranges: lost. In a sealed one: kept. In an open one, or behind all: not known yet."""
+    """Between two ranges: lost. In a sealed one: kept. In an open one, or after all of them: not known yet."""
     acked = AckedBatches()
     for index in (3, 7, 12):
         acked.add(1, index, index, 1)

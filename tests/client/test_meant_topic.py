@@ -1,4 +1,4 @@
-"""Which topic a call means, by the topic's age: answers take their time, there and back."""
+"""Which topic a call means, by the topic's age: requests and answers take time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CREATED = 100.0
 
 
 def answered(monkeypatch: pytest.MonkeyPatch, began: float, trips: Sequence[tuple[float, float]]) -> Callable[[], Any]:
-    """Ask for a topic that was created at CREATED; each question and each answer is under way for so long."""
+    """Ask for a topic that was created at CREATED; each request and each answer takes this long."""
     now, left = [began], list(trips)
 
     async def ask(*_: object) -> m.TopicIs:
@@ -37,7 +37,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, began: float, trips: Sequence[tupl
 def test_a_topic_that_is_older_than_the_call_is_meant(
     monkeypatch: pytest.MonkeyPatch, trips: list[tuple[float, float]]
 ) -> None:
-    """Also if it is hardly older, and its first answer was long under way."""
+    """Also if it is hardly older, and its first answer took long."""
     assert answered(monkeypatch, CREATED + 0.005, trips)().id == 7
 
 
@@ -51,6 +51,6 @@ def test_a_topic_that_is_younger_than_the_call_is_not_meant(
 
 
 def test_a_topic_that_may_be_younger_is_not_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No answer is quick enough to tell: the call changes nothing."""
+    """No answer is fast enough to decide it: the call changes nothing."""
     with pytest.raises(TopicReplaced):
         answered(monkeypatch, CREATED + 0.005, [(0.0, 1.0)] * aio_log._LOOKS_MAX)()

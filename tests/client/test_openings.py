@@ -1,4 +1,4 @@
-"""What the asyncio client opens: with `async with`, or awaited; and in tasks."""
+"""Objects that the asyncio client opens: with `async with`, or awaited; and in tasks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_each_is_opened_and_closed_by_async_with() -> None:
 
 
 def test_each_may_be_awaited() -> None:
-    """The form of earlier versions: awaited, then closed by hand or by `async with`."""
+    """The form of earlier versions: awaited, then closed explicitly or by `async with`."""
 
     async def body(server: FakeServer) -> None:
         log = await emb.aio.connect(server.addresses)
@@ -55,8 +55,8 @@ def test_each_may_be_awaited() -> None:
     run(body)
 
 
-def test_one_may_be_a_task() -> None:
-    """They are coroutines, so everything takes them that takes a coroutine."""
+def test_each_may_be_a_task() -> None:
+    """They are coroutines, so every function that accepts a coroutine accepts them."""
 
     async def body(server: FakeServer) -> None:
         async with emb.aio.connect(server.addresses) as log:
@@ -67,7 +67,7 @@ def test_one_may_be_a_task() -> None:
     run(body)
 
 
-def test_what_can_not_be_opened_raises_in_both_forms() -> None:
+def test_a_failing_opening_raises_in_both_forms() -> None:
     """The error comes when it is awaited, and the block is not entered."""
 
     async def body(server: FakeServer) -> None:
@@ -81,8 +81,8 @@ def test_what_can_not_be_opened_raises_in_both_forms() -> None:
     run(body)
 
 
-def test_one_that_is_not_wanted_is_given_up() -> None:
-    """Closing it before it has begun does nothing, and warns of nothing."""
+def test_an_unused_opening_can_be_closed() -> None:
+    """Closing it before it has started does nothing, and gives no warning."""
 
     async def body(server: FakeServer) -> None:
         async with emb.aio.connect(server.addresses) as log:

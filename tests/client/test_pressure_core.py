@@ -1,4 +1,4 @@
-"""Back-pressure: a cluster without room says so and why, nothing is lost, and the publisher lives and goes on."""
+"""Back-pressure: a full cluster reports it with the cause, nothing is lost, and the publisher lives and continues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def waiting(**changes: Any) -> tuple[World, Any]:
 
 
 def test_a_full_disk_is_named_and_ends_with_the_next_ack() -> None:
-    """The message says which replica and what to do; once there is room, nothing is in the way."""
+    """The message names the replica and the remedy; once there is space, publishing continues."""
     world, batch = waiting()
     assert world.core.pressure() is None
     say_full(world, *FULL_DISK)
@@ -45,8 +45,8 @@ def test_a_full_disk_is_named_and_ends_with_the_next_ack() -> None:
     assert world.core.pressure() is None
 
 
-def test_a_publisher_lives_as_long_as_the_cluster_says_that_it_is_full() -> None:
-    """The delivery timeout counts time without a word; it ran out after 120 s, and the publisher was dead for good."""
+def test_a_publisher_lives_as_long_as_the_cluster_reports_that_it_is_full() -> None:
+    """The delivery timeout counts time without an answer; it used to run out after 120 s and end the publisher."""
     world, batch = waiting()
     for _ in range(10):
         world.now += DELIVERY_US // 2
@@ -64,15 +64,15 @@ def test_a_publisher_lives_as_long_as_the_cluster_says_that_it_is_full() -> None
     assert again.position is not None
 
 
-def test_a_cluster_that_says_nothing_any_more_still_fails_delivery() -> None:
-    """FULL moves the deadline, it does not take it away."""
+def test_a_cluster_that_stops_reporting_still_fails_delivery() -> None:
+    """FULL moves the deadline, it does not remove it."""
     world, batch = waiting()
     say_full(world, *FULL_DISK)
     world.run(lambda: batch.done)
     assert isinstance(batch.error, TimedOut)
 
 
-def test_the_trouble_of_another_topic_on_the_connection_is_not_ours() -> None:
+def test_the_trouble_of_another_topic_on_the_connection_does_not_count() -> None:
     """Connections are shared by publishers."""
     world, _ = waiting()
     say_full(world, LANE + 1, 1, int(Trouble.DISK_FULL))
@@ -96,15 +96,15 @@ def test_a_broker_without_memory_is_pressure_only_while_no_broker_takes_the_batc
 
 
 def test_a_full_memory_does_not_hide_which_disk_is_full() -> None:
-    """A stalled lane fills the memory, so the broker reports both; the message named the memory."""
+    """A stalled lane fills the memory, so the broker reports both; the message used to name the memory."""
     world, _ = waiting()
     say_full(world, *FULL_DISK)
     say_full(world)
     assert "replica 1: disk full" in str(world.core.pressure())
 
 
-def test_disks_that_stand_still_refuse_nothing_that_does_not_wait_for_them() -> None:
-    """With ack=1 a batch that is on its way is acked by memory."""
+def test_stalled_disks_do_not_refuse_batches_that_do_not_wait_for_them() -> None:
+    """With ack=1 a batch in flight is acked from memory."""
     world = publishing(wires=1)
     world.settle()
     world.wires[1].far.mute = True
@@ -116,8 +116,8 @@ def test_disks_that_stand_still_refuse_nothing_that_does_not_wait_for_them() -> 
     assert world.core.pressure() is None
 
 
-def test_an_ack_through_one_broker_ends_the_trouble_of_the_lane_at_all() -> None:
-    """The batch after it may take another way, where the trouble was reported, too."""
+def test_an_ack_through_one_broker_ends_the_trouble_of_the_lane_on_all_links() -> None:
+    """The next batch may use another link, on which the trouble was reported, too."""
     world = publishing(durable=True, wires=2)
     add(world, b"x")
     world.settle()
@@ -137,7 +137,7 @@ def test_an_ack_through_one_broker_ends_the_trouble_of_the_lane_at_all() -> None
 
 
 @pytest.mark.parametrize("why", [(-1, -1, 0), (0, -1, 0), (7, 0, 1), (0xFFFF_FFFE, 0xFF_FFFE, 255)])
-def test_a_full_frame_says_why_and_nothing_means_memory(why: tuple[int, int, int]) -> None:
+def test_a_full_frame_has_a_reason_and_none_means_memory(why: tuple[int, int, int]) -> None:
     """Old brokers send 0."""
     assert parse_full(int.from_bytes(full_frame(*why)[8:], "little")) == why
     assert parse_full(0) == tuple(FullReceived())

@@ -50,7 +50,7 @@ def add(world: World, payload: bytes, count: int = 1) -> object:
 
 
 def test_batches_settle_with_their_positions_in_order() -> None:
-    """What was added is in the log once, in order, and every batch has the position at which it is."""
+    """Added batches are in the log once, in order, and every batch has its actual position."""
     world = make_world()
     batches = [add(world, b"payload %d" % n, count=n + 1) for n in range(10)]
     world.settle()
@@ -79,7 +79,7 @@ def test_a_link_without_credit_is_skipped() -> None:
     assert world.wires[poor].far.received_bytes == 0
 
 
-def test_sending_waits_for_credit_and_goes_on_with_it() -> None:
+def test_sending_waits_for_credit_and_continues_with_it() -> None:
     """Not one byte is sent beyond the credit; the fake broker refuses to take more."""
     world = make_world(wires=0)
     number = world.connect(credit=2 * (64 + 100))
@@ -92,7 +92,7 @@ def test_sending_waits_for_credit_and_goes_on_with_it() -> None:
 
 
 def test_the_window_bounds_bytes_and_sequences() -> None:
-    """`has_room` says no at the byte window and at the session window, and add without room is a bug."""
+    """`has_room` is false at the byte window and at the session window, and add without space is a bug."""
     world = make_world(wires=0, window_bytes=250)
     assert world.core.has_room(1000), "a batch larger than the window may go alone"
     add(world, b"x" * 100)
@@ -138,7 +138,7 @@ def test_a_batch_whose_ack_was_lost_is_answered_with_its_first_position() -> Non
 
 
 def test_back_pressure_is_waited_out() -> None:
-    """A refused batch is sent again later, and nobody hears of it."""
+    """A refused batch is sent again later, invisible to the caller."""
     world = make_world()
     world.settle()
     world.cluster.backpressure = 3
@@ -163,8 +163,8 @@ def test_a_fenced_session_is_continued_with_the_same_sequences() -> None:
     assert world.core.session == 1
 
 
-def test_a_batch_that_nobody_answered_before_the_reopen_is_sent_again_too() -> None:
-    """One link told of the fence, the other is slow: what is in flight there goes out again in the new session."""
+def test_an_unanswered_batch_before_the_reopen_is_sent_again_too() -> None:
+    """One link reported the fence, the other is slow: its batches in flight are sent again in the new session."""
     world = make_world(wires=2)
     world.settle()
     world.cluster.fence_all()
@@ -180,7 +180,7 @@ def test_a_batch_that_nobody_answered_before_the_reopen_is_sent_again_too() -> N
 
 
 def test_a_session_that_was_forgotten_while_fenced_fails_as_fenced() -> None:
-    """The cluster dropped the old session: it can't be continued, and the publisher says that it is fenced."""
+    """The cluster dropped the old session: it can't be continued, and the publisher reports that it is fenced."""
     world = make_world(wires=1)
     world.settle()
     world.cluster.fence_all()
@@ -194,7 +194,10 @@ def test_a_session_that_was_forgotten_while_fenced_fails_as_fenced() -> None:
 
 
 def test_headers_carry_the_lowest_unsettled_sequence() -> None:
-    """Hundreds of batches, far beyond the window: each header's `low` is what was unsettled when it was sent."""
+    """Hundreds of batches, far beyond the window.
+
+    The `low` of each header was the lowest unsettled sequence when sent.
+    """
     world = make_world(order=2, wires=1)
     world.settle()
     for n in range(SESSION_WINDOW + 50):
@@ -204,14 +207,14 @@ def test_headers_carry_the_lowest_unsettled_sequence() -> None:
 
 
 def test_credit_never_shrinks() -> None:
-    """Credit is a total: hearing an older total after a newer one changes nothing."""
+    """Credit is a total: receiving an older total after a newer one changes nothing."""
     link = Link(1, 0)
     link.grant(100)
     link.grant(40)
     assert link.room() == 100
 
 
-def test_another_holder_of_the_name_fences_for_good() -> None:
+def test_another_holder_of_the_name_fences_permanently() -> None:
     """When a second publisher opens the same name, the first one fails with SessionFenced and stores nothing more."""
     world = make_world(session_name="n")
     add(world, b"mine")
@@ -224,8 +227,8 @@ def test_another_holder_of_the_name_fences_for_good() -> None:
     assert [s.payload for s in world.cluster.log] == [b"mine"]
 
 
-def test_a_named_session_goes_on_where_it_stopped() -> None:
-    """The second holder's sequences start at what the first one has stored, also for batches added before the open."""
+def test_a_named_session_continues_where_it_stopped() -> None:
+    """The second holder's sequences start after those the first one stored, also for batches added before the open."""
     cluster = FakeCluster(5)
     first = World(make_core(session_name="n"), cluster, 1)
     for n in range(3):
@@ -242,8 +245,8 @@ def test_a_named_session_goes_on_where_it_stopped() -> None:
     assert late.position == Position(LANE, 4, 4)
 
 
-def test_a_name_is_not_taken_by_a_request_that_was_given_up() -> None:
-    """A publisher that asked through another broker and has its name keeps it when its first request is carried out."""
+def test_an_abandoned_request_does_not_take_a_name() -> None:
+    """A publisher that got its name through another broker keeps it when its first request is executed late."""
     world = make_world(session_name="n")
     [first] = [number for number, wire in world.wires.items() if wire.outward]
     late = list(world.wires[first].outward)
@@ -262,7 +265,7 @@ def test_a_name_is_not_taken_by_a_request_that_was_given_up() -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.BACKPRESSURE, Outcome.UNDECIDED])
 def test_only_a_copy_that_was_not_stored_leaves_no_doubt(outcome: Outcome) -> None:
-    """A publisher that ends calls failed what no copy of can be in the log, and nothing else."""
+    """A publisher that ends reports as failed exactly those batches of which no copy can be in the log."""
     world = make_world(wires=1, session_name="n")
     world.settle()
     batch = add(world, b"once")
@@ -275,8 +278,8 @@ def test_only_a_copy_that_was_not_stored_leaves_no_doubt(outcome: Outcome) -> No
     assert type(batch.error) is expected
 
 
-def test_a_name_that_another_holds_is_asked_for_once_more() -> None:
-    """The answer to the first request names the holder; the second one is over that, and fences it."""
+def test_a_name_with_another_holder_is_requested_once_more() -> None:
+    """The answer to the first request names the holder; the second request names that holder, and fences it."""
     cluster = FakeCluster(5)
     first = World(make_core(session_name="n"), cluster, 1)
     first.settle()
@@ -324,8 +327,8 @@ def test_an_unknown_session_ends_the_publisher() -> None:
     assert world.cluster.log == []
 
 
-def test_an_unknown_topic_fails_the_publisher_at_once() -> None:
-    """The open is refused, and what waited for it failed for certain."""
+def test_an_unknown_topic_fails_the_publisher_immediately() -> None:
+    """The open is refused, and batches that waited for it failed definitely."""
     world = make_world(topic="nope")
     batch = add(world, b"x")
     world.settle()
@@ -357,8 +360,8 @@ def test_a_deleted_topic_fails_its_batches() -> None:
     assert isinstance(batch.error, UnknownTopic)
 
 
-def test_a_silent_link_is_asked_then_abandoned() -> None:
-    """A broker that says nothing is pinged at half time and given up at full time; its batches settle elsewhere."""
+def test_a_silent_link_is_pinged_then_abandoned() -> None:
+    """A silent broker is pinged at half time and given up at full time; its batches settle elsewhere."""
     world = make_world(wires=1)
     world.settle()
     world.wires[1].far.mute = True
@@ -376,8 +379,11 @@ def test_a_silent_link_is_asked_then_abandoned() -> None:
     assert batch.position == Position(LANE, 0, 0)
 
 
-def test_a_live_broker_with_nothing_to_tell_is_kept() -> None:
-    """Order 5: a batch held behind a gap gets no ack, but its broker answers pings; only the stuck link is given up."""
+def test_a_live_broker_without_acks_is_kept() -> None:
+    """Order 5: a batch in the reorder buffer gets no ack.
+
+    Its broker answers pings, so only the stuck link is given up.
+    """
     world = make_world(wires=2)
     world.settle()
     first, second = add(world, b"stuck"), add(world, b"held")
@@ -394,7 +400,7 @@ def test_a_live_broker_with_nothing_to_tell_is_kept() -> None:
     assert second.position == Position(LANE, 1, 1)
 
 
-def test_the_open_is_asked_of_another_broker_when_the_first_is_silent() -> None:
+def test_another_broker_gets_the_open_request_when_the_first_is_silent() -> None:
     """A mute first broker delays the session, and does not prevent it."""
     world = make_world(wires=1)
     world.wires[1].far.mute = True
@@ -416,7 +422,7 @@ def test_delivery_time_out_without_a_broker_is_unreachable() -> None:
 
 
 def test_delivery_time_out_without_credit_is_backpressure() -> None:
-    """A connected cluster without room gives Backpressure, and nothing was stored."""
+    """A connected cluster without capacity gives Backpressure, and nothing was stored."""
     world = make_world(wires=0)
     world.connect(credit=0)
     batch = add(world, b"x")
@@ -438,7 +444,7 @@ def test_delivery_time_out_after_sending_is_unknown() -> None:
     assert world.core.unsettled == 0
 
 
-def test_close_waits_for_what_is_unsettled_then_closes_the_session() -> None:
+def test_close_waits_for_unsettled_batches_then_closes_the_session() -> None:
     """CloseSession goes out after the last ack, and `closed` is true after its answer."""
     world = make_world(wires=1)
     batch = add(world, b"x")
@@ -451,7 +457,7 @@ def test_close_waits_for_what_is_unsettled_then_closes_the_session() -> None:
 
 
 def test_a_named_session_is_left_to_the_next_holder_of_its_name() -> None:
-    """Close waits for outcomes, and asks nobody to forget the session."""
+    """Close waits for outcomes, and does not ask a broker to forget the session."""
     world = make_world(wires=1, session_name="job")
     batch = add(world, b"x")
     world.core.close(world.now)
@@ -462,7 +468,7 @@ def test_a_named_session_is_left_to_the_next_holder_of_its_name() -> None:
     assert len(world.cluster.sessions) == 1
 
 
-def test_close_without_a_broker_is_closed_at_once() -> None:
+def test_close_without_a_broker_ends_immediately() -> None:
     """There is no session to close."""
     world = make_world(wires=0)
     world.core.close(world.now)
@@ -470,7 +476,7 @@ def test_close_without_a_broker_is_closed_at_once() -> None:
 
 
 def test_a_close_whose_answer_was_lost_is_asked_again() -> None:
-    """The second answer says that the session is unknown, which is as good."""
+    """The second answer reports an unknown session, which is equivalent."""
     world = make_world(wires=2)
     world.settle()
     world.core.close(world.now)
@@ -553,7 +559,7 @@ def act(world: World, batches: list[object], action: str, value: int) -> None:
 
 @settings(deadline=None, max_examples=250)
 @given(order=st.sampled_from([2, 5]), actions=ACTIONS, named=st.booleans())
-def test_whatever_breaks_every_batch_is_stored_once_and_settles_once(
+def test_under_all_faults_every_batch_is_stored_once_and_settles_once(
     order: int, actions: list[tuple[str, int]], named: bool
 ) -> None:
     """Under cuts, lost acks, fences, refusals, silence and little credit: nothing lost, nothing twice, one end each."""
@@ -584,8 +590,8 @@ def test_whatever_breaks_every_batch_is_stored_once_and_settles_once(
 
 @settings(deadline=None, max_examples=100)
 @given(order=st.sampled_from([2, 5]), actions=ACTIONS)
-def test_whatever_breaks_for_good_every_batch_still_ends(order: int, actions: list[tuple[str, int]]) -> None:
-    """With no cluster left each batch ends once, and only those that are not in the log ended with a definite error."""
+def test_under_permanent_faults_every_batch_still_ends(order: int, actions: list[tuple[str, int]]) -> None:
+    """Without a cluster each batch ends once, and only batches that are not in the log ended with a definite error."""
     world = World(make_core(window_bytes=2_000), FakeCluster(order), 2)
     batches: list[object] = []
     for action, value in actions:
@@ -604,7 +610,7 @@ def test_whatever_breaks_for_good_every_batch_still_ends(order: int, actions: li
 # --- sessions opened at a sequence ---
 @pytest.mark.parametrize("order", [2, 5])
 def test_a_session_opened_at_a_sequence_sends_everything_again(order: int) -> None:
-    """The second holder's batches have the first one's numbers: what is in settles at its place, once."""
+    """The second holder's batches have the first one's numbers: stored batches settle at their positions, once."""
     first = make_world(order, session_name="job", session_at=1000)
     batches = []
     for n in range(5):  # one after the other: `low` would move on
@@ -622,7 +628,7 @@ def test_a_session_opened_at_a_sequence_sends_everything_again(order: int) -> No
 
 
 def test_other_bytes_under_the_same_number_are_refused() -> None:
-    """Conflict, and what is in stays as it is."""
+    """Conflict, and stored batches stay unchanged."""
     first = make_world(session_name="job", session_at=1000)
     add(first, b"one")
     first.settle()
@@ -634,8 +640,8 @@ def test_other_bytes_under_the_same_number_are_refused() -> None:
     assert [stored.payload for stored in first.cluster.log] == [b"one"]
 
 
-def test_more_batches_than_can_be_recognised_again_are_refused() -> None:
-    """A window's worth is stored; the next one ends with an error that says what to do, and nothing waits for ever."""
+def test_batches_beyond_the_deduplication_window_are_refused() -> None:
+    """A window's worth is stored; the next one ends with an error that names the remedy, and nothing hangs."""
     world = make_world(2, session_name="job", session_at=1000)
     batches = []
     for n in range(SESSION_WINDOW + 2):
@@ -648,8 +654,8 @@ def test_more_batches_than_can_be_recognised_again_are_refused() -> None:
     assert len(world.cluster.log) == SESSION_WINDOW
 
 
-def test_the_holder_before_ends_with_an_error() -> None:
-    """A name opened at a sequence by somebody else fences whoever had it."""
+def test_the_previous_holder_ends_with_an_error() -> None:
+    """A name opened at a sequence by another publisher fences the previous holder."""
     first = make_world(session_name="job", session_at=1000)
     add(first, b"one")
     first.settle()
@@ -663,7 +669,7 @@ def test_the_holder_before_ends_with_an_error() -> None:
     assert [stored.payload for stored in first.cluster.log] == [b"one", b"two"]
 
 
-def test_order_5_ends_when_batches_it_counted_on_are_lost() -> None:
+def test_order_5_ends_when_earlier_batches_are_lost() -> None:
     """Numbers can't move down to close the hole: the work has to be done again, from its first batch on."""
     world = World(make_core(order=5, session_name="job", session_at=1000, replicated=True), FakeCluster(5), 2)
     world.cluster.replicas = 1
@@ -679,8 +685,11 @@ def test_order_5_ends_when_batches_it_counted_on_are_lost() -> None:
 
 
 @pytest.mark.parametrize(("told", "strong"), [(5, True), (2, False), (0, False)])
-def test_a_session_is_as_strong_as_its_broker_says(told: int, strong: bool) -> None:
-    """It asks for a strong session; after a loss only a strong one closes up. A broker that says nothing knows none."""
+def test_a_session_has_the_order_that_its_broker_reports(told: int, strong: bool) -> None:
+    """It requests a strong session; after a loss only a strong session renumbers.
+
+    Without a report the order is unknown.
+    """
     world = make_world(order=2, session_order=5)
     world.cluster.tells_order = told
     world.settle()
@@ -688,8 +697,8 @@ def test_a_session_is_as_strong_as_its_broker_says(told: int, strong: bool) -> N
     assert world.core._session.strong is strong
 
 
-def test_a_session_of_another_order_ends_a_publisher_that_insists() -> None:
-    """The name belongs to a weak session, and the caller said order="strong"."""
+def test_a_session_of_another_order_ends_a_publisher_that_requires_one() -> None:
+    """The name belongs to a weak session, and the caller passed order="strong"."""
     world = make_world(order=2, session_name="till", session_order=5, order_required=True)
     world.cluster.tells_order = 2
     batch = add(world, b"x")

@@ -30,7 +30,7 @@ def refer(world: World, staged: StagedBatch) -> OutBatch:
 
 @pytest.mark.parametrize("order", [2, 5])
 def test_references_and_payloads_settle_alike(order: int) -> None:
-    """One session, batches of both kinds in turn: all are in the log once, each with the bytes that were meant."""
+    """One session, batches of both kinds in turn: all are in the log once, each with the intended bytes."""
     world = make_world(order)
     batches = [
         refer(world, stage(world, n, b"staged %d" % n)) if n % 2 else world.core.add(b"sent %d" % n, 2, 3, 0, world.now)
@@ -45,7 +45,7 @@ def test_references_and_payloads_settle_alike(order: int) -> None:
 
 
 def test_the_window_and_the_credit_count_the_staged_size() -> None:
-    """A reference takes as much room as its bytes would, here and at the broker."""
+    """A reference takes as much space as its bytes would, here and at the broker."""
     world = make_world(window_bytes=10_000, wires=1)
     staged = stage(world, 0, b"x" * 6_000)
     batch = refer(world, staged)
@@ -56,7 +56,7 @@ def test_the_window_and_the_credit_count_the_staged_size() -> None:
     assert world.core.has_room(6_000)
 
 
-def test_a_reference_is_sent_again_as_it_is_and_stored_once() -> None:
+def test_a_reference_is_sent_again_unchanged_and_stored_once() -> None:
     """The connection is lost before the ack: the same frame goes out on another one, and is found to be a duplicate."""
     world = make_world(wires=2)
     world.settle()
@@ -71,8 +71,8 @@ def test_a_reference_is_sent_again_as_it_is_and_stored_once() -> None:
     assert len({payload for header, payload in world.cluster.frames}) == 1
 
 
-def test_a_staged_batch_that_is_gone_ends_that_batch_alone() -> None:
-    """A weak session goes on; the error names the place, and what to do."""
+def test_a_staged_batch_that_is_gone_ends_only_that_batch() -> None:
+    """A weak session continues; the error names the position and the remedy."""
     world = make_world(2)
     lost = refer(world, replace(stage(world, 0, b"staged"), index=9))
     other = refer(world, stage(world, 1, b"other"))
@@ -84,8 +84,8 @@ def test_a_staged_batch_that_is_gone_ends_that_batch_alone() -> None:
     assert world.core.failed is None
 
 
-def test_what_follows_a_refused_reference_in_a_strong_session_is_not_stored() -> None:
-    """Nothing passes over the hole: the publisher ends at once, not when the gap is given up."""
+def test_batches_after_a_refused_reference_in_a_strong_session_are_not_stored() -> None:
+    """No batch passes the hole: the publisher ends immediately, not when the gap is given up."""
     world = World(make_core(order=5), FakeCluster(5), 1)
     world.settle()
     gone = refer(world, replace(stage(world, 0, b"staged"), crc=1))
@@ -101,7 +101,7 @@ def test_what_follows_a_refused_reference_in_a_strong_session_is_not_stored() ->
 
 
 def test_a_refusal_after_a_copy_of_unknown_fate_is_an_unknown_outcome() -> None:
-    """The first copy may have been stored before what it names was trimmed: nobody calls that failed."""
+    """The first copy may have been stored before its source was trimmed: its failure is not certain."""
     world = make_world(2, wires=2)
     world.settle()
     batch = refer(world, stage(world, 0, b"staged"))
@@ -114,7 +114,7 @@ def test_a_refusal_after_a_copy_of_unknown_fate_is_an_unknown_outcome() -> None:
 
 
 def test_a_staged_batch_that_cannot_be_read_for_long_is_named() -> None:
-    """Brokers that refuse for as long as a delivery may take are not full: the error says what they wait for."""
+    """Brokers that refuse for as long as a delivery may take are not full: the error names the reason for the wait."""
     world = make_world(2, wires=1, delivery_timeout_us=500_000)
     world.settle()
     world.cluster.backpressure = 1 << 30
@@ -125,7 +125,7 @@ def test_a_staged_batch_that_cannot_be_read_for_long_is_named() -> None:
 
 
 def test_brokers_of_an_earlier_version_get_no_references() -> None:
-    """They would take one for a damaged payload and hang up. The batch ends with what to do about it."""
+    """They would take it for a damaged payload and disconnect. The batch ends with the remedy."""
     cluster = FakeCluster(2)
     cluster.references = False
     world = World(make_core(), cluster, 2)
@@ -147,15 +147,15 @@ def test_in_a_cluster_that_is_being_upgraded_the_newer_brokers_get_them() -> Non
     assert old.link.sent_bytes == 0
 
 
-def test_no_reference_is_never_taken_for_stored() -> None:
-    """All that asks an outcome whether it is stored gets a no."""
+def test_no_reference_is_never_treated_as_stored() -> None:
+    """Every check of an outcome for "stored" is false."""
     assert not Outcome.NO_REFERENCE.stored
-    assert Outcome.NO_REFERENCE >= 16  # as every refusal
+    assert Outcome.NO_REFERENCE >= 16  # like every refusal
 
 
-# --- what is staged ---------------------------------------------------------------------------------------------------
-def test_a_future_names_what_it_staged() -> None:
-    """The future of an encoded batch has all that a reference needs, once it is stored."""
+# --- staging ----------------------------------------------------------------------------------------------------------
+def test_a_future_names_its_staged_batch() -> None:
+    """The future of an encoded batch has all fields of a reference, once it is stored."""
     result, whole = BatchResult(Waitable()), TableResult(Waitable())
     whole.add(result)
     whole.complete()
@@ -163,8 +163,8 @@ def test_a_future_names_what_it_staged() -> None:
     assert RecordFuture(whole, 0).staged(schema=2) == StagedBatch(77, 4097, 5, 100, 10, 0xABC, 2)
 
 
-def test_a_batch_without_a_known_place_cannot_be_named() -> None:
-    """With ack=0 nobody knows where a batch is, and a table of several batches has no one place."""
+def test_a_batch_without_a_known_position_cannot_be_named() -> None:
+    """With ack=0 the position of a batch is unknown, and a table of several batches has no single position."""
     unacked = BatchResult(Waitable())
     unacked.settle(None, None)
     whole = TableResult(Waitable())
@@ -191,7 +191,7 @@ def test_a_reference_that_no_frame_can_hold_is_refused_before_anything_is_sent(w
         intake().reference_piece(replace(staged, **wrong), 0)
 
 
-def test_a_reference_into_a_partition_that_is_not_there_is_refused() -> None:
+def test_a_reference_into_a_missing_partition_is_refused() -> None:
     """The broker would end the connection, with all publishers on it."""
     with pytest.raises(BadValue, match="partition 1 of 1"):
         intake().reference_piece(StagedBatch(77, 4096, 0, 100, 2, 1), 1)

@@ -1,4 +1,4 @@
-"""Schemas: which a topic may have, how they change, how data is fitted to them."""
+"""Schemas: which schemas a topic may have, how they change, how data is fitted to them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NEWER = TopicSchemas(V2, (2, 3))
 
 
 def batch_of(data: pa.RecordBatch, version: int, schemas: TopicSchemas) -> Batch:
-    """A batch as a reader who knows `schemas` gets it."""
+    """A batch as a reader with these `schemas` gets it."""
     fields = dict.fromkeys(OrderEntry._fields, 0) | {"count": data.num_rows, "schema": version, "kind": EntryKind.BATCH}
     return Batch.of_entry(0, OrderEntry(**fields), encoded(data, None), {}, schemas)
 
@@ -88,8 +88,8 @@ def test_types_nested_too_deep_are_refused() -> None:
 
 @given(st.binary(max_size=300) | st.integers(0, 200).map(lambda n: encode_schema(V2)[:n]))
 @settings(deadline=None)
-def test_noise_is_no_schema(noise: bytes) -> None:
-    """Whatever a client sends as a schema is a schema or BadSchema."""
+def test_arbitrary_bytes_are_no_schema(noise: bytes) -> None:
+    """Any bytes that a client sends as a schema are a schema or BadSchema."""
     try:
         checked_schema(decode_schema(noise))
     except BadSchema as error:
@@ -116,7 +116,7 @@ def test_rows_of_usual_width_are_taken(schema: pa.Schema) -> None:
 
 
 def test_a_wide_schema_of_an_earlier_version_is_read_and_not_widened() -> None:
-    """What a topic has stays; neither a new topic nor a new version gets more than the limit."""
+    """A topic's existing schema stays; neither a new topic nor a new version gets more than the limit."""
     wide = pa.schema([("id", pa.int64()), ("c", pa.binary(100_000))])
     data = wide.serialize().to_pybytes()
     known = decode_versions(data, [2])
@@ -128,7 +128,7 @@ def test_a_wide_schema_of_an_earlier_version_is_read_and_not_widened() -> None:
 
 
 def test_nulls_of_added_columns_share_their_memory() -> None:
-    """A batch of very many small rows does not become gigabytes because the topic got many columns since."""
+    """A batch of many small rows does not take gigabytes because columns were added to the topic later."""
     old = pa.schema([("n", pa.null())])
     newest = pa.schema([*old, *(pa.field(f"c{n}", pa.int64()) for n in range(200)), ("s", pa.string())])
     batch = batch_of(pa.record_batch([pa.nulls(100_000)], schema=old), 1, TopicSchemas(newest, (1, len(newest))))
@@ -169,14 +169,14 @@ def test_other_changes_are_refused_with_the_reason(wanted: pa.Schema, reason: st
 
 
 def test_raw_topics_get_no_schema() -> None:
-    """Their records have no columns to go on from."""
+    """Their records have no columns to extend."""
     with pytest.raises(BadSchema, match="raw records"):
         evolve(RAW, V1)
 
 
 @pytest.mark.parametrize("widths", [[], [0, 2], [2, 2], [1], [3, 2]])
 def test_versions_that_contradict_the_schema_are_corrupt(widths: list[int]) -> None:
-    """A client does not believe any broker."""
+    """A client verifies every broker's answer."""
     with pytest.raises(Corrupt):
         decode_versions(encode_schema(V1), widths)
 
@@ -192,8 +192,8 @@ def test_readers_get_every_batch_as_the_newest_schema_that_they_know() -> None:
     assert batch_of(old, 1, NEWER).records()[0].timestamp.year == 1970
 
 
-def test_versions_that_can_not_be_are_corrupt() -> None:
-    """Raw records in a typed topic, and the other way round."""
+def test_impossible_versions_are_corrupt() -> None:
+    """Raw records in a typed topic, and typed records in a raw topic."""
     data = pa.RecordBatch.from_pylist([{"id": 1, "name": "a"}], schema=V1)
     for schemas, version in ((TYPED, 0), (RAW, 1)):
         with pytest.raises(Corrupt):
@@ -224,7 +224,7 @@ WANTED = pa.Table.from_pylist(ROWS, schema=V1)
     ids=lambda data: type(data).__module__.split(".")[0] + "." + type(data).__name__,
 )
 def test_rows_columns_and_frames_fit_a_schema(data: Any) -> None:
-    """Whatever holds the rows, in any order of columns, becomes the topic's columns."""
+    """Any container of rows, with columns in any order, becomes the topic's columns."""
     found = fitted(data, TYPED, 0)
     assert found.schema == V1
     assert found.to_pylist() == ROWS
@@ -249,8 +249,8 @@ NOON = datetime(2024, 1, 1, 12, 0, 0, 1500)
         (pa.date32(), NOON, NOON.date()),
     ],
 )
-def test_values_are_converted_only_where_nothing_is_lost(kind: pa.DataType, value: Any, kept: Any) -> None:
-    """Arrow would cut these silently; nobody would notice before the records are needed."""
+def test_values_are_converted_only_without_loss(kind: pa.DataType, value: Any, kept: Any) -> None:
+    """Arrow would truncate these silently, which would be noticed only when the records are needed."""
     schemas = TopicSchemas(pa.schema([("c", kind)]), (1,))
     with pytest.raises(BadSchema, match="'c' can't become"):
         fitted([{"c": value}], schemas, 0)
@@ -260,7 +260,7 @@ def test_values_are_converted_only_where_nothing_is_lost(kind: pa.DataType, valu
 
 
 def test_values_beyond_pythons_types_are_a_typed_error() -> None:
-    """A time of the year 100,000 is right in Arrow, and has no datetime."""
+    """A time in the year 100,000 is valid in Arrow, and has no datetime."""
     schemas = TopicSchemas(pa.schema([("t", pa.timestamp("s"))]), (1,))
     data = pa.record_batch({"t": pa.array([1 << 50]).view(pa.timestamp("s"))})
     with pytest.raises(BadValue, match="to_arrow"):
@@ -269,7 +269,7 @@ def test_values_beyond_pythons_types_are_a_typed_error() -> None:
 
 
 def test_missing_columns_that_may_be_null_are_null() -> None:
-    """A program that does not know a new column yet goes on."""
+    """A program that does not know a new column yet keeps working."""
     assert fitted([{"id": 1}], NEWER, 0).to_pylist() == [{"id": 1, "name": None, "price": None}]
 
 
@@ -313,14 +313,14 @@ def test_no_rows_are_refused(data: Any) -> None:
 
 
 @pytest.mark.parametrize("data", [5, "text", b"bytes", None, object()])
-def test_what_is_no_table_is_refused(data: Any) -> None:
+def test_values_that_are_not_tables_are_refused(data: Any) -> None:
     """The hint lists what can be published."""
     with pytest.raises(BadValue, match="list of dicts"):
         fitted(data, TYPED, 0)
 
 
 def test_raw_records_are_completed() -> None:
-    """Text or bytes as values, headers as dicts, and what is left out is null or now."""
+    """Text or bytes as values, headers as dicts; omitted fields are null or now."""
     found = fitted([{"value": "a", "headers": {"h": b"1"}}, {"value": "b", "key": "k"}], RAW, 5).to_pylist()
     assert [row["value"] for row in found] == [b"a", b"b"]
     assert [row["key"] for row in found] == [None, b"k"]
@@ -330,7 +330,7 @@ def test_raw_records_are_completed() -> None:
 
 @pytest.mark.parametrize("stamp", [-(1 << 63), (1 << 63) - 1, -62_135_596_800_000_001, 253_402_300_800_000_000])
 def test_timestamps_out_of_range_are_refused(stamp: int) -> None:
-    """A table with times that no datetime can be is not sent."""
+    """A table with times outside the range of datetime is not sent."""
     times = pa.array([stamp], pa.int64()).view(pa.timestamp("us", tz="UTC"))
     with pytest.raises(BadValue, match="years 1 to 9999"):
         fitted(pa.table({"value": [b"x"], "timestamp": times}), RAW, 0)
@@ -347,7 +347,7 @@ def test_ten_million_rows_are_cut() -> None:
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_tables_are_cut_by_batch_bytes_and_record_batches_by_the_frame(compression: str | None) -> None:
-    """A table of many chunks becomes batches of about the size asked for; a record batch that fits stays whole."""
+    """A table of many chunks becomes batches of about the requested size; a record batch that fits stays whole."""
     table = pa.concat_tables([pa.table({"x": pa.array([bytes([n % 251]) * 100 for n in range(500)])})] * 20)
     parts = list(pieces(table, 100_000, 1 << 20, compression))
     assert 8 <= len(parts) <= 20
@@ -357,7 +357,7 @@ def test_tables_are_cut_by_batch_bytes_and_record_batches_by_the_frame(compressi
     assert [count for count, _ in pieces(whole, 1000, 1 << 20, compression)] == [5000]
 
 
-def test_what_does_not_get_smaller_is_not_compressed() -> None:
+def test_incompressible_data_is_not_compressed() -> None:
     """Compression never makes a batch larger than its frame."""
     import numpy as np
 
@@ -375,7 +375,7 @@ def test_a_record_larger_than_a_frame_is_refused() -> None:
 
 # --- text ---
 def test_schemas_are_written_in_a_short_form(tmp_path: Path) -> None:
-    """Names and types; files of JSON and Arrow say the same."""
+    """Names and types; files of JSON and Arrow give the same schema."""
     wanted = pa.schema(
         [
             pa.field("id", pa.int64(), nullable=False), ("at", pa.timestamp("us", tz="UTC")),
@@ -399,7 +399,7 @@ def test_schemas_are_written_in_a_short_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "id", "id:", "id:int63", ":int64", "m:map<string>", "none.json", "none.arrow"])
 def test_texts_that_are_no_schema_are_refused(text: str) -> None:
-    """With a hint how to write one."""
+    """With a hint how to write a schema."""
     with pytest.raises(BadSchema):
         parse_schema(text)
 
@@ -430,7 +430,7 @@ def test_lists_are_cut_so_that_readers_take_them() -> None:
 
 
 def test_list_entries_are_counted_as_they_are_sent() -> None:
-    """Of a slice, only what is in it; of lists within lists, both."""
+    """Of a slice, only its own entries; of nested lists, both levels."""
     column = pa.array([[[1, 2], [3]], [], [[4]]], pa.list_(pa.list_(pa.int8())))
     assert [list_entries(column), list_entries(column.slice(2)), list_entries(column.slice(1, 1))] == [7, 2, 0]
     assert list_entries(pa.array([[1, 2], None], pa.list_(pa.int8(), 2)).slice(1)) == 2

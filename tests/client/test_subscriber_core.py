@@ -34,7 +34,7 @@ def drain(world: World, most: int = 1000) -> list[Batch]:
         world.settle()
         found = world.core.take_batches(most, world.now)
         world.collect()
-        world.settle()  # a damaged batch is asked for once more
+        world.settle()  # a damaged batch is requested once more
         if not found and not world.core.ready:
             return taken
         taken += found
@@ -49,7 +49,7 @@ def questions(world: World, number: int = 1) -> list[m.Fetch]:
 
 
 def test_all_batches_come_once_in_order() -> None:
-    """What is in the log and what comes later is delivered with its place in the log."""
+    """Batches in the log and later ones are delivered with their positions."""
     world = make_world(records=5)
     first = drain(world)
     world.cluster.put(b"later")
@@ -62,7 +62,7 @@ def test_all_batches_come_once_in_order() -> None:
 
 
 def test_reading_starts_at_an_index_a_seq_the_earliest_or_the_latest() -> None:
-    """Each way to say where leads to that place; a seq leads to the batch that holds it."""
+    """Each way to give a position leads to it; a seq leads to the batch that holds it."""
     starts = {("index", 3): b"3", ("seq", 5): b"2", ("earliest", 0): b"0", ("latest", 0): b"new"}
     for (by, start), expected in starts.items():
         world = make_world(records=5, by=by, start=start)
@@ -72,7 +72,7 @@ def test_reading_starts_at_an_index_a_seq_the_earliest_or_the_latest() -> None:
 
 
 def test_latest_is_fixed_at_the_first_answer() -> None:
-    """What is ordered after the subscriber was told its place is not missed when the link goes before it was read."""
+    """Batches ordered after the subscriber got its position are not missed when the link then breaks."""
     world = make_world(records=3, by="latest")
     world.settle()
     assert world.core.position == 3
@@ -82,7 +82,7 @@ def test_latest_is_fixed_at_the_first_answer() -> None:
     assert payloads(drain(world)) == [b"between"]
 
 
-def test_a_position_is_unknown_until_the_cluster_tells_it() -> None:
+def test_a_position_is_unknown_until_the_cluster_reports_it() -> None:
     """A start by seq has no index before the first answer."""
     world = make_world(wires=0, records=3, by="seq", start=1)
     assert world.core.position is None
@@ -91,7 +91,7 @@ def test_a_position_is_unknown_until_the_cluster_tells_it() -> None:
     assert world.core.position == 1
 
 
-def test_position_counts_what_was_taken_not_what_was_fetched() -> None:
+def test_position_counts_taken_batches_not_fetched_ones() -> None:
     """Prefetched batches do not move the reader's position."""
     world = make_world(records=5)
     world.settle()
@@ -99,8 +99,8 @@ def test_position_counts_what_was_taken_not_what_was_fetched() -> None:
     assert world.core.position == 2
 
 
-def test_seek_drops_what_was_fetched_ahead() -> None:
-    """After a seek the next batch is the one asked for, and an answer to the old question is ignored."""
+def test_seek_drops_prefetched_batches() -> None:
+    """After a seek the next batch is the requested one, and an answer to the old request is ignored."""
     world = make_world(records=5)
     world.settle()
     world.core.seek("index", 4, world.now)
@@ -110,7 +110,7 @@ def test_seek_drops_what_was_fetched_ahead() -> None:
 
 
 def test_prefetch_is_bounded() -> None:
-    """Nobody takes batches: the buffer stops growing, and goes on once it is emptied."""
+    """Without a consumer the buffer stops growing, and fetching continues once it is emptied."""
     world = make_world(max_bytes=100)
     for n in range(50):
         world.cluster.put(b"%02d" % n * 20)
@@ -123,7 +123,7 @@ def test_prefetch_is_bounded() -> None:
 
 
 def test_a_lost_link_is_replaced_at_the_same_index() -> None:
-    """The answer that was on the wire is asked for again elsewhere; nothing is missed or repeated."""
+    """The answer that was on the wire is requested again elsewhere; nothing is missed or repeated."""
     world = make_world(wires=2, records=3)
     world.outward(1)
     world.cut(1)
@@ -131,15 +131,15 @@ def test_a_lost_link_is_replaced_at_the_same_index() -> None:
 
 
 def test_a_silent_link_is_given_up() -> None:
-    """No answer, not even to a ping: the next link is asked."""
+    """No answer, not even to a ping: the next link gets the request."""
     world = make_world(wires=2, records=3)
     world.wires[1].far.mute = True
     world.run(lambda: 1 not in world.wires)
     assert payloads(drain(world)) == [b"0", b"1", b"2"]
 
 
-def test_a_long_poll_that_ends_empty_is_asked_again() -> None:
-    """Silence of the log is no silence of the broker."""
+def test_a_long_poll_that_ends_empty_is_repeated() -> None:
+    """An idle log is not a silent broker."""
     world = make_world()
     world.settle()
     for _ in range(3):
@@ -150,8 +150,8 @@ def test_a_long_poll_that_ends_empty_is_asked_again() -> None:
     assert payloads(drain(world)) == [b"x"]
 
 
-def test_a_damaged_payload_is_asked_for_once_more_from_another_broker() -> None:
-    """Wrong bytes are never delivered; the other broker's copy is right."""
+def test_a_damaged_payload_is_requested_once_more_from_another_broker() -> None:
+    """Wrong bytes are never delivered; the other broker's copy is correct."""
     world = make_world(wires=2, records=3)
     world.wires[1].far.damage = 2
     assert payloads(drain(world)) == [b"0", b"1", b"2"]
@@ -160,7 +160,7 @@ def test_a_damaged_payload_is_asked_for_once_more_from_another_broker() -> None:
 
 
 def test_a_payload_damaged_twice_is_an_error_after_the_good_ones() -> None:
-    """What came before the damage is delivered; then there is a typed error, until the reader seeks past it."""
+    """Batches before the damage are delivered; then there is a typed error, until the reader seeks past it."""
     world = make_world(records=3)
     world.cluster.log[1].payload = b"X"
     assert payloads(drain(world)) == [b"0"]
@@ -171,7 +171,7 @@ def test_a_payload_damaged_twice_is_an_error_after_the_good_ones() -> None:
 
 
 def test_a_hole_in_the_record_numbers_is_never_passed_on() -> None:
-    """A broker that leaves out a batch is asked once more, and then is an error."""
+    """A broker that leaves out a batch is asked once more, and then it is an error."""
     world = make_world(records=3)
     world.cluster.log[1].count += 1
     assert payloads(drain(world)) == [b"0", b"1"]
@@ -179,7 +179,7 @@ def test_a_hole_in_the_record_numbers_is_never_passed_on() -> None:
 
 
 def test_trimmed_positions_come_as_a_gap() -> None:
-    """A reader below the start of the log gets a typed gap, then what is left."""
+    """A reader below the start of the log gets a typed gap, then the remaining batches."""
     world = make_world(records=5)
     world.cluster.start_index = 3
     batches = drain(world)
@@ -188,8 +188,8 @@ def test_trimmed_positions_come_as_a_gap() -> None:
     assert payloads(batches[1:]) == [b"3", b"4"]
 
 
-def test_reading_from_a_time_on() -> None:
-    """It starts at the first batch since then; a time that has not come is asked for again, and nothing older comes."""
+def test_reading_from_a_time() -> None:
+    """It starts at the first batch since then; a future time is requested again, and nothing older comes."""
     world = make_world(records=3, by="time", start=1_000_001)
     assert payloads(drain(world)) == [b"1", b"2"]
     world.core.seek("time", 1_000_005, world.now)
@@ -204,8 +204,8 @@ def test_reading_from_a_time_on() -> None:
     assert {(ask.by, ask.start) for ask in questions(world)[2:-1]} == {("time", 1_000_005)}
 
 
-def test_a_paused_subscriber_asks_for_nothing_and_goes_on_where_it_was() -> None:
-    """What was on its way is kept; links that come and go do not wake it."""
+def test_a_paused_subscriber_requests_nothing_and_continues_at_its_position() -> None:
+    """Answers in flight are kept; links that come and go do not wake it."""
     world = make_world(records=3, max_bytes=1)
     world.settle()
     first = world.core.take_batches(1, world.now)
@@ -236,8 +236,8 @@ def test_skipped_sequences_come_as_a_gap() -> None:
     assert batches[1].index == 1
 
 
-def test_entries_of_sessions_come_to_those_who_ask_for_them() -> None:
-    """With `control` every index comes, with its kind; without it, batches only, and the place moves all the same."""
+def test_entries_of_sessions_are_delivered_on_request() -> None:
+    """With `control` every index comes, with its kind; without it, batches only, and the position moves likewise."""
     for control in (True, False):
         world = make_world(records=1, control=control)
         world.cluster.session_entry(EntryKind.SESSION_OPEN)
@@ -256,8 +256,8 @@ def test_entries_of_sessions_come_to_those_who_ask_for_them() -> None:
         assert (batches[0].crc, batches[0].append_us, batches[0].flags) == (crc, us, 0)
 
 
-def test_with_control_an_index_that_is_left_out_is_noticed() -> None:
-    """A broker that passes an entry over is asked once more, then it is an error: the reader counts on every index."""
+def test_with_control_a_missing_index_is_noticed() -> None:
+    """A broker that omits an entry is asked once more, then it is an error: the reader relies on every index."""
     world = make_world(records=3, control=True)
     honest = world.cluster.entries
     world.cluster.entries = lambda indices: honest([index + (index == 1) for index in indices])  # type: ignore
@@ -265,8 +265,8 @@ def test_with_control_an_index_that_is_left_out_is_noticed() -> None:
     assert isinstance(world.core.failed, BadFrame)
 
 
-def test_nothing_is_asked_for_from_the_stop_on() -> None:
-    """The last fetch names the stop; once there, the core asks for nothing more, also when more comes."""
+def test_nothing_is_requested_from_the_stop_on() -> None:
+    """The last fetch names the stop; once there, the core sends no more requests, also when more records come."""
     world = make_world(records=10, start=2, stop=7)
     assert payloads(drain(world)) == [b"2", b"3", b"4", b"5", b"6"]
     asked = len(questions(world))
@@ -276,8 +276,8 @@ def test_nothing_is_asked_for_from_the_stop_on() -> None:
     assert (len(questions(world)), world.core.position) == (asked, 7)
 
 
-def test_batches_without_a_payload_are_not_fetched_ahead_without_end() -> None:
-    """The bound in bytes says nothing about entries without any: they are counted."""
+def test_prefetch_of_batches_without_a_payload_is_bounded() -> None:
+    """The bound in bytes does not limit entries without a payload: they are counted."""
     world = make_world(control=True)
     for _ in range(4 * FETCH_ENTRIES_MAX):
         world.cluster.log.append(Stored(0, 0, b"", 0, 0, 0, 0, EntryKind.SESSION_OPEN))
@@ -364,7 +364,7 @@ def act(world: World, taken: list[Batch], action: str, value: int) -> None:
 
 @settings(deadline=None, max_examples=250)
 @given(actions=ACTIONS)
-def test_whatever_breaks_the_reader_gets_one_unbroken_prefix(actions: list[tuple[str, int]]) -> None:
+def test_under_all_faults_the_reader_gets_one_unbroken_prefix(actions: list[tuple[str, int]]) -> None:
     """Under cuts, silence, trims and slow reading: each index once, in order, right bytes, or covered by a gap."""
     world = make_world(wires=2, max_bytes=300)
     taken: list[Batch] = []
@@ -397,8 +397,8 @@ def test_payload_checksums_use_the_publishers_crc() -> None:
     assert payloads(drain(world)) == [b"other"]
 
 
-def test_a_gap_that_begins_below_the_reader_tells_what_it_lost_and_its_position_never_goes_back() -> None:
-    """It had read up to 5 what was only ordered; the lane was sealed at 3 and goes on at 9."""
+def test_a_gap_below_the_reader_names_its_losses_and_its_position_never_goes_back() -> None:
+    """It had read up to 5 records that were only ordered; the lane was sealed at 3 and continues at 9."""
     world = make_world(records=5, read="ordered")
     assert len(drain(world)) == 5
     assert world.core._request.under_way is not None

@@ -104,7 +104,7 @@ def test_publish_takes_arrow(log: Any) -> None:
 
 
 def test_a_table_comes_after_the_records_sent_before_it(log: Any) -> None:
-    """Records that still gather go first, so the order of one thread's calls is the order of its records."""
+    """Records in the linger buffer go first, so the order of one thread's calls is the order of its records."""
     with log.publisher("t", linger_ms=10_000) as publisher:
         publisher.send(b"1")
         publisher.publish(pa.table({"value": [b"2"]})).result(10)
@@ -140,7 +140,7 @@ def test_a_large_table_becomes_several_batches_with_one_future(server: FakeServe
         assert sum(stored.count for stored in server.cluster.log) == 21
 
 
-def test_records_that_can_not_be_are_refused_at_once(log: Any) -> None:
+def test_impossible_records_are_refused_immediately(log: Any) -> None:
     """Too large, or of the wrong type: BadValue, and nothing was sent."""
     with log.publisher("t") as publisher:
         for wrong in (
@@ -159,7 +159,7 @@ def test_records_that_can_not_be_are_refused_at_once(log: Any) -> None:
     assert log.tail("t").seq == 1
 
 
-def test_headers_are_taken_as_they_are_now(log: Any) -> None:
+def test_headers_are_copied_by_send(log: Any) -> None:
     """Changing the dict afterwards changes nothing."""
     headers = {"a": b"1"}
     with log.publisher("t", linger_ms=10_000) as publisher:
@@ -169,7 +169,7 @@ def test_headers_are_taken_as_they_are_now(log: Any) -> None:
 
 
 def test_options_are_checked(log: Any) -> None:
-    """Nonsense is BadValue or BadName, what is not built yet NotAvailable, an unknown option a TypeError."""
+    """An invalid value is BadValue or BadName, an unsupported option NotAvailable, an unknown option a TypeError."""
     for options in ({"ack": 7}, {"linger_ms": -1}, {"batch_bytes": 0}, {"window_bytes": 0}, {"delivery_timeout": 0}):
         with pytest.raises(BadValue):
             log.publisher("t", **options)
@@ -184,7 +184,7 @@ def test_options_are_checked(log: Any) -> None:
 
 
 def test_keys_choose_partitions_and_records_without_take_turns() -> None:
-    """The same key always goes to the same partition, in order; keyless batches go round."""
+    """The same key always goes to the same partition, in order; keyless batches are distributed in turn."""
     with FakeServer(order=5, partitions=4) as server, emb.connect(server.addresses) as log:
         with log.publisher("t", linger_ms=0) as publisher:
             for n in range(40):
@@ -214,7 +214,7 @@ def test_keys_choose_partitions_and_records_without_take_turns() -> None:
 
 
 def test_a_full_window_blocks_and_never_raises_without_a_limit() -> None:
-    """With a time limit the sender gets Backpressure; without, its record is stored once there is room."""
+    """With a time limit the sender gets Backpressure; without, its record is stored once there is space."""
     with FakeServer(order=5, credit=0) as server, emb.connect(server.addresses) as log:
         publisher = log.publisher("t", window_bytes=1000, linger_ms=0)
         first = publisher.send(bytes(2000))
@@ -262,7 +262,7 @@ def test_callbacks_are_called_once_with_their_future(log: Any) -> None:
     assert called == [future, future]
 
 
-def test_a_callback_that_fails_is_logged_and_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_fails_is_logged_and_affects_no_other(caplog: pytest.LogCaptureFixture) -> None:
     """Batches that end in the same moment end, other callbacks are called, connections stay."""
     called: list[Any] = []
     with FakeServer(brokers=1, order=5, replicas=1) as server, emb.connect(server.addresses) as log:
@@ -275,15 +275,15 @@ def test_a_callback_that_fails_is_logged_and_harms_nobody_else(caplog: pytest.Lo
             sockets = list(server.sockets)
             server.do(server.cluster.make_durable)
             assert [future.result(10) for future in futures] == [Position(LANE, n, n) for n in range(5)]
-            futures[0].add_done_callback(lambda _: 1 // 0)  # at once, in this thread
+            futures[0].add_done_callback(lambda _: 1 // 0)  # immediately, in this thread
             publisher.flush(10)
         assert called == [futures[0]]
         assert server.sockets == sockets
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError] * 2
 
 
-def test_brokers_that_hang_up_after_each_welcome_are_left_alone_for_a_while() -> None:
-    """Pauses grow, as with brokers that do not answer; all is well as soon as they are."""
+def test_brokers_that_disconnect_after_each_welcome_are_retried_with_backoff() -> None:
+    """Pauses grow, as with brokers that do not answer; the client recovers as soon as they do."""
     with FakeServer(brokers=2, order=5) as server, emb.connect(server.addresses) as log:
         server.curt = True
         server.cut()
@@ -296,7 +296,7 @@ def test_brokers_that_hang_up_after_each_welcome_are_left_alone_for_a_while() ->
 
 
 def test_closing_without_a_cluster_does_not_hang(server: FakeServer, log: Any) -> None:
-    """What was sent and not answered has an unknown outcome, and closing says that something is wrong."""
+    """Records without an answer have an unknown outcome, and close raises an error."""
     publisher = log.publisher("t", linger_ms=0)
     publisher.send(b"a").result(10)
     server.deaf = True
@@ -310,8 +310,8 @@ def test_closing_without_a_cluster_does_not_hang(server: FakeServer, log: Any) -
     publisher.close()
 
 
-def test_a_publisher_that_fails_says_so_to_everyone(server: FakeServer, log: Any) -> None:
-    """Futures, send, flush and close raise why; a blocked sender is woken."""
+def test_a_failed_publisher_reports_it_everywhere(server: FakeServer, log: Any) -> None:
+    """Futures, send, flush and close raise the reason; a blocked sender is woken."""
     publisher = log.publisher("t", session="me", linger_ms=0)
     publisher.publish([{"value": b"mine"}]).result(10)
     server.do(lambda: server.cluster.open(OpenSession(topic="t", name="me")))
@@ -324,7 +324,7 @@ def test_a_publisher_that_fails_says_so_to_everyone(server: FakeServer, log: Any
 
 
 def test_the_error_of_a_block_is_not_hidden_by_closing(server: FakeServer, log: Any) -> None:
-    """An exception in the block comes out as it is, even if closing fails as well."""
+    """An exception in the block is raised unchanged, even if closing fails as well."""
 
     def block() -> None:
         with log.publisher("t", session="me", linger_ms=0) as publisher:
@@ -338,7 +338,7 @@ def test_the_error_of_a_block_is_not_hidden_by_closing(server: FakeServer, log: 
     assert "SessionFenced" in caught.value.__notes__[0]
 
 
-def test_named_sessions_go_on(log: Any) -> None:
+def test_named_sessions_continue(log: Any) -> None:
     """A second publisher under the same name continues the sequence of the first."""
     for n in range(3):
         with log.publisher("t", session="me") as publisher:
@@ -346,8 +346,8 @@ def test_named_sessions_go_on(log: Any) -> None:
     assert values(log) == [b"0", b"1", b"2"]
 
 
-def test_send_in_a_named_session_is_refused_and_says_why(log: Any) -> None:
-    """It would cut batches by time: a program that sends everything again after a restart stored records twice."""
+def test_send_in_a_named_session_is_refused_with_the_reason(log: Any) -> None:
+    """It would cut batches by time: a program that sent everything again after a restart stored records twice."""
     with log.publisher("t", session="import-7") as publisher:
         with pytest.raises(BadValue, match=r"cuts batches by time.*session_seq.*next_session_seq"):
             publisher.send(b"x")
@@ -366,7 +366,7 @@ def test_without_acks_futures_end_when_sent(server: FakeServer, log: Any) -> Non
 
 
 def test_iteration_waits_and_ends_when_closed(log: Any) -> None:
-    """`for batch in subscriber` gets what comes, until somebody closes it."""
+    """`for batch in subscriber` gets new batches until the subscriber is closed."""
     subscriber = log.subscribe("t")
     got: list[bytes] = []
 
@@ -389,7 +389,7 @@ def test_iteration_waits_and_ends_when_closed(log: Any) -> None:
 
 
 def test_seek_and_position(log: Any) -> None:
-    """A subscriber goes where it is told; what was fetched ahead does not come out any more."""
+    """A subscriber seeks to a position; prefetched batches are dropped."""
     with log.publisher("t", linger_ms=0) as publisher:
         for n in range(20):
             publisher.send(b"%d" % n).result(10)
@@ -400,7 +400,7 @@ def test_seek_and_position(log: Any) -> None:
         assert [subscriber.poll(10).index for _ in range(3)] == [2, 3, 4]
         subscriber.seek("latest")
         assert subscriber.poll(0.02) is None
-        while subscriber.position() is None:  # nobody has said yet where that is
+        while subscriber.position() is None:  # the position is not known yet
             time.sleep(0.01)
         assert subscriber.position() == 20
         subscriber.seek(index=99)
@@ -411,7 +411,7 @@ def test_seek_and_position(log: Any) -> None:
 
 
 def test_reading_gives_a_table_with_seqs(log: Any) -> None:
-    """All there is by default, or a span."""
+    """All records by default, or a span."""
     with log.publisher("t") as publisher:
         for n in range(10):
             publisher.send(b"%d" % n)
@@ -421,8 +421,8 @@ def test_reading_gives_a_table_with_seqs(log: Any) -> None:
 
 
 @pytest.mark.parametrize("wait", ["result", "flush", "poll", "send", "close"])
-def test_ctrl_c_gets_through_every_wait(server: FakeServer, log: Any, wait: str) -> None:
-    """KeyboardInterrupt in the main thread ends the wait at once, and the client still closes."""
+def test_ctrl_c_interrupts_every_wait(server: FakeServer, log: Any, wait: str) -> None:
+    """KeyboardInterrupt in the main thread ends the wait immediately, and the client still closes."""
     publisher = log.publisher("t", linger_ms=0, window_bytes=1)
     publisher.send(b"a").result(10)
     subscriber = log.subscribe("t", start="latest")
@@ -443,14 +443,14 @@ def test_ctrl_c_gets_through_every_wait(server: FakeServer, log: Any, wait: str)
 
 
 def test_connect_fails_with_the_addresses() -> None:
-    """Nobody there: Unreachable, and no thread is left behind."""
+    """No broker listens: Unreachable, and no thread is left behind."""
     before = threading.active_count()
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
         emb.connect("127.0.0.1:1")
     assert threading.active_count() == before
 
 
-def test_a_closed_log_says_so(server: FakeServer) -> None:
+def test_a_closed_log_raises_closed(server: FakeServer) -> None:
     """Calls after close raise Closed; closing twice is fine; its thread is gone."""
     before = threading.active_count()
     log = emb.connect(server.addresses)
@@ -463,15 +463,15 @@ def test_a_closed_log_says_so(server: FakeServer) -> None:
             call()
 
 
-def test_closing_the_log_stores_what_lingers(server: FakeServer) -> None:
-    """Records that wait for company are sent when the log is closed."""
+def test_closing_the_log_stores_the_linger_buffer(server: FakeServer) -> None:
+    """Records that wait for more are sent when the log is closed."""
     with emb.connect(server.addresses) as log:
         future = log.publisher("t", linger_ms=10_000).send(b"x")
     assert future.result() == Position(LANE, 0, 0)
 
 
 def test_large_records_come_back_whole(log: Any) -> None:
-    """Many large batches through little buffers: every byte is there."""
+    """Many large batches through small buffers: every byte is there."""
     with log.publisher("t") as publisher:
         futures = [publisher.send(bytes([n]) * 3_000_000) for n in range(12)]
         assert [future.result(30).seq for future in futures] == list(range(12))

@@ -15,8 +15,8 @@ async def for_ever() -> None:
     await asyncio.Event().wait()
 
 
-def test_a_call_that_the_loop_never_came_to_is_closed() -> None:
-    """Nothing of it is left over."""
+def test_a_call_that_the_loop_never_ran_is_closed() -> None:
+    """No coroutine is left."""
     coroutine = for_ever()
     with pytest.raises(Closed):
         _Call(coroutine).result()
@@ -24,7 +24,7 @@ def test_a_call_that_the_loop_never_came_to_is_closed() -> None:
 
 
 def test_a_call_that_starts_while_the_loop_ends_is_closed() -> None:
-    """Its caller does not wait, and hears why."""
+    """Its caller does not wait, and gets the reason."""
     thread, coroutine = LoopThread(), for_ever()
     call = _Call(coroutine)
     thread.at_end = lambda: thread.call(call.start)
@@ -35,7 +35,7 @@ def test_a_call_that_starts_while_the_loop_ends_is_closed() -> None:
 
 
 def test_after_the_end_a_call_is_refused() -> None:
-    """And its coroutine closed."""
+    """Its coroutine is closed, too."""
     thread, coroutine = LoopThread(), for_ever()
     thread.stop()
     with pytest.raises(Closed, match="is closed"):

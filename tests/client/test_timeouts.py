@@ -1,4 +1,4 @@
-"""How long a question may take: as configured, a number, or None for as long as it takes."""
+"""Time limits of requests: as configured, a number, or None for no limit."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ANSWERED_SOON = load(flags={"client.request_timeout_s": "0.05"})
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The address of somebody who never answers."""
+    """The address of a server that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         yield f"127.0.0.1:{sock.getsockname()[1]}"
 
 
 async def outlasts(call: Callable[..., Coroutine[Any, Any, object]]) -> bool:
-    """Whether a call without a time limit goes on after one with the configured limit, begun later, has ended."""
+    """Whether a call without a time limit outlasts a later call with the configured limit."""
     for_ever = asyncio.ensure_future(call(timeout=None))
     await asyncio.sleep(0)
     with pytest.raises(Unreachable, match=r"within 0\.05 s"):
@@ -40,8 +40,8 @@ async def outlasts(call: Callable[..., Coroutine[Any, Any, object]]) -> bool:
     return still
 
 
-def test_connect_waits_as_configured_or_for_as_long_as_it_takes(silent: str) -> None:
-    """The limit of each broker's answer is the caller's too."""
+def test_connect_waits_as_configured_or_without_limit(silent: str) -> None:
+    """The caller's limit also applies to each broker's answer."""
 
     async def main() -> bool:
         return await outlasts(lambda **limit: emb.aio.connect(silent, config=SOON, **limit))
@@ -49,8 +49,8 @@ def test_connect_waits_as_configured_or_for_as_long_as_it_takes(silent: str) -> 
     assert asyncio.run(main())
 
 
-def test_questions_wait_as_configured_or_for_as_long_as_it_takes() -> None:
-    """Nobody is left to answer."""
+def test_requests_wait_as_configured_or_without_limit() -> None:
+    """No broker is left to answer."""
 
     async def main() -> bool:
         with FakeServer(order=5) as server:
@@ -64,7 +64,7 @@ def test_questions_wait_as_configured_or_for_as_long_as_it_takes() -> None:
 
 
 def test_a_number_is_a_number_of_seconds() -> None:
-    """Whatever is configured; what is none is refused."""
+    """Whatever the configuration; an invalid limit is refused."""
     assert patience_s(3, 10.0) == 3
     assert patience_s(0, 10.0) == 0
     assert patience_s(None, 10.0) == inf
@@ -74,7 +74,7 @@ def test_a_number_is_a_number_of_seconds() -> None:
             patience_s(wrong, 10.0)  # type: ignore[arg-type]
 
 
-def test_help_says_as_configured() -> None:
+def test_help_names_the_configured_default() -> None:
     """In the signatures of both clients."""
     for call in (emb.connect, emb.Log.read, emb.aio.connect, emb.aio.Log.trim):
         assert "AS_CONFIGURED" in str(inspect.signature(call)), call

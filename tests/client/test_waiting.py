@@ -1,4 +1,4 @@
-"""Waiting for a change: who waits in vain leaves nothing behind."""
+"""Waiting for a change: a wait that times out leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from embarcadero.client import results
 from embarcadero.client.results import Waitable
 
 
-def test_nothing_piles_up_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither waits that end in vain nor the slices of a long one."""
+def test_nothing_accumulates_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither waits that time out nor the slices of a long one."""
     monkeypatch.setattr(results, "_SLICE_S", 0.001)
     idle = Waitable()
     for timeout in (0, 0.0005, 0.02):
@@ -20,8 +20,8 @@ def test_nothing_piles_up_while_nothing_changes(monkeypatch: pytest.MonkeyPatch)
     assert idle._waiters == []
 
 
-def test_others_go_on_waiting_when_one_gives_up() -> None:
-    """Each takes only its own place away, and a change wakes all that are left."""
+def test_other_waits_continue_when_one_times_out() -> None:
+    """Each removes only its own entry, and a change wakes all the others."""
     shared, changed = Waitable(), False
     found: list[bool] = []
     threads = [

@@ -1,4 +1,4 @@
-"""Bad input: each problem is named with its place, what is wrong, and what would be right; all of them at once."""
+"""Invalid input: each problem names its place, the error and the remedy; all are reported together."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def problems(tmp_path: Path, text: str, **environ: str) -> list[str]:
         ("sequencer:\n  collectors: 4", "is not known under this name; it is gone: one sequencer orders"),
     ],
 )  # fmt: skip
-def test_a_problem_has_a_place_and_a_cure(tmp_path: Path, text: str, says: str) -> None:
+def test_a_problem_has_a_place_and_a_remedy(tmp_path: Path, text: str, says: str) -> None:
     """Each mistake in a file is exactly one problem."""
     found = problems(tmp_path, text)
 
@@ -89,8 +89,8 @@ def test_a_bad_variable_is_a_problem(variable: str, value: str, says: str) -> No
     ["EMBARCADERO_DEBUG", "EMBARCADERO_SERVICE_HOST", "EMBARCADERO_BROKER_SERVICE_PORT",
      "EMBARCADERO_PORT_9092_TCP_ADDR", "EMBARCADERO_HOME", "PATH"],
 )  # fmt: skip
-def test_variables_of_others_are_left_alone(variable: str) -> None:
-    """What orchestrators and shells put into the environment is no configuration."""
+def test_other_programs_variables_are_ignored(variable: str) -> None:
+    """Variables that orchestrators and shells set are no configuration."""
     assert not resolve(environ={variable: "1"}).problems
 
 
@@ -114,7 +114,7 @@ def test_variables_of_others_are_left_alone(variable: str) -> None:
     ],
 )  # fmt: skip
 def test_values_must_fit_together(tmp_path: Path, text: str, says: str) -> None:
-    """Values that are right by themselves and wrong together are named together, where they were set."""
+    """Values that are valid alone and contradict each other are named together, where they were set."""
     found = problems(tmp_path, text)
 
     assert len(found) == 1
@@ -122,13 +122,13 @@ def test_values_must_fit_together(tmp_path: Path, text: str, says: str) -> None:
     assert found[0].startswith("e.yaml:1: ")
 
 
-def test_listening_everywhere_needs_an_address_to_tell(tmp_path: Path) -> None:
+def test_listening_on_all_addresses_needs_an_advertised_address(tmp_path: Path) -> None:
     """With an advertised address, a broker may listen on all addresses."""
     assert not problems(tmp_path, "broker: {host: 0.0.0.0, advertised_host: 192.0.2.1}")
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
-    """File, environment and flags: one error with all of it."""
+def test_all_problems_are_reported_together(tmp_path: Path) -> None:
+    """File, environment and flags: one error with all of them."""
     path = tmp_path / "e.yaml"
     path.write_text("broker:\n  prot: 1\n  water_low: 90%\ntopic:\n  order: 4\n")
     with pytest.raises(BadConfiguration) as caught:
@@ -143,14 +143,14 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 # --- files ------------------------------------------------------------------------------------------------------------
 def test_a_syntax_error_has_its_line(tmp_path: Path) -> None:
-    """What is no YAML is told with the line."""
+    """Invalid YAML is reported with its line."""
     assert problems(tmp_path, "broker:\n  port: 1\n bad: [1\n")[0].startswith("e.yaml:3: is not YAML: ")
     assert problems(tmp_path, "broker:\n\tport: 1\n")[0].startswith("e.yaml:2: is not YAML: ")
     assert "is not YAML" in problems(tmp_path, "a: 1\n---\nb: 1\n")[0]
 
 
 def test_a_missing_file_is_a_problem(tmp_path: Path) -> None:
-    """A file that was named must be there."""
+    """A file that was named must exist."""
     found = resolve(tmp_path / "none.yaml", environ={}).problems
 
     assert str(found[0]) == (
@@ -159,12 +159,12 @@ def test_a_missing_file_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    """What can't be read is told with the system's reason."""
+    """An unreadable file is reported with the system's reason."""
     assert "can't be read: Is a directory" in str(resolve(tmp_path, environ={}).problems[0])
 
 
 def test_a_huge_file_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
-    """Nobody's configuration has so many bytes."""
+    """No real configuration has so many bytes."""
     assert f"has more than {CONFIG_BYTES_MAX} bytes" in problems(tmp_path, "#" * (CONFIG_BYTES_MAX + 1))[0]
 
 

@@ -35,20 +35,20 @@ SEED_NAMES = {
 """All keys of the first designs' configuration reference, and the walk-through's keys and variables."""
 
 
-def test_the_page_is_what_the_code_says() -> None:
+def test_the_page_is_the_output_of_the_code() -> None:
     """docs/configuration.md is the output of `embarcadero config reference`."""
     assert (ROOT / "docs" / "configuration.md").read_text() == page()
 
 
-def test_every_seed_name_is_accounted_for() -> None:
-    """Each has a key here or a reason to be gone, never both, and the page tells it."""
+def test_every_initial_name_is_accounted_for() -> None:
+    """Each has a key here or a reason for its removal, never both, and the page names it."""
     assert {*STANDS_FOR, *GONE} == SEED_NAMES
     assert not STANDS_FOR.keys() & GONE.keys()
     assert all(f"| `{name}` | " in page() for name in SEED_NAMES)
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=str)
-def test_every_key_is_told_whole(key: object) -> None:
+def test_every_key_is_fully_documented(key: object) -> None:
     """A meaning in a sentence, a default, a range where numbers are compared, and its variable."""
     full = KEYS[str(key)]
     rule = full.rule
@@ -60,14 +60,14 @@ def test_every_key_is_told_whole(key: object) -> None:
     assert f"`EMBARCADERO_{full.section.upper()}_{full.name.upper()}`" in page()
 
 
-def test_variables_are_told_apart() -> None:
+def test_variables_are_distinct() -> None:
     """No two keys share a variable."""
     variables = [variable for key in KEYS.values() for variable in key.variables]
 
     assert len(set(variables)) == len(variables)
 
 
-def test_defaults_are_right() -> None:
+def test_defaults_are_valid() -> None:
     """The defaults alone are a configuration without problems."""
     found = resolve(environ={})
 
@@ -76,7 +76,7 @@ def test_defaults_are_right() -> None:
 
 
 def test_the_example_is_a_configuration(tmp_path: Path) -> None:
-    """As it is printed it changes nothing; with all comments removed it says the defaults."""
+    """As printed it changes nothing; with all comments removed it contains the defaults."""
     path = tmp_path / "embarcadero.yaml"
     path.write_text(example_file())
     assert resolve(path, environ={}).config() == DEFAULTS
@@ -92,7 +92,7 @@ def test_the_example_is_a_configuration(tmp_path: Path) -> None:
 
 
 def test_every_key_is_used() -> None:
-    """A key that nothing reads would promise what it does not do."""
+    """An unused key would promise an effect that it does not have."""
     sources = [path for path in (ROOT / "src" / "embarcadero").rglob("*.py") if path.parent.name != "config"]
     read = {name for path in sources for name in re.findall(r"(?<=\w)\.(\w+)", path.read_text())}
 

@@ -1,4 +1,4 @@
-"""Secrets of a configuration: masked where they are shown, kept apart where they are stored."""
+"""Secrets of a configuration: masked on output, kept apart in storage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROPERTIES = [
 
 
 def test_only_harmless_properties_are_shown() -> None:
-    """Names and places are; values that may be secret are not, nor what a name is missing for."""
+    """Names and addresses are; values that may be secret are not, and neither are values without a known name."""
     assert masked("tier.properties", PROPERTIES) == [
         "type=sql",
         "uri=postgresql://***@db.example/catalog",
@@ -31,7 +31,7 @@ def test_only_harmless_properties_are_shown() -> None:
 
 
 def test_a_configuration_without_its_secrets_is_joined_again() -> None:
-    """Nothing else changes; keys that hold no secret are not taken."""
+    """Nothing else changes; keys without secrets are ignored."""
     config = load(None, {"tier.properties": PROPERTIES, "broker.port": 0})
     public, secrets = split(config)
     assert public.tier.properties == []
@@ -39,8 +39,8 @@ def test_a_configuration_without_its_secrets_is_joined_again() -> None:
     assert join(public, {"broker.host": ["0.0.0.0"], "no.key": ["x"]}) == public
 
 
-def test_the_texts_that_logs_must_not_have() -> None:
-    """Values, the password of a URI, and what follows its question mark."""
+def test_the_texts_that_logs_must_not_contain() -> None:
+    """Values, the password of a URI, and its query."""
     assert secret_values(load(None, {"tier.properties": PROPERTIES})) == [
         "second-half-of-a-value", "sslpassword=other-word", "Bearer abcdef", "hush-hush", "pass-word",
     ]  # fmt: skip
@@ -62,13 +62,13 @@ def test_the_texts_that_logs_must_not_have() -> None:
     ],
 )
 def test_users_and_queries_of_urls_are_masked(pair: str, shown: str, hidden: str) -> None:
-    """Whatever characters a password has, in each property that is shown, and in logs."""
+    """Any characters in a password, in each property that is shown, and in logs."""
     assert masked("tier.properties", [pair]) == [shown]
     assert hidden in secret_values(load(None, {"tier.properties": [pair]}))
 
 
 def test_a_user_in_the_warehouse_is_masked() -> None:
-    """Also in the key of its own."""
+    """Also in its own key."""
     warehouse = "s3://key:secret@bucket/folder"
     assert masked("tier.warehouse", warehouse) == "s3://***@bucket/folder"
     assert masked("tier.warehouse", "") == ""

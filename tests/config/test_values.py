@@ -75,14 +75,14 @@ def test_values_may_have_units(key: str, text: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("key", SETTABLE, ids=str)
-def test_what_is_shown_can_be_read(key: Any) -> None:
-    """Every default, as it is shown, reads as itself."""
+def test_shown_values_can_be_read(key: Any) -> None:
+    """Every default, as displayed, is read as itself."""
     assert key.read(key.show(key.default)) == key.default
 
 
 @given(st.integers(64 * KIB, GIB))
 def test_sizes_are_shown_and_read_without_loss(value: int) -> None:
-    """Any number of bytes survives being shown."""
+    """Any number of bytes survives formatting."""
     key = KEYS["broker.credit_bytes"]
 
     assert key.read(key.show(value)) == value
@@ -99,8 +99,8 @@ def test_any_text_is_a_value_or_a_problem(text: str, key: Any) -> None:
 
 
 @given(st.sampled_from([*BYTES, *SECONDS]), st.integers(0, 10**6))
-def test_units_are_those_of_the_kind(unit: str, number: int) -> None:
-    """A size takes no time, a time takes no size."""
+def test_units_belong_to_their_kind(unit: str, number: int) -> None:
+    """A size has no unit of time, a time no unit of size."""
     for units in (BYTES, SECONDS):
         if unit in units:
             assert quantity(f"{number}{unit}", units, 1, "") == pytest.approx(number * units[unit])
@@ -111,7 +111,7 @@ def test_units_are_those_of_the_kind(unit: str, number: int) -> None:
 
 # --- which source wins ------------------------------------------------------------------------------------------------
 def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
-    """Each source is laid over the one before, and each value knows where it came from."""
+    """Each source overrides the previous one, and each value has its origin."""
     path = written(tmp_path, "broker:\n  port: 1\n  host: 10.0.0.1\ncluster:\n  brokers: 2\n")
     environ = {"EMBARCADERO_BROKER_PORT": "2", "EMBARCADERO_BROKER_HOST": "10.0.0.2"}
     found = resolve(path, {"broker.port": as_given("broker.port", 3, "--port")}, environ=environ)
@@ -132,13 +132,13 @@ def test_short_variables_lose_to_full_ones() -> None:
     assert resolve(environ=both).config().cluster.data_dir == "/full"
 
 
-def test_an_empty_variable_is_not_there() -> None:
-    """`VARIABLE= command` takes a variable away."""
+def test_an_empty_variable_is_ignored() -> None:
+    """`VARIABLE= command` removes a variable."""
     assert resolve(environ={"EMBARCADERO_BROKER_PORT": ""}).config() == DEFAULTS
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
-    """Nothing, comments and sections without keys are all fine."""
+    """Nothing, comments and sections without keys are all valid."""
     for text in ("", "# nothing\n", "broker:\n", "broker: {}\n", "---\n"):
         assert resolve(written(tmp_path, text), environ={}).config() == DEFAULTS
 
@@ -163,8 +163,8 @@ def test_the_file_is_found_in_the_usual_places(tmp_path: Path, monkeypatch: pyte
     assert port(config="given.yaml") == 4
 
 
-def test_a_program_reads_only_files_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that happens to lie around changes no Python program; the environment does."""
+def test_a_program_reads_only_named_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in the working folder changes no Python program; the environment does."""
     written(tmp_path, "broker: {port: 2}")
     monkeypatch.setenv("EMBARCADERO_CLIENT_LINGER_MS", "9")
     config = load()
@@ -172,8 +172,8 @@ def test_a_program_reads_only_files_that_are_named(tmp_path: Path, monkeypatch: 
     assert (config.broker.port, config.client.linger_ms) == (limits.PORT_DEFAULT, 9.0)
 
 
-def test_paths_of_a_file_are_beside_it(tmp_path: Path) -> None:
-    """A relative path in a file does not depend on where a command is run."""
+def test_paths_of_a_file_are_relative_to_it(tmp_path: Path) -> None:
+    """A relative path in a file does not depend on the folder in which a command runs."""
     (tmp_path / "far").mkdir()
     path = written(tmp_path / "far", "cluster: {data_dir: data}\nlog: {file: ~/x.log}\n")
     config = resolve(path, environ={}).config()
@@ -182,16 +182,16 @@ def test_paths_of_a_file_are_beside_it(tmp_path: Path) -> None:
     assert config.log.file == str(tmp_path / "home" / "x.log")
 
 
-def test_a_config_is_taken_as_it_is() -> None:
-    """load() of a Config changes only what the caller asks for."""
+def test_a_config_is_used_unchanged() -> None:
+    """load() of a Config changes only the options that the caller passes."""
     before = load(flags={"broker.port": 7, "topic.order": 5})
 
     assert load(before) == before
     assert load(before, {"cluster.brokers": 1, "broker.port": None}).cluster.brokers == 1
 
 
-def test_values_make_the_same_configuration() -> None:
-    """All values of a configuration, by key, make it again."""
+def test_values_recreate_the_configuration() -> None:
+    """All values of a configuration, by key, recreate it."""
     config = load(flags={"client.brokers": ["a:1"], "fabric.log_bytes": 32 * MIB})
 
     assert config_of(values_of(config)) == config
@@ -200,7 +200,7 @@ def test_values_make_the_same_configuration() -> None:
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 def test_small_logs_have_small_chunks() -> None:
-    """A log always has several chunks, so that some can be free while others fill; unless the user says otherwise."""
+    """A log always has several chunks, so that some can be free while others fill, unless configured otherwise."""
     assert load().fabric.chunk_bytes == limits.CHUNK_BYTES
     assert load(flags={"fabric.log_bytes": 32 * MIB}).fabric.chunk_bytes == 8 * MIB
     assert load(flags={"fabric.log_bytes": 32 * MIB, "fabric.chunk_bytes": MIB}).fabric.chunk_bytes == MIB
@@ -210,7 +210,7 @@ def test_small_logs_have_small_chunks() -> None:
 
 
 def test_sizes_check_themselves() -> None:
-    """Sizes made by a program rather than by the configuration are checked too, all at once."""
+    """Sizes made by a program rather than by the configuration are checked too, all of them."""
     with pytest.raises(BadValue, match=r"power of two, not 3.*sessions must be.*") as caught:
         FabricSizes(pending_slots=3, sessions=0)
     assert "log_bytes" not in str(caught.value)
@@ -219,7 +219,7 @@ def test_sizes_check_themselves() -> None:
 
 
 # --- publishers -------------------------------------------------------------------------------------------------------
-def test_publishers_take_what_is_configured_unless_asked_otherwise() -> None:
+def test_publishers_use_the_configuration_unless_overridden() -> None:
     """Every option of a publisher that has a key; `none` is no compression."""
     usual = load(
         flags={

@@ -23,7 +23,7 @@ DISKS: list[tuple[str, Callable[[Path], Callable[[], Disk]]]] = [
     ("real", lambda folder: lambda: RealDisk(folder)),
     ("simulated", simulated),
 ]
-"""For each kind of disk: a function that makes a world from an empty folder, and gives what opens its disk (again)."""
+"""For each kind of disk: a function that prepares an empty folder, and returns a function that opens the disk."""
 
 
 @pytest.fixture(params=[pytest.param(make, id=name) for name, make in DISKS])
@@ -38,7 +38,7 @@ def disk(opener: Callable[[], Disk]) -> Disk:
     return opener()
 
 
-def test_a_file_gives_back_what_was_written(disk: Disk) -> None:
+def test_a_file_returns_the_written_bytes(disk: Disk) -> None:
     """Gathered writes at an offset; short reads only at the end; zeros where nothing was written."""
     file = disk.open("a", create=True)
     file.pwrite([b"one", memoryview(b"two"), bytearray(b"three")], 4)
@@ -85,7 +85,7 @@ def test_readers_see_a_file_grow(opener: Callable[[], Disk]) -> None:
 
 
 def test_an_open_file_outlives_its_name(disk: Disk) -> None:
-    """A segment that is dropped while somebody reads it is read to its end."""
+    """A segment that is dropped during a read is read to its end."""
     write_whole(disk, "a", [b"bytes"])
     file = disk.open("a")
     disk.remove("a")
@@ -95,8 +95,8 @@ def test_an_open_file_outlives_its_name(disk: Disk) -> None:
     file.close()
 
 
-def test_what_is_open_for_reading_is_not_written(disk: Disk) -> None:
-    """A reader's mistake can't change another's file."""
+def test_files_opened_for_reading_are_not_written(disk: Disk) -> None:
+    """A reader's mistake can't change another process's file."""
     write_whole(disk, "a", [b"bytes"])
     file = disk.open("a")
     with pytest.raises(DiskFailed):
@@ -108,8 +108,8 @@ def test_what_is_open_for_reading_is_not_written(disk: Disk) -> None:
     file.close()
 
 
-def test_create_begins_anew_and_writable_goes_on(disk: Disk) -> None:
-    """`create` empties what is there; `writable` keeps it."""
+def test_create_empties_the_file_and_writable_keeps_it(disk: Disk) -> None:
+    """`create` truncates an existing file; `writable` keeps its content."""
     write_whole(disk, "a", [b"bytes"])
     file = disk.open("a", writable=True)
     file.pwrite([b"B"], 0)
@@ -121,7 +121,7 @@ def test_create_begins_anew_and_writable_goes_on(disk: Disk) -> None:
 
 
 def test_missing_is_its_own_error(disk: Disk) -> None:
-    """Whoever reads while others drop can tell "gone" from "broken"."""
+    """A reader can distinguish "gone" from "broken" while others drop files."""
     for attempt in (
         lambda: disk.open("a"), lambda: disk.open("a", writable=True), lambda: disk.list("no"),
         lambda: disk.remove("a"), lambda: disk.rename("a", "b"), lambda: disk.sync_folder("no"),
@@ -164,7 +164,7 @@ def test_renaming_replaces(disk: Disk) -> None:
 
 
 def test_a_whole_file_leaves_no_draft(disk: Disk) -> None:
-    """Only the name asked for is there, with all parts."""
+    """Only the requested name is there, with all parts."""
     write_whole(disk, "a", [b"1", b"2"])
 
     assert disk.list("") == ["a"]
@@ -173,7 +173,7 @@ def test_a_whole_file_leaves_no_draft(disk: Disk) -> None:
 
 
 def test_a_lock_has_one_holder(opener: Callable[[], Disk]) -> None:
-    """The second one is told that the folder is in use; closing the lock or the disk frees it."""
+    """The second one learns that the folder is in use; closing the lock or the disk frees it."""
     first, second = opener(), opener()
     lock = first.lock("lock")
     with pytest.raises(WrongFolder, match="in use"):
@@ -194,7 +194,7 @@ def test_paths_stay_below_the_root(disk: Disk) -> None:
             disk.open(path, create=True)
 
 
-def test_ids_differ_and_room_is_told(disk: Disk) -> None:
+def test_ids_differ_and_free_space_is_reported(disk: Disk) -> None:
     """32 hexadecimal digits each; free bytes are a number."""
     ids = {disk.make_id() for _ in range(20)}
 

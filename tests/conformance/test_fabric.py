@@ -71,8 +71,8 @@ def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Hosts:
 # --- regions ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_created_region_is_there_for_all(hosts: Hosts) -> None:
-    """A region has zeros and the shape it was made with, for its maker and for everybody else."""
+def test_a_created_region_exists_for_all(hosts: Hosts) -> None:
+    """A region has zeros and the shape it was made with, for its creator and for every other host."""
     near, far = hosts
     made = near.create("epoch-1/order-0", SHAPE)
     found = far.attach("epoch-1/order-0")
@@ -85,7 +85,7 @@ def test_a_created_region_is_there_for_all(hosts: Hosts) -> None:
 
 
 def test_names_exist_until_removed(hosts: Hosts) -> None:
-    """names and exists tell what is there, on all hosts, in one order; removing twice is fine."""
+    """names and exists list the existing regions, on all hosts, in one order; removing twice is allowed."""
     near, far = hosts
     assert far.names() == []
     for name in ("b/x", "a", "b/a"):
@@ -100,7 +100,7 @@ def test_names_exist_until_removed(hosts: Hosts) -> None:
 
 
 def test_removing_leaves_mappings_alone_and_frees_the_name(hosts: Hosts) -> None:
-    """Who mapped a removed region still has it; the name can be used again, for a region that starts with zeros."""
+    """A host that mapped a removed region still has it. A new region of the same name starts with zeros."""
     near, far = hosts
     old = near.create("a", SHAPE)
     reader = far.attach("a")
@@ -115,7 +115,7 @@ def test_removing_leaves_mappings_alone_and_frees_the_name(hosts: Hosts) -> None
 
 
 def test_a_region_is_made_once(hosts: Hosts) -> None:
-    """Making a region that exists is refused, on any host, and changes nothing."""
+    """Creating a region that exists is refused, on any host, and changes nothing."""
     near, far = hosts
     made = near.create("a", SHAPE)
     made.data[200] = 7
@@ -127,13 +127,13 @@ def test_a_region_is_made_once(hosts: Hosts) -> None:
 
 
 def test_a_missing_region_is_a_typed_error(hosts: Hosts) -> None:
-    """Attaching what nobody made says so, with its name."""
+    """Attaching a region that does not exist raises an error with its name."""
     with pytest.raises(BadRegion, match=r"region broker-1\.1/pending"):
         hosts[0].attach("broker-1.1/pending")
 
 
-def test_regions_that_go_while_they_are_attached_are_told_from_damaged_ones(hosts: Hosts) -> None:
-    """All of them, or None if one is not there, also if it went in between; damage stays an error."""
+def test_regions_removed_while_they_are_attached_differ_from_damaged_ones(hosts: Hosts) -> None:
+    """All of them, or None if any is missing, also if it was removed in between; damage stays an error."""
     near, far = hosts
     made = [near.create(f"broker-0.1/{name}", SHAPE) for name in ("log", "frontiers")]
     names = [region.name for region in made]
@@ -196,7 +196,7 @@ def truncated(region: Region) -> None:
     ],
 )
 def test_a_wrong_superblock_is_refused(hosts: Hosts, damage: Callable[[Region], None], message: str) -> None:
-    """Garbage, another version, damage, another cluster's region and a truncated one are told apart and refused."""
+    """Garbage, another version, damage, another cluster's region and a truncated one are distinguished and refused."""
     near, far = hosts
     region = near.create("a", SHAPE)
     assert far.attach("a").shape == SHAPE
@@ -207,7 +207,7 @@ def test_a_wrong_superblock_is_refused(hosts: Hosts, damage: Callable[[Region], 
 
 
 def test_flush_then_invalidate_makes_visible(hosts: Hosts) -> None:
-    """What one host stored and flushed, another sees after it invalidated: bytes of any alignment."""
+    """After a store and flush on one host, another host sees it once it invalidates: bytes of any alignment."""
     near, far = hosts
     writer = near.create("a", SHAPE)
     reader = far.attach("a")
@@ -219,7 +219,7 @@ def test_flush_then_invalidate_makes_visible(hosts: Hosts) -> None:
         assert set(reader.data[offset : offset + length].tolist()) == {value}
 
 
-def test_generation_and_mode_are_told(hosts: Hosts) -> None:
+def test_generation_and_mode_are_reported(hosts: Hosts) -> None:
     """Both hosts agree on the generation, and on whether they rely on coherent memory."""
     near, far = hosts
     assert near.generation == far.generation == GENERATION
@@ -251,7 +251,7 @@ def test_rings_wrap(hosts: Hosts) -> None:
 
 
 def test_overwritten_and_unwritten_slots_are_not_valid(hosts: Hosts) -> None:
-    """Neither what a later lap has overwritten nor what was never written is read."""
+    """Neither overwritten slots of an earlier lap nor unwritten slots are read."""
     near, far = hosts
     writer = create_ring(near, "ring", RegionKind.ORDER, ORDER, slots=8)
     reader = attach_ring(far, "ring", ORDER)
@@ -298,7 +298,7 @@ def epoch_tables(hosts: Hosts) -> tuple[EpochTable, EpochTable]:
 
 
 def test_an_opened_epoch_supersedes_earlier_ones(hosts: Hosts) -> None:
-    """From the moment an epoch is open, all earlier ones within reach are superseded for everybody; it is not."""
+    """As soon as an epoch is open, all earlier ones within reach are superseded for every process; it is not."""
     one, two = epoch_tables(hosts)
     assert not two.superseded(1)
     one.open(1)
@@ -325,7 +325,7 @@ def test_the_newest_started_epoch_is_found(hosts: Hosts) -> None:
 
 
 def test_the_last_started_epoch_is_found_however_far_it_is(hosts: Hosts) -> None:
-    """For one who comes when all is over; those that were only opened do not count."""
+    """For a process that starts after all of them; epochs that were only opened do not count."""
     one, two = epoch_tables(hosts)
     assert two.last_started() == 0
     one.open(1)
@@ -348,7 +348,7 @@ def test_epochs_do_not_outgrow_the_table(hosts: Hosts) -> None:
 
 
 def test_payloads_are_copied_until_their_chunk_is_reused(hosts: Hosts) -> None:
-    """Everybody can copy a payload until its chunk is reused; then it is freed, and never another batch's bytes."""
+    """Every process can copy a payload until its chunk is reused; then it is freed, and never another batch's bytes."""
     near, far = hosts
     sizes = FabricSizes(log_bytes=4 * 1024, chunk_bytes=1024)
     frontiers, log = create_log(near, "broker-2.1", sizes, owner=2, incarnation=1)
@@ -370,7 +370,7 @@ def test_payloads_are_copied_until_their_chunk_is_reused(hosts: Hosts) -> None:
         assert reader.copy(location, 400) == (None if gone else payload)
 
 
-def test_a_log_says_whose_it_is(hosts: Hosts) -> None:
+def test_a_log_names_its_owner(hosts: Hosts) -> None:
     """The regions of a broker's log carry its owner and incarnation."""
     create_log(hosts[0], "broker-2.7", FabricSizes(log_bytes=2048, chunk_bytes=1024), owner=2, incarnation=7)
     for name in ("broker-2.7/log", "broker-2.7/frontiers"):

@@ -1,4 +1,4 @@
-"""What every store promises to the directory, in memory and in a file."""
+"""The promises of every store to the directory, in memory and in a file."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_rewriting_the_same_value_is_a_change(store: Store) -> None:
 
 
 def test_a_key_that_came_back_has_another_revision(store: Store) -> None:
-    """Delete and put again is not the same as nothing happened."""
+    """Delete and put again differs from no change at all."""
     put(store, "a", b"x")
     old = revision_of(store, "a")
     assert store.transact([], [Delete("a")])
@@ -123,7 +123,7 @@ def test_a_transaction_without_writes_keeps_the_revision(store: Store) -> None:
 
 
 def test_list_takes_a_prefix_in_key_order(store: Store) -> None:
-    """Only keys under the prefix are listed, sorted; wildcards and neighbours are plain text."""
+    """Only keys under the prefix are listed, sorted; wildcards and neighbors are plain text."""
     for key in ("t/b", "t/a", "t", "t0", "s/a", "t/%", "t/_", "t/é", "t/\U0001f600"):
         put(store, key, key.encode())
     listed = store.list("t/")
@@ -133,8 +133,8 @@ def test_list_takes_a_prefix_in_key_order(store: Store) -> None:
     assert store.list("nothing/") == []
 
 
-def test_an_outline_changes_with_the_values_that_it_speaks_of(store: Store) -> None:
-    """Writing, rewriting and deleting change it; what begins with a prefix that is left out does not."""
+def test_an_outline_changes_with_the_values_that_it_covers(store: Store) -> None:
+    """Writing, rewriting and deleting change it; values below an excluded prefix do not."""
     for key in ("a/1", "a/2", "b", "ba", "c"):
         put(store, key, b"1")
     seen = [store.outline(("a/", "b"))]
@@ -150,7 +150,7 @@ def test_an_outline_changes_with_the_values_that_it_speaks_of(store: Store) -> N
     assert store.outline(()) == (3, store.revision() - 1)
 
 
-def test_others_see_a_change_at_once(pair: tuple[Store, Store]) -> None:
+def test_others_see_a_change_immediately(pair: tuple[Store, Store]) -> None:
     """After transact returned, every user of the store sees the value and the grown revision."""
     first, second = pair
     assert second.revision() == first.revision() == 0
@@ -175,8 +175,8 @@ def test_concurrent_increments_lose_nothing(pair: tuple[Store, Store]) -> None:
     assert item.value == b"200"
 
 
-def test_only_one_of_many_wins_a_key(pair: tuple[Store, Store]) -> None:
-    """Of concurrent transactions that all want an absent key, exactly one happens."""
+def test_only_one_transaction_wins_a_key(pair: tuple[Store, Store]) -> None:
+    """Of concurrent transactions that all require an absent key, exactly one commits."""
     won: list[bool] = []
     start = threading.Barrier(6)
 
@@ -196,7 +196,7 @@ def test_only_one_of_many_wins_a_key(pair: tuple[Store, Store]) -> None:
 
 
 class Times:
-    """A clock that stands still until it is told to go on."""
+    """A clock that stands still until a test advances it."""
 
     now_s = 100.0
 
@@ -206,15 +206,15 @@ class Times:
 
 @pytest.fixture(params=["memory", "sqlite"])
 def timed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Times]]:
-    """A store of each kind whose time is the test's."""
+    """A store of each kind with the test's clock."""
     times = Times()
     made: Store = MemoryStore(times) if request.param == "memory" else SqliteStore(tmp_path / "store.db", times)
     yield made, times
     made.close()
 
 
-def test_a_value_is_there_as_long_as_its_lease(timed: tuple[Store, Times]) -> None:
-    """Up to its time, and longer with every sign of life; from then on nobody sees it, in no way."""
+def test_a_value_exists_as_long_as_its_lease(timed: tuple[Store, Times]) -> None:
+    """Up to its time, and longer with every renewal; afterwards no user sees it in any way."""
     store, times = timed
     lease = store.grant(10.0)
     assert store.transact([], [Put("a", b"mine", lease), Put("b", b"stays")])
@@ -230,7 +230,7 @@ def test_a_value_is_there_as_long_as_its_lease(timed: tuple[Store, Times]) -> No
 
 
 def test_an_ended_lease_does_not_come_back(timed: tuple[Store, Times]) -> None:
-    """Neither by a late sign of life nor by a write under it, which does not happen at all."""
+    """Neither by a late renewal nor by a write under it, which does not happen at all."""
     store, times = timed
     lease = store.grant(10.0)
     assert store.transact([], [Put("a", b"mine", lease)])
@@ -243,7 +243,7 @@ def test_an_ended_lease_does_not_come_back(timed: tuple[Store, Times]) -> None:
     assert not store.keep_alive(lease)
 
 
-def test_watchers_notice_what_expired(timed: tuple[Store, Times]) -> None:
+def test_watchers_notice_expired_leases(timed: tuple[Store, Times]) -> None:
     """The revision moves with `expire`, once, and with the next transaction; never without reason."""
     store, times = timed
     first, second, idle = store.grant(10.0), store.grant(20.0), store.grant(15.0)
@@ -263,8 +263,8 @@ def test_watchers_notice_what_expired(timed: tuple[Store, Times]) -> None:
     assert [item.key for item in store.list("")] == ["d"]
 
 
-def test_a_revoked_lease_takes_its_values_along(timed: tuple[Store, Times]) -> None:
-    """And only its own; one that is gone, or never was, may be revoked."""
+def test_a_revoked_lease_removes_its_values(timed: tuple[Store, Times]) -> None:
+    """And only its own; a lease that expired or never existed may be revoked."""
     store, _ = timed
     first, second = store.grant(10.0), store.grant(float("inf"))
     assert store.transact([], [Put("a", b"", first), Put("b", b"", second)])
@@ -277,7 +277,7 @@ def test_a_revoked_lease_takes_its_values_along(timed: tuple[Store, Times]) -> N
 
 
 def test_a_value_belongs_to_the_lease_of_its_last_write(timed: tuple[Store, Times]) -> None:
-    """Written again without one it stays; written under another it goes with that one."""
+    """Written again without a lease it stays; written under another it expires with that one."""
     store, times = timed
     short, long = store.grant(1.0), store.grant(100.0)
     assert store.transact([], [Put("a", b"", short), Put("b", b"", short), Put("c", b"", short)])
@@ -290,8 +290,8 @@ def test_a_value_belongs_to_the_lease_of_its_last_write(timed: tuple[Store, Time
     assert [item.key for item in store.list("")] == ["a", "c"]
 
 
-def test_numbers_of_leases_never_come_again(timed: tuple[Store, Times]) -> None:
-    """Also when the newest one is gone."""
+def test_numbers_of_leases_are_never_reused(timed: tuple[Store, Times]) -> None:
+    """Also when the newest lease is gone."""
     store, _ = timed
     numbers = []
     for _ in range(4):
@@ -300,8 +300,8 @@ def test_numbers_of_leases_never_come_again(timed: tuple[Store, Times]) -> None:
     assert len({*numbers, NO_LEASE}) == 5
 
 
-def test_signs_of_life_are_no_change(timed: tuple[Store, Times]) -> None:
-    """They come often, and nobody has to look because of them."""
+def test_renewals_are_no_change(timed: tuple[Store, Times]) -> None:
+    """They are frequent, and must not wake any watcher."""
     store, _ = timed
     lease = store.grant(1.0)
     put(store, "a", b"")
@@ -311,7 +311,7 @@ def test_signs_of_life_are_no_change(timed: tuple[Store, Times]) -> None:
 
 
 def test_all_users_see_the_same_leases(pair: tuple[Store, Store]) -> None:
-    """A lease is the store's, not the connection's."""
+    """A lease belongs to the store, not to the connection."""
     first, second = pair
     lease = first.grant(60.0)
     assert second.transact([], [Put("a", b"", lease)])
@@ -321,7 +321,7 @@ def test_all_users_see_the_same_leases(pair: tuple[Store, Store]) -> None:
 
 
 def test_a_lease_ends_with_its_process() -> None:
-    """In memory, processes are what the simulator says they are."""
+    """In memory, the simulator decides which processes live."""
     alive = {7}
     store = MemoryStore(alive=alive.__contains__)
     lease, other = store.grant(float("inf"), 7), store.grant(float("inf"))
@@ -329,7 +329,7 @@ def test_a_lease_ends_with_its_process() -> None:
     alive.clear()
     assert [item.key for item in store.list("")] == ["b"]
     alive.add(7)
-    assert store.get("a") is not None  # nobody had noticed
+    assert store.get("a") is not None  # not noticed yet
     alive.clear()
     assert store.expire()
     alive.add(7)
@@ -337,7 +337,7 @@ def test_a_lease_ends_with_its_process() -> None:
 
 
 def test_a_lease_in_a_file_ends_with_its_process(tmp_path: Path) -> None:
-    """However long its time; a process of the same number that started at another time is another one."""
+    """However long its time; a process of the same number that started at another time is another process."""
     store = SqliteStore(tmp_path / "store.db")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         lease, mine = store.grant(float("inf"), process.pid), store.grant(float("inf"), os.getpid())
@@ -393,7 +393,7 @@ def test_both_stores_agree(steps: list[tuple[list[tuple[str, int]], list[Put | D
 
 
 def test_a_file_keeps_its_values(tmp_path: Path) -> None:
-    """What was committed is there after closing and opening again, and revisions go on growing."""
+    """Committed values are there after closing and reopening, and revisions keep growing."""
     first = SqliteStore(tmp_path / "store.db")
     put(first, "a", b"kept")
     item, revision = first.get("a"), first.revision()
@@ -496,7 +496,7 @@ DAMAGES = [
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_a_typed_error(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    """A file that is no store, a damaged one, a foreign one and a newer one are refused at once, with a hint."""
+    """A file that is no store, a damaged one, a foreign one and a newer one are refused immediately, with a hint."""
     path = tmp_path / "store.db"
     damage(path)
     with pytest.raises(Corrupt) as error:
@@ -525,8 +525,8 @@ def test_damage_is_noticed_when_it_is_read(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_lease_or_a_counter_that_is_none_is_damage(tmp_path: Path) -> None:
-    """SQLite does not mind what is in a column; whoever reads it gets a typed error."""
+def test_an_invalid_lease_or_counter_is_damage(tmp_path: Path) -> None:
+    """SQLite accepts any content in a column; the reader gets a typed error."""
     store = SqliteStore(tmp_path / "store.db")
     assert store.transact([], [Put("a", b"held", store.grant(60))])
     with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as db:
@@ -546,8 +546,8 @@ def test_a_lease_or_a_counter_that_is_none_is_damage(tmp_path: Path) -> None:
         SqliteStore(tmp_path / "store.db")
 
 
-def test_what_is_committed_is_synced(tmp_path: Path) -> None:
-    """After a loss of power ceilings and seals are still there; signs of life need not be, and leave it so."""
+def test_committed_changes_are_synced(tmp_path: Path) -> None:
+    """After a loss of power ceilings and seals are still there; renewals need not be synced, and are not."""
     store = SqliteStore(tmp_path / "store.db")
 
     def mode() -> int:
@@ -562,7 +562,7 @@ def test_what_is_committed_is_synced(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_a_typed_error_and_changes_nothing(tmp_path: Path) -> None:
-    """The transaction did not happen; what is there can be read, and with room it goes on."""
+    """The transaction did not happen; existing values can be read, and with free space writes work again."""
     store = SqliteStore(tmp_path / "store.db")
     put(store, "a", b"old")
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
@@ -578,7 +578,7 @@ def test_a_full_disk_is_a_typed_error_and_changes_nothing(tmp_path: Path) -> Non
 
 
 def test_a_read_only_store_is_a_typed_error(tmp_path: Path) -> None:
-    """It can be read, and says why it can't be written."""
+    """It can be read, and a write reports the reason for its failure."""
     store = SqliteStore(tmp_path / "store.db")
     put(store, "a", b"old")
     store._db.execute("PRAGMA query_only = 1")
@@ -589,7 +589,7 @@ def test_a_read_only_store_is_a_typed_error(tmp_path: Path) -> None:
 
 
 def test_a_locked_store_is_a_typed_error(tmp_path: Path) -> None:
-    """Somebody's transaction that does not end makes others give up, with the advice to try again."""
+    """A transaction that does not end makes others give up, with the advice to try again."""
     store = SqliteStore(tmp_path / "store.db")
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -602,8 +602,8 @@ def test_a_locked_store_is_a_typed_error(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_store_of_the_version_before_is_brought_up(tmp_path: Path) -> None:
-    """Its values and revisions stay; by whomever it is opened first."""
+def test_a_store_of_the_previous_version_is_upgraded(tmp_path: Path) -> None:
+    """Its values and revisions stay, whichever process opens it first."""
     path = tmp_path / "store.db"
     db = sqlite3.connect(path)
     db.executescript("""
@@ -639,7 +639,7 @@ def _no_log(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_flip_in_log, _no_log])
 def test_a_store_that_has_lost_its_newest_changes_is_refused(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    """A damaged log looks to SQLite like one that ends there; ceilings would be lower than before."""
+    """SQLite takes a damaged log for a shorter one, and ceilings would be lower than before."""
     store, killed = SqliteStore(tmp_path / "store.db"), tmp_path / "killed"
     for number in range(10):
         put(store, "ceiling", b"%d" % number)
@@ -656,7 +656,7 @@ def test_a_store_that_has_lost_its_newest_changes_is_refused(tmp_path: Path, dam
         SqliteStore(killed / "store.db")
 
 
-def test_a_witness_that_makes_no_sense_or_is_behind_is_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_an_invalid_or_late_witness_is_no_reason_to_refuse(tmp_path: Path) -> None:
     """It may be behind after a loss of power; the store itself counts."""
     path, witness = tmp_path / "store.db", tmp_path / "store.db-revision"
     for content in (None, b"", b"nonsense", bytes(12)):

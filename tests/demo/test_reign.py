@@ -8,7 +8,7 @@ from embarcadero.demo.durable import ObservedTakeover, longest_pause
 
 
 def test_the_pause_begins_with_the_last_ack_before_the_kill() -> None:
-    """Acks that were on their way count as acks; the longest time between two of them is the pause."""
+    """Acks in flight count as acks; the longest time between two of them is the pause."""
     assert longest_pause(5.0, [4.9, 5.01, 5.4, 5.45, 1.0]) == pytest.approx(0.39)
     assert longest_pause(5.0, [4.0, 5.5]) == pytest.approx(1.5)
     assert longest_pause(5.0, [5.25]) == pytest.approx(0.25)
@@ -16,6 +16,6 @@ def test_the_pause_begins_with_the_last_ack_before_the_kill() -> None:
 
 
 def test_a_takeover_in_words() -> None:
-    """What the screen says."""
+    """The text on the screen."""
     found = ObservedTakeover(7, "sequencer:1", 3, 0.0421)
     assert str(found) == "sequencer:1 took over in epoch 3; acks paused for 42 ms"

@@ -1,4 +1,4 @@
-"""The demo's report, looked at in a real browser: it is whole, its pictures are drawn, and nothing is fetched."""
+"""The demo's report, opened in a real browser: it is complete, its charts are drawn, and nothing is fetched."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _facts() -> RunFacts:
     )  # fmt: skip
 
 
-def test_a_page_tells_everything_and_escapes_it() -> None:
-    """Story, figures, checks, answers and two pictures are in it; text can't become markup."""
+def test_a_page_contains_everything_and_escapes_it() -> None:
+    """Story, figures, checks, answers and two charts are in it; text can't become markup."""
     text = page(_facts())
     assert text.count("<svg") == 2
     for part in ("All promises held", "1,000,000", "broker 1 &lt;killed&gt;", "select 1 &lt; 2", "123,456", "Lisbon"):
@@ -47,8 +47,8 @@ def test_a_page_tells_everything_and_escapes_it() -> None:
     assert not re.search(r"(src|href)='?\"?https?:", text)
 
 
-def test_a_promise_that_does_not_hold_is_said_first() -> None:
-    """A failed check, and a run in which nothing was checked, are no success."""
+def test_a_broken_promise_is_shown_first() -> None:
+    """A failed check, and a run without any check, are no success."""
     facts = _facts()
     facts.checks.append(ShopCheck("nothing twice", False, "window 3 twice"))
     assert "A promise did not hold" in page(facts)
@@ -57,8 +57,8 @@ def test_a_promise_that_does_not_hold_is_said_first() -> None:
 
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium: make system")
-def test_a_browser_shows_it(tmp_path: Path) -> None:
-    """Headless Chromium renders the page: the browser's document holds the table, and a picture comes out."""
+def test_a_browser_renders_it(tmp_path: Path) -> None:
+    """Headless Chromium renders the page: the browser's document holds the table, and a screenshot is saved."""
     path = write_report(_facts(), tmp_path / "report.html")
     chromium = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     seen = subprocess.run(

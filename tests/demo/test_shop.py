@@ -1,4 +1,4 @@
-"""The demo's shop: the books agree with what was told, and a wrong table of sales is noticed."""
+"""The demo's shop: the books match the published orders, and a wrong table of sales is noticed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _sales(orders: pa.Table) -> pa.Table:
     return grouped.rename_columns(SALES.names)
 
 
-def test_the_books_are_what_was_told() -> None:
-    """Added up by another way, the orders give the sums of the books; some are late, none by more than allowed."""
+def test_the_books_match_the_published_orders() -> None:
+    """Summed in another way, the orders give the totals of the books; some are late, none by more than allowed."""
     books, orders, payments = _day()
     assert orders.schema == ORDERS
     assert orders.num_rows == books.orders == books.counts.sum()
@@ -40,13 +40,13 @@ def test_the_books_are_what_was_told() -> None:
 
 
 def test_the_same_seed_is_the_same_day() -> None:
-    """A day can be told again."""
+    """A day can be replayed."""
     assert _day(3)[1].equals(_day(3)[1])
 
 
 @pytest.mark.parametrize("what", ["missing", "more than once", "another sum", "other orders"])
 def test_a_wrong_table_is_noticed(what: str) -> None:
-    """A window that is lost, doubled, or adds up to something else is named."""
+    """A window that is lost, duplicated, or has a different sum is named."""
     books, orders, _ = _day()
     sales = _sales(orders)
     if what == "missing":

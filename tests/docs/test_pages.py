@@ -40,7 +40,7 @@ def _name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", LINKED, ids=_name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_to_existing_targets(page: Path) -> None:
     """Files exist, headings too."""
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
     for link in (link for link in links if not link.startswith(("http://", "https://"))):
@@ -121,7 +121,7 @@ def test_everything_public_is_on_the_pages_about_the_client() -> None:
 
 @pytest.mark.parametrize("page", LINKED, ids=_name)
 def test_keys_on_pages_are_keys_of_the_configuration(page: Path) -> None:
-    """`section.key` in backticks is one, unless it is a file, something of the Python client, or an old name."""
+    """`section.key` in backticks is a key, unless it is a file, a name of the Python client, or an old name."""
     found = re.findall(rf"`((?:{'|'.join(SECTIONS)})\.[a-z0-9_]+)(?:[=:][^`]*)?`", page.read_text())
     known = {*KEYS, *SEEDS, "cluster.json", "limits.py", "topic.lanes", "log.cluster"}
     known |= {f"log.{name}" for name in dir(emb.Log)}

@@ -54,7 +54,7 @@ def test_every_example_is_listed_and_tested() -> None:
 
 
 def test_replicas_of_the_store_end_equal_and_a_late_one_catches_up(log: emb.Log) -> None:
-    """Three nodes at once, then one that replays the whole log: all have the same content."""
+    """Three nodes in parallel, then a fourth that replays the whole log: all have the same content."""
     shown = run("key_value_store.py", log.address)
 
     states = set(re.findall(r"state ([0-9a-f]{16})", shown))
@@ -81,7 +81,7 @@ def test_a_conditional_write_has_one_outcome(log: emb.Log) -> None:
         assert two.get(b"seat")[1] == b"later"
 
 
-def test_a_chat_by_itself_shows_what_was_said() -> None:
+def test_a_chat_by_itself_shows_its_messages() -> None:
     """With a cluster of its own; the end of the input is the end of the chat."""
     shown = run("chat.py", "ann", typed="hello\nis anybody there?\n")
 
@@ -89,7 +89,7 @@ def test_a_chat_by_itself_shows_what_was_said() -> None:
     assert len((EXAMPLES / "chat.py").read_text().splitlines()) <= 30
 
 
-def test_who_joins_a_chat_sees_what_was_said_before(log: emb.Log) -> None:
+def test_a_new_participant_sees_earlier_messages(log: emb.Log) -> None:
     """In the order of the log."""
     run("chat.py", "ann", log.address, typed="first\n")
     shown = run("chat.py", "bob", log.address, typed="second\n")

@@ -1,4 +1,4 @@
-"""Durable lines and the rule for counting them, on memory that is incoherent."""
+"""Durable lines and the rule for counting them, on incoherent memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def a_range(number: int = 1, start: int = 0, durable_on: int = 2, replicas: int 
 
 
 class Cluster:
-    """A sequencer, replicas, and one who counts, each on a host of its own."""
+    """A sequencer, replicas, and a counter, each on a host of its own."""
 
     def __init__(self, range_: Range) -> None:
         self.memory = IncoherentMemory(random.Random(1), 7)
@@ -58,7 +58,7 @@ class Cluster:
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 20)), min_size=1, max_size=5), st.data())
-def test_durable_is_what_enough_replicas_have(lines: list[int | None], data: st.DataObject) -> None:
+def test_durable_is_the_largest_index_that_enough_replicas_have(lines: list[int | None], data: st.DataObject) -> None:
     """Of R lines at least A reach it, and no larger index has that many; below A lines it is the start."""
     durable_on = data.draw(st.integers(1, len(lines)))
     through = durable_through(a_range(start=2, durable_on=durable_on, replicas=len(lines)), lines)
@@ -69,7 +69,7 @@ def test_durable_is_what_enough_replicas_have(lines: list[int | None], data: st.
 
 
 def test_lines_of_the_open_range_are_counted() -> None:
-    """One slow replica of three moves nothing; what was counted once stays."""
+    """One slow replica of three changes nothing; a counted position stays counted."""
     cluster = Cluster(a_range())
     cluster.synced(5, 9, 0)
     assert cluster.counts.through(LANE) == 5
@@ -79,7 +79,7 @@ def test_lines_of_the_open_range_are_counted() -> None:
 
 
 def test_a_closing_range_is_not_counted() -> None:
-    """From "closing" on, nothing above what was counted before is durable until the next range says so."""
+    """From "closing" on, nothing above the earlier count is durable until the next range allows it."""
     cluster = Cluster(a_range())
     cluster.synced(4, 4, 4)
     assert cluster.counts.through(LANE) == 4
@@ -89,8 +89,8 @@ def test_a_closing_range_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize("change", ["closing", "epoch"])
-def test_what_changes_while_lines_are_loaded_is_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sealer that begins after our first look may have read the lines before they moved: nothing is counted."""
+def test_a_change_while_lines_are_loaded_is_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sealer that starts after the first load may have read the lines before they moved: nothing is counted."""
     cluster = Cluster(a_range())
     load = cluster.counts.lines.load
 
@@ -121,7 +121,7 @@ def test_lines_of_an_old_range_do_not_count_for_the_next_one() -> None:
 
 
 def test_lines_of_an_old_incarnation_do_not_count() -> None:
-    """The range names incarnations; whatever the one before wrote is in another region."""
+    """The range names incarnations; the lines of an earlier one are in another region."""
     range_ = a_range(durable_on=1, replicas=1)
     cluster = Cluster(range_)
     cluster.synced(9)
@@ -131,8 +131,8 @@ def test_lines_of_an_old_incarnation_do_not_count() -> None:
     assert cluster.counts.through(LANE) == 3
 
 
-def test_lines_that_were_removed_are_let_go() -> None:
-    """Those that are still there are not loaded anew."""
+def test_removed_lines_are_released() -> None:
+    """The remaining lines are not loaded again."""
     range_ = a_range()
     cluster = Cluster(range_)
     lines, (gone, *others) = cluster.counts.lines, range_.replicas
@@ -144,7 +144,7 @@ def test_lines_that_were_removed_are_let_go() -> None:
     assert [lines.of(ref) for ref in others] == before[1:]
 
 
-def test_nothing_is_counted_on_the_word_of_a_deposed_sequencer() -> None:
+def test_nothing_is_counted_for_a_deposed_sequencer() -> None:
     """Once a later epoch is open, the range line of the earlier one proves nothing."""
     cluster = Cluster(a_range())
     cluster.synced(4, 4, 4)
@@ -153,7 +153,7 @@ def test_nothing_is_counted_on_the_word_of_a_deposed_sequencer() -> None:
 
 
 def test_a_full_table_is_a_typed_error() -> None:
-    """Lines are never reused: the table says when it is full."""
+    """Lines are never reused: a full table raises an error."""
     host = IncoherentMemory(random.Random(1), 7).host("h")
     table = create_tagged(host, "t", RegionKind.DURABLE, 2)
     table.add((1, 1), 5)

@@ -77,7 +77,7 @@ def test_a_new_mapping_is_as_stale_as_can_be() -> None:
 
 
 def test_roles_on_one_host_share_its_cache() -> None:
-    """On one host a store is seen at once, through a mapping that cannot write."""
+    """On one host a store is visible immediately, through a mapping that cannot write."""
     world = World()
     neighbour = world.memory.host("a").attach("r")
     world.words(world.writer)[:] = 7
@@ -88,7 +88,7 @@ def test_roles_on_one_host_share_its_cache() -> None:
 
 
 def test_churn_shows_stores_sometimes() -> None:
-    """Without flush and invalidate, churn alone makes a store visible in some worlds and not in others."""
+    """Without flush and invalidate, churn alone makes a store visible in some runs and not in others."""
     seen = set()
     for seed in SEEDS:
         world = World(seed)
@@ -99,7 +99,7 @@ def test_churn_shows_stores_sometimes() -> None:
 
 
 def test_churn_loses_nothing() -> None:
-    """However much a cache does on its own, a flush still writes all that was stored."""
+    """However much a cache does on its own, a flush still writes every stored word."""
     for seed in SEEDS:
         world = World(seed)
         world.words(world.writer)[:] = range(1, 9)
@@ -109,7 +109,7 @@ def test_churn_loses_nothing() -> None:
 
 
 def test_lines_tear_at_words_only() -> None:
-    """What churn writes back is any mix of old and new words of a line, and no word is ever torn."""
+    """Churn writes back any mix of old and new words of a line, and no word is ever torn."""
     old, new = 0x1111_1111_1111_1111, 0x2222_2222_2222_2222
     mixes = set()
     for seed in SEEDS:
@@ -124,8 +124,8 @@ def test_lines_tear_at_words_only() -> None:
     assert len(mixes) > 20
 
 
-def test_a_crash_loses_some_of_what_was_not_flushed() -> None:
-    """A crash keeps all that was flushed; of the rest each word is kept or lost, by chance."""
+def test_a_crash_loses_some_unflushed_words() -> None:
+    """A crash keeps all flushed words; each other word is kept or lost, by chance."""
     kept = []
     for seed in SEEDS:
         world = World(seed)
@@ -139,8 +139,8 @@ def test_a_crash_loses_some_of_what_was_not_flushed() -> None:
     assert 0.4 < sum(kept) / (8 * len(SEEDS)) < 0.6
 
 
-def test_a_crashed_host_changes_nothing_any_more() -> None:
-    """What the roles of a crashed host still do leads nowhere; the host, started again, maps memory as it is."""
+def test_a_crashed_host_has_no_further_effect() -> None:
+    """Later actions of a crashed host's roles have no effect; the restarted host maps memory as it is."""
     world = World()
     world.memory.crash("a")
     world.words(world.writer)[:] = 7
@@ -200,14 +200,14 @@ def trace(seed: int) -> list[tuple[int, ...]]:
     return seen
 
 
-def test_same_seed_same_world() -> None:
+def test_the_same_seed_gives_the_same_run() -> None:
     """Everything random comes from the seed."""
     assert trace(5) == trace(5)
     assert trace(5) != trace(6)
 
 
 def broken_promises(sabotage: set[str]) -> int:
-    """In how many worlds a reader that sees the flag does not see the data, or never sees the flag at all."""
+    """In how many runs a reader that sees the flag does not see the data, or never sees the flag at all."""
     broken = 0
     for seed in SEEDS:
         world = World(seed)
@@ -223,7 +223,7 @@ def broken_promises(sabotage: set[str]) -> int:
 
 
 def test_sabotage_makes_a_difference() -> None:
-    """Publishing by the rules works in every world; with flush or invalidate sabotaged it fails in many."""
+    """Publishing by the rules works in every run; with flush or invalidate sabotaged it fails in many."""
     assert broken_promises(set()) == 0
     assert broken_promises({"flush"}) > len(SEEDS) // 4
     assert broken_promises({"invalidate"}) > len(SEEDS) // 4
@@ -242,7 +242,7 @@ def test_two_writers_of_different_words_do_not_disturb_each_other() -> None:
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 4), (SIZE - 1, 2), (0, -1), (SIZE + 1, 0)])
 def test_spans_outside_a_region_are_bugs(offset: int, length: int) -> None:
-    """A primitive on a span that is not inside the region stops the role at once."""
+    """A primitive on a span outside the region stops the role immediately."""
     world = World()
     for primitive in (world.writer.flush, world.reader.invalidate):
         with pytest.raises(InvariantBroken, match="outside region r"):
@@ -262,7 +262,7 @@ def test_regions_need_not_be_whole_lines() -> None:
 
 
 def test_churn_reaches_far_lines_once_they_are_used() -> None:
-    """In a large region churn looks at what was named before: also at the far end of it."""
+    """In a large region churn affects lines that were used before: also at the far end of it."""
     far = 4 << 20
     seen = set()
     for seed in range(40):

@@ -1,4 +1,4 @@
-"""Entries: their sizes, and the check that tells whole ones from torn ones."""
+"""Entries: their sizes, and the check that distinguishes whole entries from torn ones."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_overlapping_fields_are_refused() -> None:
 @settings(deadline=None, max_examples=100)
 @given(raw=st.lists(bodies, min_size=1, max_size=5))
 def test_sealed_entries_fit(dtype: np.dtype[np.void], raw: list[bytes]) -> None:
-    """Whatever an entry holds, its check fits once sealed, and sealing changes nothing else."""
+    """The check fits any sealed entry, and sealing changes nothing else."""
     entries = entries_of(dtype, *raw)
     assert sealed(entries).all()
     assert [bytes(line[:60]) for line in entries.view(np.uint8).reshape(-1, 64)] == [body[:60] for body in raw]
@@ -125,8 +125,8 @@ def test_a_slot_never_written_is_not_valid(dtype: np.dtype[np.void]) -> None:
 
 @pytest.mark.parametrize("count", [1, 20])
 @pytest.mark.parametrize("first", [2**62 + 1, 2**63 - 5, 2**63, 2**64 - 1])
-def test_nothing_is_valid_where_no_ring_gets_to(first: int, count: int) -> None:
-    """A frontier that is damaged may say any number."""
+def test_nothing_is_valid_beyond_the_largest_index(first: int, count: int) -> None:
+    """A damaged frontier may contain any number."""
     assert valid_prefix(numbered(RESULT, "position", 0, count), first, "position") == 0
 
 

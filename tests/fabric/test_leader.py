@@ -1,4 +1,4 @@
-"""The view of the leader: what it follows, what it may act on, and that it lets go of what is gone."""
+"""The view of the leader: which epoch it follows, when a process may act, and when it releases memory."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def broker(handle: int) -> Member:
 
 
 @pytest.mark.parametrize("by", ["forget", "keep", "advance"])
-def test_a_topic_that_is_gone_leaves_no_memory(leader: Leader, by: str) -> None:
+def test_a_deleted_topic_uses_no_memory(leader: Leader, by: str) -> None:
     """A mapping keeps the megabytes of an order ring, though its region is unlinked."""
     leader.start(1)
     for lane in (1, 2):
@@ -89,8 +89,8 @@ def test_a_topic_that_is_gone_leaves_no_memory(leader: Leader, by: str) -> None:
     assert [mapped(order_region(1, lane)) for lane in (1, 2)] == [False, by != "advance"]
 
 
-def test_range_words_of_lanes_that_are_gone_are_let_go(leader: Leader) -> None:
-    """Of the others they are still known."""
+def test_range_words_of_deleted_lanes_are_released(leader: Leader) -> None:
+    """Those of the other lanes are still known."""
     leader.start(1)
     words = create_ranges(leader.fabric, 1)
     for lane in (1, 2):
@@ -102,8 +102,8 @@ def test_range_words_of_lanes_that_are_gone_are_let_go(leader: Leader) -> None:
     assert (view.word(1), view.word(2)) == (None, RangeWord(2, closing=False))
 
 
-def test_no_act_rests_on_an_epoch_that_is_superseded(leader: Leader) -> None:
-    """Neither on its order, nor on its word about brokers."""
+def test_a_superseded_epoch_is_no_reason_to_act(leader: Leader) -> None:
+    """Neither its order nor its state of brokers counts."""
     view = LeaderView(leader.fabric, broker(3))
     assert (view.may_act(), view.still_open(), view.counts_as_open(4)) == (False, False, False)
     leader.start(1)
@@ -117,8 +117,8 @@ def test_no_act_rests_on_an_epoch_that_is_superseded(leader: Leader) -> None:
     assert view.number == 1
 
 
-def test_a_broker_that_is_closed_sees_it(leader: Leader) -> None:
-    """One that the leader has not heard of is neither open nor closing."""
+def test_a_closed_broker_notices_it(leader: Leader) -> None:
+    """A broker that the leader does not know is neither open nor closing."""
     leader.start(1)
     view = LeaderView(leader.fabric, broker(3))
     view.advance(0)
@@ -128,7 +128,7 @@ def test_a_broker_that_is_closed_sees_it(leader: Leader) -> None:
 
 
 def test_heartbeats_of_an_epoch_that_has_not_started_are_seen(leader: Leader) -> None:
-    """A standby watches the leader that was elected last; followers watch the one that they follow."""
+    """A standby watches the leader that was elected last; followers watch the leader that they follow."""
     leader.start(1)
     leader.write(SequencerLine.HEARTBEAT, 5)
     view = LeaderView(leader.fabric)

@@ -1,4 +1,4 @@
-"""The broker's log against a dumb model: a copy is the payload or None, and never another batch's bytes."""
+"""The broker's log against a simple model: a copy is the payload or None, and never another batch's bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 CHUNK_BYTES, CHUNKS = 256, 4
 SIZES = FabricSizes(log_bytes=CHUNKS * CHUNK_BYTES, chunk_bytes=CHUNK_BYTES)
-NUMBERS = 1 << 30  # chunk numbers that a location tells apart: 4 units a chunk leave 30 of 32 bits
+NUMBERS = 1 << 30  # chunk numbers that a location can distinguish: 4 units a chunk leave 30 of 32 bits
 
 
 class World:
@@ -53,7 +53,7 @@ class World:
 
 
 class LogMachine(RuleBasedStateMachine):
-    """Random reserving, releasing and reading, beside a model that remembers every payload."""
+    """Random reserving, releasing and reading, compared with a model that remembers every payload."""
 
     @initialize(seed=st.integers(0, 2**32), first_lap=st.sampled_from([0, NUMBERS // CHUNKS - 1]))
     def start(self, seed: int, first_lap: int) -> None:
@@ -101,7 +101,7 @@ TestLog = LogMachine.TestCase
 
 
 def test_payloads_are_kept_until_the_chunk_is_needed() -> None:
-    """Resolved payloads stay readable for a whole lap; then the oldest chunk goes first."""
+    """Resolved payloads stay readable for a whole lap; then the oldest chunk is reused first."""
     world = World()
     locations = [world.fill_chunk() for _ in range(CHUNKS)]
     for location in locations:
@@ -112,7 +112,7 @@ def test_payloads_are_kept_until_the_chunk_is_needed() -> None:
 
 
 def test_one_unresolved_payload_holds_only_its_chunk() -> None:
-    """A chunk with something unresolved is passed over for as long as it takes; the others go round."""
+    """A chunk with an unresolved payload is skipped for as long as it takes; the others are reused in turn."""
     world = World()
     stuck = world.fill_chunk()
     for _ in range(3 * CHUNKS):
@@ -121,7 +121,7 @@ def test_one_unresolved_payload_holds_only_its_chunk() -> None:
 
 
 def test_the_current_chunk_is_never_reused() -> None:
-    """With all other chunks unresolved there is no room, even when the current chunk holds nothing unresolved."""
+    """With all other chunks unresolved there is no space, even when the current chunk holds no unresolved payload."""
     world = World()
     for _ in range(CHUNKS):
         newest = world.fill_chunk()
@@ -163,8 +163,8 @@ def test_a_chunk_freed_while_it_is_copied_is_reported_as_freed(moment: int) -> N
     assert calls == 2
 
 
-def test_occupied_follows_what_is_unresolved() -> None:
-    """An empty log is not occupied, a log full of unresolved payloads is, and releasing gives it back."""
+def test_occupied_follows_the_unresolved_payloads() -> None:
+    """An empty log is not occupied, a log full of unresolved payloads is, and releasing frees it."""
     world = World()
     assert world.writer.occupied() == 0
     locations = [world.fill_chunk() for _ in range(CHUNKS)]
@@ -185,13 +185,13 @@ def test_payloads_start_on_their_own_line() -> None:
 
 @pytest.mark.parametrize("size", [0, -1, CHUNK_BYTES + 1])
 def test_sizes_that_fit_no_chunk_are_refused(size: int) -> None:
-    """A payload that no chunk can take is a typed error, not a wait for ever."""
+    """A payload larger than a chunk is a typed error, not an endless wait."""
     with pytest.raises(FrameTooLarge, match=f"{size} bytes"):
         World().writer.reserve(size)
 
 
 def test_releasing_twice_is_a_bug() -> None:
-    """A reservation is released once; so is one whose chunk is gone."""
+    """A reservation is released once, also if its chunk is gone."""
     world = World()
     location = world.fill_chunk()
     world.writer.release(location)
@@ -206,7 +206,7 @@ def test_releasing_twice_is_a_bug() -> None:
 @settings(deadline=None, max_examples=50)
 @given(location=st.integers(0, CHUNKS * 4 - 1), size=st.integers(-1, 2 * CHUNK_BYTES))
 def test_a_read_beyond_a_chunk_is_refused(location: int, size: int) -> None:
-    """A size that reaches beyond the chunk is a bug in whoever asks; all others give that many bytes."""
+    """A size that reaches beyond the chunk is a bug of the caller; all others give that many bytes."""
     world = World()
     if 0 < size <= CHUNK_BYTES - location % 4 * 64:
         assert len(world.reader.copy(location, size) or b"") == size

@@ -1,4 +1,4 @@
-"""A fabric with a mirror: whatever anybody can see in the first fabric is in the mirror, at every moment."""
+"""A fabric with a mirror: everything visible in the first fabric is in the mirror, at every moment."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Two:
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_the_mirror_has_all_that_the_first_fabric_shows(planted: bool) -> None:
-    """Between any two primitives, with caches that do what they like; with the planted bug it has not."""
+def test_the_mirror_has_everything_that_the_first_fabric_shows(planted: bool) -> None:
+    """Between any two primitives, with any cache behavior. With the injected bug it does not."""
     behind = []
     for seed in range(6):
         two = Two(seed)
@@ -63,7 +63,7 @@ def test_the_mirror_has_all_that_the_first_fabric_shows(planted: bool) -> None:
     assert any(behind) == planted
 
 
-def test_stores_are_seen_by_nobody_before_the_flush() -> None:
+def test_stores_are_visible_to_no_reader_before_the_flush() -> None:
     """Not even on the same host, where plain shared memory would show them."""
     two = Two()
     region = two.fabric.create("a", SHAPE)
@@ -77,7 +77,7 @@ def test_stores_are_seen_by_nobody_before_the_flush() -> None:
     assert int(reader.data[300]) == 5
 
 
-def test_a_crash_of_the_writer_leaves_what_was_flushed_in_both() -> None:
+def test_a_crash_of_the_writer_leaves_flushed_data_in_both() -> None:
     """The mirror outlives its writer, and the first fabric."""
     two = Two()
     ring = create_ring(two.fabric, "ring", RegionKind.ORDER, ORDER, slots=16)
@@ -90,7 +90,7 @@ def test_a_crash_of_the_writer_leaves_what_was_flushed_in_both() -> None:
 
 
 def test_an_old_sequencer_does_not_roll_back_the_epoch_table() -> None:
-    """Each copies its own lines only, though it has others in its cache; all see all that is open."""
+    """Each copies its own lines only, though it has others in its cache; every host sees all open epochs."""
     two = Two()
     create_epochs(two.fabric)
     hosts = [MirroredFabric(two.first.host(name), two.mirror.host(name)) for name in ("one", "two")]
@@ -113,7 +113,7 @@ def real(tmp_path: Path) -> tuple[MirroredFabric, SharedFabric, SharedFabric]:
 
 
 def test_payloads_are_not_mirrored(tmp_path: Path) -> None:
-    """They are what makes a fabric large; all else of a broker is in both, and is removed from both."""
+    """They make a fabric large; all other regions of a broker are in both, and are removed from both."""
     fabric, first, mirror = real(tmp_path)
     create_log(fabric, "broker-0.1", FabricSizes(log_bytes=64 << 10, chunk_bytes=16 << 10), 0, 1)
     assert first.names() == ["broker-0.1/frontiers", "broker-0.1/log"]
@@ -123,8 +123,8 @@ def test_payloads_are_not_mirrored(tmp_path: Path) -> None:
     assert first.names() == mirror.names() == []
 
 
-def test_a_region_that_finds_no_room_leaves_none_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name can be tried again. One that exists stays as it is."""
+def test_a_region_without_space_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name can be tried again. An existing region stays as it is."""
     fabric, first, mirror = real(tmp_path)
 
     def full(name: str, shape: Shape) -> None:

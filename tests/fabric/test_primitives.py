@@ -1,4 +1,4 @@
-"""The shared of real memory: bounds, modes, and what happens without the native module."""
+"""The primitives of real memory: bounds, modes, and behavior without the native module."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_no_byte_changes(coherent: bool, writable: bool, offset: int, length: in
 @pytest.mark.parametrize("coherent", [coherent for coherent in real_modes() if not coherent])
 @pytest.mark.parametrize(("offset", "length"), [(-1, 4), (0, -1), (0, 101), (100, 1), (2**62, 2**62), (101, 0)])
 def test_spans_outside_the_buffer_are_refused(coherent: bool, offset: int, length: int) -> None:
-    """The native shared check bounds, without overflow."""
+    """The native primitives check bounds, without overflow."""
     chosen = shared.choose(coherent)
     data = np.zeros(100, dtype=np.uint8)
     for primitive in (chosen.flush, chosen.invalidate):
@@ -42,8 +42,8 @@ def test_spans_outside_the_buffer_are_refused(coherent: bool, offset: int, lengt
 
 
 @pytest.mark.parametrize("coherent", [coherent for coherent in real_modes() if not coherent])
-def test_what_is_no_buffer_is_refused(coherent: bool) -> None:
-    """Things without memory, memory with holes, and numbers that are none are typed errors, never a crash."""
+def test_objects_without_a_buffer_are_refused(coherent: bool) -> None:
+    """Objects without memory, memory with holes, and invalid numbers are typed errors, never a crash."""
     flush = shared.choose(coherent).flush
     data = np.zeros(100, dtype=np.uint8)
     with pytest.raises(TypeError):
@@ -59,7 +59,7 @@ def test_what_is_no_buffer_is_refused(coherent: bool) -> None:
 
 
 def test_without_the_native_module_one_x86_host_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the native module a coherent x86-64 host runs, and says so in one sentence."""
+    """Without the native module a coherent x86-64 host works, and describes itself in one sentence."""
     monkeypatch.setattr(shared, "NATIVE", None)
     monkeypatch.setattr(shared, "strongly_ordered", True)
     chosen = shared.choose(coherent=True)
@@ -72,7 +72,7 @@ def test_without_the_native_module_one_x86_host_still_works(monkeypatch: pytest.
 def test_without_the_native_module_nothing_else_does(
     monkeypatch: pytest.MonkeyPatch, coherent: bool, strongly_ordered: bool
 ) -> None:
-    """Weakly ordered processors and incoherent memory are refused without the native module, with what to do."""
+    """Weakly ordered processors and incoherent memory are refused without the native module, with the remedy."""
     monkeypatch.setattr(shared, "NATIVE", None)
     monkeypatch.setattr(shared, "strongly_ordered", strongly_ordered)
     with pytest.raises(NotAvailable, match="C compiler"):
@@ -80,7 +80,7 @@ def test_without_the_native_module_nothing_else_does(
 
 
 class FencesOnly:
-    """The native module as another processor has it."""
+    """The native module as built for another processor."""
 
     coherent_only = True
     write_back = "fence"

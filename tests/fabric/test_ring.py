@@ -1,4 +1,4 @@
-"""Rings against a dumb model, on memory that is as bad as allowed."""
+"""Rings against a simple model, on memory that is as bad as allowed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_readers_see_the_last_lap_and_nothing_else(seed: int, steps: list[tuple[
 
 @pytest.mark.parametrize("free_below", [0, 3, 7])
 def test_reuse_of_a_slot_that_is_not_free_is_refused(free_below: int) -> None:
-    """Writing more than what is free is a bug that stops at once, and leaves the ring as it was."""
+    """Writing beyond the free slots is a bug that stops immediately, and leaves the ring unchanged."""
     writer, reader, _ = ring()
     writer.write(entries(0, SLOTS), free_below=0)
     with pytest.raises(InvariantBroken, match="reused only when it is free"):
@@ -70,7 +70,7 @@ def test_reuse_of_a_slot_that_is_not_free_is_refused(free_below: int) -> None:
     assert writer.next == SLOTS + free_below
 
 
-def test_what_is_not_published_is_below_the_valid_end_only() -> None:
+def test_unpublished_entries_are_below_the_valid_end_only() -> None:
     """Entries written but not published are found by valid_end (as at takeover) and not by the frontier."""
     writer, reader, _ = ring()
     writer.write(entries(0, 3), free_below=0)
@@ -79,7 +79,7 @@ def test_what_is_not_published_is_below_the_valid_end_only() -> None:
     assert reader.frontier.load() == 3
 
 
-def test_a_damaged_entry_ends_what_is_read() -> None:
+def test_a_damaged_entry_ends_the_readable_part() -> None:
     """One wrong byte in memory ends the valid prefix right before its entry."""
     writer, reader, _ = ring()
     writer.write(entries(0, 6), free_below=0)

@@ -1,4 +1,4 @@
-"""Regions as files: names, room, and files that somebody damaged."""
+"""Regions as files: names, space, and damaged files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BAD_NAMES = [
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_bad_names_are_refused(fabric: SharedFabric, name: str) -> None:
-    """No call takes a name that leads out of the folder, hides, or is no plain name."""
+    """No call accepts a name that leads out of the folder, is hidden, or is not a plain name."""
     for call in (lambda: fabric.create(name, SHAPE), lambda: fabric.attach(name)):
         with pytest.raises(BadName, match="not allowed"):
             call()
@@ -88,8 +88,8 @@ def small_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_files")
-def test_no_room_is_a_typed_error_at_once(fabric: SharedFabric) -> None:
-    """When memory is short, creating fails, with what to do, and leaves nothing behind."""
+def test_no_space_is_an_immediate_typed_error(fabric: SharedFabric) -> None:
+    """When memory is short, creating fails with the remedy, and leaves nothing behind."""
     with pytest.raises(FabricFull, match=r"no room for region big \(2\.0 MiB\).*larger"):
         fabric.create("big", Shape(RegionKind.LOG, 2 << 20))
     assert list(fabric.folder.iterdir()) == []
@@ -103,15 +103,15 @@ def blocks(fabric: SharedFabric, kind: RegionKind) -> int:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in RegionKind if kind != RegionKind.CHECKPOINT])
-def test_regions_have_their_memory_at_once(fabric: SharedFabric, kind: RegionKind) -> None:
-    """They are allocated when they are made: a full file system is an error then, and no SIGBUS later."""
+def test_regions_have_their_memory_immediately(fabric: SharedFabric, kind: RegionKind) -> None:
+    """They are allocated on creation: a full file system is an error then, and no SIGBUS later."""
     assert blocks(fabric, kind) >= 4 << 20
 
 
-def test_checkpoints_are_sparse_and_reserve_what_they_use(
+def test_checkpoints_are_sparse_and_reserve_the_rows_they_use(
     fabric: SharedFabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large table of which little is used takes no memory for the rest; when there is no more, that is typed."""
+    """A large table that is mostly unused takes no memory for the rest; when memory runs out, the error is typed."""
     assert blocks(fabric, RegionKind.CHECKPOINT) < 1 << 20
     region = fabric.attach(f"region-{int(RegionKind.CHECKPOINT)}", writable=True)
     region.reserve(1 << 20, 1 << 20)
@@ -129,7 +129,7 @@ def test_checkpoints_are_sparse_and_reserve_what_they_use(
 
 
 def test_only_the_region_is_left_behind(fabric: SharedFabric) -> None:
-    """Creating leaves one file, for its owner's eyes only; so does creating what exists."""
+    """Creating leaves one file, readable by its owner only; so does creating a region that exists."""
     fabric.create("a/b", SHAPE)
     with pytest.raises(BadRegion, match="exists already"):
         fabric.create("a/b", SHAPE)
@@ -139,7 +139,7 @@ def test_only_the_region_is_left_behind(fabric: SharedFabric) -> None:
 
 
 def test_hidden_files_are_no_regions(fabric: SharedFabric) -> None:
-    """What a process left behind that died while it made a region is not listed."""
+    """The draft of a process that died while it made a region is not listed."""
     fabric.create("a", SHAPE)
     (fabric.folder / ".making-0").write_bytes(b"")
     assert fabric.names() == ["a"]
@@ -155,8 +155,8 @@ def test_a_truncated_file_is_refused(fabric: SharedFabric, size: int) -> None:
         fabric.attach("a")
 
 
-def test_what_is_no_file_is_refused(fabric: SharedFabric, tmp_path: Path) -> None:
-    """Folders, links to elsewhere, and regions below a region are typed errors."""
+def test_other_kinds_of_files_are_refused(fabric: SharedFabric, tmp_path: Path) -> None:
+    """Folders, links that lead outside, and regions below a region are typed errors."""
     fabric.create("a", SHAPE)
     (fabric.folder / "folder").mkdir()
     (tmp_path / "elsewhere").write_bytes((fabric.folder / "a").read_bytes())
@@ -175,7 +175,7 @@ def test_a_folder_that_does_not_exist_is_empty(fabric: SharedFabric) -> None:
 
 
 def test_closing_leaves_views_alone(fabric: SharedFabric) -> None:
-    """Closing a region while views of it live is fine: they stay readable, and the mapping goes with the last."""
+    """Closing a region while views of it live is allowed: they stay readable, and the mapping goes with the last."""
     region = fabric.create("a", SHAPE)
     region.data[4096:] = 9
     view = region.data[4096:]
@@ -187,7 +187,7 @@ def test_closing_leaves_views_alone(fabric: SharedFabric) -> None:
 
 
 def test_removing_leaves_mappings_alone(fabric: SharedFabric) -> None:
-    """Those who mapped a region keep it when it is removed; its folder goes with the last region."""
+    """Processes that mapped a region keep it when it is removed; its folder goes with the last region."""
     region = fabric.create("a/b", SHAPE)
     fabric.create("a/c", SHAPE)
     fabric.remove("a/b")
@@ -225,7 +225,7 @@ region.flush(300, 10)
 
 
 def test_other_processes_share_the_memory(fabric: SharedFabric) -> None:
-    """What one process stores, another loads, both ways."""
+    """A store by one process is loaded by another, both ways."""
     region = fabric.create("shared/region", SHAPE)
     region.data[200:210] = np.arange(10)
     region.flush(200, 10)
@@ -252,7 +252,7 @@ def _open_files(fabric: SharedFabric) -> int:
 
 
 def test_spares_become_regions_like_any_other(fabric: SharedFabric) -> None:
-    """As many as there are regions below the folder, of their sizes; nobody sees them before they have a name."""
+    """As many as there are regions below the folder, of their sizes; no process sees them before they have a name."""
     ring = Shape(RegionKind.RESULTS, 4096, slots=8, slot_bytes=64)
     for name, shape in {"log": SHAPE, "results-0": ring, "results-1": ring}.items():
         fabric.create(f"epoch-1/{name}", shape)
@@ -270,7 +270,7 @@ def test_spares_become_regions_like_any_other(fabric: SharedFabric) -> None:
 
 
 def test_spares_are_bounded_and_given_back(fabric: SharedFabric) -> None:
-    """No more bytes than allowed; of sizes that are wanted no more, none; without the folder, none."""
+    """No more bytes than allowed; none of unused sizes; without the folder, none."""
     for number in range(4):
         fabric.create(f"epoch-1/order-{number}", SHAPE)
     fabric.create("epoch-1/frontiers", Shape(RegionKind.SEQUENCER_FRONTIERS, 4096))

@@ -1,4 +1,4 @@
-"""Tables of tagged lines keep no objects of lanes that are gone."""
+"""Tables of tagged lines keep no objects of deleted lanes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from embarcadero.fabric.lines import TaggedReader, create_tagged
 from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 
-def test_objects_of_lanes_that_are_gone_are_dropped() -> None:
+def test_objects_of_deleted_lanes_are_dropped() -> None:
     """The lines stay where they are; the others are read and written as before."""
     host = IncoherentMemory(random.Random(1), 7).host("h")
     writer = create_tagged(host, "r/durable", RegionKind.DURABLE, 64)

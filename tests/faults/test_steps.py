@@ -1,4 +1,4 @@
-"""A process does something to itself at a step only when asked, only once, and only one of many does."""
+"""A process injects a fault at a step only on request, only once, and in only one process of many."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from embarcadero.steps import Step
 from embarcadero_proof.faults.steps import STEP_VARIABLE, Wish, WishedSteps, arm, fired, parse_wish, steps_of
 
 
-def test_a_wish_is_read() -> None:
-    """Role, step, what to do, and the how manyeth time; a role may have a number."""
+def test_a_request_is_read() -> None:
+    """Role, step, fault, and the number of the occurrence; a role may have a number."""
     assert parse_wish("sequencer@takeover.read:stop") == Wish("sequencer", Step.TAKEOVER_READ, "stop", 1)
     assert parse_wish("broker:1@ack.loaded:kill:3") == Wish("broker:1", Step.ACK_LOADED, "kill", 3)
     assert parse_wish("replica@replica.line:sleep 20") == Wish("replica", Step.REPLICA_LINE, "sleep 20", 1)
@@ -25,14 +25,14 @@ def test_a_wish_is_read() -> None:
     ["ack.loaded:stop", "broker@ack.lodaed:stop", "broker@ack.loaded", "broker@ack.loaded:stop:x", "@ack.loaded:stop",
      "broker@ack.loaded:sleep", "broker@ack.loaded:dance"],
 )  # fmt: skip
-def test_a_wrong_wish_is_an_error(text: str) -> None:
+def test_an_invalid_request_is_an_error(text: str) -> None:
     """A typo does not pass for a test in which nothing happened."""
     with pytest.raises(BadConfiguration):
         parse_wish(text)
 
 
 def test_it_happens_once_and_only_when_armed(tmp_path: Path) -> None:
-    """Not before it is armed, not at another step, at the nth time from then on; then never again, for anybody."""
+    """Not before it is armed, not at another step, at the nth time from then on; then never again, in any process."""
     wish = Wish("broker", Step.ACK_LOADED, "sleep 0", 2)
     first, second = WishedSteps(wish, tmp_path), WishedSteps(wish, tmp_path)
     for _ in range(3):
@@ -49,8 +49,8 @@ def test_it_happens_once_and_only_when_armed(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_only_the_role_that_is_named_has_the_wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All processes have the same environment: the value says whom it is for, one or all of a kind."""
+def test_only_the_named_role_has_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All processes have the same environment: the value names its target, one role or all of a kind."""
     assert steps_of("broker:1", tmp_path) is NO_STEPS
     monkeypatch.setenv(STEP_VARIABLE, "broker:1@ack.loaded:stop")
     assert isinstance(steps_of("broker:1", tmp_path), WishedSteps)

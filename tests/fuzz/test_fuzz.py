@@ -1,4 +1,4 @@
-"""The fuzzer itself: it is deterministic, it sees what must not happen, and it makes it small."""
+"""The fuzzer itself: it is deterministic, detects violations, and minimizes findings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def target_of(run_it: Any, *inputs: bytes, **more: Any) -> Target:
 # --- real targets -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", list(TARGETS))
 def test_real_inputs_and_some_changes_of_them(name: str) -> None:
-    """What our own encoders make is taken (by at least one input), and some changes of it find nothing."""
+    """At least one input accepts the output of the product's own encoders, and some changes of it find nothing."""
     slow = name in {"broker", "takeover", "regions", "recovery", "segments", "store-files", "config-files"}
     campaign = Campaign(TARGETS[name], "tests")
     real = TARGETS[name].corpus()
@@ -54,16 +54,16 @@ def test_real_inputs_and_some_changes_of_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_what_was_found_once_stays_fixed(path: Path) -> None:
+def test_fixed_findings_stay_fixed(path: Path) -> None:
     """Every finding that was fixed is an input of this test."""
     verdict = judge(TARGETS[path.parent.name], path.read_bytes())
 
     assert not verdict.finding, verdict.story
 
 
-# --- planted bugs -----------------------------------------------------------------------------------------------------
+# --- injected bugs ----------------------------------------------------------------------------------------------------
 def found_in(name: str, inputs: int, seed: str = "planted") -> set[str]:
-    """The kind of the first finding, if there is one among so many inputs. Findings are not made small here."""
+    """The kind of the first finding, if any, among this many inputs. Findings are not minimized here."""
     campaign = Campaign(TARGETS[name], seed)
     for _ in range(inputs):
         if (verdict := judge(TARGETS[name], campaign.next())).finding:
@@ -89,14 +89,14 @@ def test_an_unpacked_length_that_is_believed_is_found(monkeypatch: pytest.Monkey
     assert "memory" in found_in("payloads", 1_500)
 
 
-def test_a_checksum_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the CRC of payloads a reader of damaged segments serves what was never ordered."""
+def test_an_unchecked_checksum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the CRC of payloads a reader of damaged segments serves bytes that were never ordered."""
     monkeypatch.setattr(segment, "intact", lambda _data, _entries, offsets: len(offsets))
 
     assert "disagreement" in found_in("segments", 60)
 
 
-def test_an_entry_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchecked_entry_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check of entries, damaged ones are served."""
     monkeypatch.setattr(scan, "sealed", lambda entries: np.ones(len(entries), dtype=bool))
 
@@ -110,7 +110,7 @@ def test_an_untyped_error_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "untyped" in found_in("control-messages", 40)
 
 
-def test_pieces_that_do_not_agree_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inconsistent_pieces_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver that forgets the start of a header when a read ends in it."""
     real = codec.FrameReceiver._scan
 
@@ -153,7 +153,7 @@ def test_verdicts() -> None:
 
 
 def test_a_hang_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An input that would take for ever is given up, also if somebody swallows all exceptions on the way."""
+    """An input that would take forever is given up, also if the code under test swallows all exceptions."""
     monkeypatch.setattr("embarcadero_proof.fuzz.guard.HANG_CPU_S", 0.05)
 
     def endless(_data: bytes) -> None:
@@ -178,8 +178,8 @@ def test_same_seed_same_inputs() -> None:
     assert given("1") == given("1") != given("2")
 
 
-def test_findings_are_made_small() -> None:
-    """Chunks that do not matter go, in bytes and in folders."""
+def test_findings_are_minimized() -> None:
+    """Irrelevant chunks are removed, in bytes and in folders."""
 
     def picky(data: bytes) -> None:
         if b"needle" in data:
@@ -193,7 +193,7 @@ def test_findings_are_made_small() -> None:
 
 
 def test_folders() -> None:
-    """Folders survive packing; names that lead elsewhere do not; mutations keep them folders."""
+    """Folders survive packing; names that lead outside do not; mutations keep them folders."""
     files = {"a/b": b"1", "c": b""}
     assert unpack(pack(files)) == files
     assert unpack(pack({"../x": b"", "/y": b"", "a//b": b"", "": b""})) == {}
@@ -202,8 +202,8 @@ def test_folders() -> None:
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
-def test_what_is_mended_says_so() -> None:
-    """A file of a mended folder takes that along, and nobody leaves it out: else records would have to be true."""
+def test_a_repaired_folder_is_marked() -> None:
+    """A file in a repaired folder marks it, and is never left out: otherwise records would have to be original."""
     rng, mutate = Random(1), archive_mutation()
     mended = pack({"a": b"mended", MENDED: b""})
     made = [unpack(mutate(pack({"a": b"true"}), rng, [mended])) for _ in range(500)]
@@ -213,7 +213,7 @@ def test_what_is_mended_says_so() -> None:
 
 
 def test_a_process_that_dies_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An input that ends the process is found from outside, made small, saved, and the run goes on."""
+    """An input that ends the process is detected from outside, minimized, saved, and the run continues."""
 
     def deadly(data: bytes) -> str:
         if b"!" in data:
@@ -234,7 +234,7 @@ def test_a_process_that_dies_is_a_finding(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_one_input_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A saved input is run again by name; unknown targets are named."""
+    """A saved input is run again by name; an unknown target is an error with its name."""
     (tmp_path / "input").write_bytes(b"{")
     assert again("identities", tmp_path / "input") == 0
     assert "WrongFolder" in capsys.readouterr().out

@@ -76,7 +76,7 @@ def test_publishing_is_measured_in_all_orders(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
-    """Ctrl-C goes to the whole group; nobody of it is left, and it is not a traceback that the user sees."""
+    """Ctrl-C goes to the whole group; no process is left, and the user does not see a traceback."""
     command = [*BENCH, "--quick", "--only", "send", "--brokers", "1", "--out", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as bench:
         assert bench.stderr is not None
@@ -97,7 +97,7 @@ def parents() -> dict[int, int]:
         try:
             state, parent = path.read_text().rsplit(")", 1)[1].split()[:2]
         except OSError:
-            continue  # it ended while we looked
+            continue  # it ended meanwhile
         if state != "Z":
             found[int(path.parent.name)] = int(parent)
     return found
@@ -112,7 +112,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def test_every_picture_can_be_drawn(tmp_path: Path) -> None:
-    """From a report alone, also one that was read back from its file."""
+    """From a report alone, also after it was read back from its file."""
     trials = made_up(USUAL)
     saved = json.loads(json.dumps(report.build(USUAL, trials)))
 
@@ -122,7 +122,7 @@ def test_every_picture_can_be_drawn(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(PNG) for path in drawn)
 
 
-def test_without_matplotlib_the_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_user_is_informed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots are an extra."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
@@ -142,7 +142,7 @@ def test_rows_have_names_of_their_own_and_fit_the_table(settings: Settings) -> N
 
 
 def test_every_measured_family_has_rows_by_name() -> None:
-    """`--only` takes each family, also the one that is measured by name only."""
+    """`--only` accepts each family, also the family that is measured by name only."""
     for family in FAMILIES:
         assert {row.family for row in rows_for(chosen(USUAL, only=(family,)))} == {family}
 
@@ -161,7 +161,7 @@ def test_targets_are_shown_without_idle_zeros() -> None:
     [(False, 0.4, "misses"), (False, 0.5, "holds"), (False, 0.8, "goal"), (True, 0.9, "misses"), (True, 0.8, "holds"),
      (True, 0.5, "goal")],
 )  # fmt: skip
-def test_a_verdict_knows_which_way_a_row_goes(less: bool, value: float, verdict: str) -> None:
+def test_a_verdict_knows_the_direction_of_a_row(less: bool, value: float, verdict: str) -> None:
     """More is better, unless less is."""
     least, goal = (0.8, 0.5) if less else (0.5, 0.8)
     row = Row(key="k", family="f", what="w", unit="ratio", at_least=least, goal=goal, less=less)
@@ -170,8 +170,8 @@ def test_a_verdict_knows_which_way_a_row_goes(less: bool, value: float, verdict:
     assert (row.score(value) >= 1) == (verdict != "misses")
 
 
-def test_a_family_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run ends with what could be measured."""
+def test_a_failing_family_is_reported_and_the_others_continue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ends with the results so far."""
     from rich.progress import Progress
 
     from embarcadero_proof.lab import run
@@ -199,7 +199,7 @@ def test_a_family_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.Mo
      {"only": ("speed",)}, {"total_bytes": 1}],
     ids=str,
 )  # fmt: skip
-def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, Any]) -> None:
     """By name, before anything is started."""
     with pytest.raises(BadValue):
         chosen(USUAL, **changes)
@@ -239,7 +239,7 @@ def test_workers_meet_and_answer() -> None:
 
 
 def test_a_worker_that_fails_or_dies_is_an_error_and_not_a_wait() -> None:
-    """Its error arrives as it is; a worker that vanished is named."""
+    """Its error arrives unchanged; a worker that vanished is named."""
     with pytest.raises(UnknownTopic, match="gone"):
         alone(fail, True)
     with pytest.raises(EmbarcaderoError, match="ZeroDivisionError: oops"):

@@ -25,7 +25,7 @@ LOCK: Final = ROOT / "requirements.lock"
 REPORT: Final = ROOT / "docs" / "reports" / "pyspark.md"
 PINNED: Final = re.compile(r"(?m)^pyspark==(\S+) \\\n(?:    --hash\S+(?: \\)?\n)+(?:    #.*\n)*")
 QUIET: Final = ["ResourceWarning", "DeprecationWarning", "FutureWarning", "UserWarning"]
-"""What older versions of PySpark warn of, and leave open when they end."""
+"""Warnings of older versions of PySpark, and objects they leave open when they end."""
 
 
 USUAL: Final = ("test_pyspark.py", "test_writes.py")
@@ -41,7 +41,7 @@ class Version:
 
     @property
     def name(self) -> str:
-        """As users say it: 4.1."""
+        """As users write it: 4.1."""
         return self.pyspark.rpartition(".")[0]
 
 
@@ -66,7 +66,7 @@ def versions() -> list[Version]:
 
 
 def environment(version: Version) -> Path:
-    """The Python of a version, which is installed if it is not there."""
+    """The Python of a version, which is installed if it is missing."""
     if not version.sha256:
         return Path(sys.executable)
     home = BUILD / version.name
@@ -137,7 +137,7 @@ def _cell(told: tuple[bool, float] | None) -> str:
 
 
 def report(ran: dict[str, dict[str, tuple[bool, float]]]) -> str:
-    """The table with what it was measured on."""
+    """The table with the machine it was measured on."""
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr.splitlines()
     where = f"Python {platform.python_version()}, {java[0] if java else 'no Java on the PATH'}, {os.cpu_count()} cores"
     return f"""# PySpark 4.0 to 4.3

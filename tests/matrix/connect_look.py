@@ -1,4 +1,4 @@
-"""Print what a client of a Spark Connect server sees after the pipeline has run: `connect_look.py REMOTE BROKERS`."""
+"""Print the view of a Spark Connect client after the pipeline has run: `connect_look.py REMOTE BROKERS`."""
 
 from __future__ import annotations
 

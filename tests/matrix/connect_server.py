@@ -1,4 +1,4 @@
-"""A Spark Connect server for tests, as a process of its own: what runs on it starts no JVM."""
+"""A Spark Connect server for tests, as a process of its own: its clients start no JVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every test of the matrix needs: a topic with rows, a frame of it, a query over it."""
+"""Shared by all tests of the matrix: a topic with rows, a frame of it, a query over it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stream(spark: SparkSession, log: emb.Log, topic: str, **options: Any) -> Dat
 
 
 def run(frame: DataFrame, checkpoint: Path, form: str, **options: Any) -> StreamingQuery:
-    """Read what is there to the end, and end."""
+    """Read the existing rows to the end, and stop."""
     writer = frame.writeStream.format(form).options(checkpointLocation=str(checkpoint), **options)
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(WAIT_S)
@@ -47,5 +47,5 @@ def run(frame: DataFrame, checkpoint: Path, form: str, **options: Any) -> Stream
 
 
 def sizes(query: StreamingQuery) -> list[int]:
-    """Rows of its micro-batches; what only looked is none."""
+    """Rows of its micro-batches, without the empty ones."""
     return [batch["numInputRows"] for batch in query.recentProgress if batch["numInputRows"]]

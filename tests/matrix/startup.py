@@ -1,7 +1,7 @@
-"""What Python costs when Spark starts: `python -m tests.matrix.startup` prints CPU seconds, as JSON.
+"""The cost of Python when Spark starts: `python -m tests.matrix.startup` prints CPU seconds, as JSON.
 
 `first_query`: of all Python processes of a new session, until its first query over a topic has ended. `first_offset`:
-of the process that plans a stream, until it has told its first offset. Driver and JVM do not count.
+of the process that plans a stream, until it has reported its first offset. Driver and JVM do not count.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def times(pid: int) -> tuple[int, float, float]:
 
 
 def below(pid: int) -> Iterator[int]:
-    """All processes below one."""
+    """All descendants of a process."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -30,13 +30,13 @@ def test_a_connect_server_runs_jobs_and_declarative_pipelines(log: emb.Log, tmp_
                 publisher.send(b"/" if number % 2 else b"/cart", key=b"ann")
 
     with connect_server(tmp_path) as remote:
-        example = load("spark_connect")  # imported here, so that what is wrong with it is seen
+        example = load("spark_connect")  # imported here, so that its errors are visible
         assert run([str(EXAMPLES / f"{example.__name__}.py"), remote, log.address]).splitlines() == [
             "Lima: 167 large orders", "Oslo: 166 large orders", "Rome: 167 large orders"
         ]  # fmt: skip
         assert log.tail("large").durable_seq == 500
         while ADMISSION_CONTROL and {reader.reader for reader in log.readers("orders")} != {"large-orders"}:
-            time.sleep(0.05)  # heard of within a second; on 4.1 a query with availableNow ends before it can tell
+            time.sleep(0.05)  # reported within a second; on 4.1 a query with availableNow ends before it can report
 
         spec = tmp_path / "pipeline" / "spark-pipeline.yml"
         shutil.copytree(EXAMPLES / "spark_pipeline", spec.parent)
@@ -56,7 +56,7 @@ def test_a_connect_server_runs_jobs_and_declarative_pipelines(log: emb.Log, tmp_
 
 
 def run(arguments: list[str], **environ: str) -> str:
-    """What a Python program prints; a process that has a JVM of its own can't have a session on a server as well."""
+    """The output of a Python program; a process with a JVM of its own can't have a session on a server as well."""
     without = {key: value for key, value in os.environ.items() if not re.match("PYSPARK|SPARK", key)}
     done = subprocess.run(
         [sys.executable, *arguments], env=without | environ, capture_output=True, text=True, check=False, timeout=200

@@ -32,7 +32,7 @@ def lake() -> Iterator[SparkSession]:
 
 
 def test_append_stream_and_merge(lake: SparkSession, log: emb.Log, tmp_path: Path) -> None:
-    """The table has each row of the topic once, and after the MERGE the newest of each key."""
+    """The table has each row of the topic once, and after the MERGE the newest row of each key."""
     orders(log, "orders", 300)
     table, flow = str(tmp_path / "orders"), str(tmp_path / "flow")
     load(lake, log, "orders").select("id", "city", "cents").write.format("delta").partitionBy("city").save(table)

@@ -34,7 +34,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def test_append_stream_and_merge(lake: SparkSession, log: emb.Log, tmp_path: Path) -> None:
-    """The table has each row of the topic once, and after the MERGE the newest of each key."""
+    """The table has each row of the topic once, and after the MERGE the newest row of each key."""
     orders(log, "orders", 300)
     lake.sql("create table lake.shop.orders (id bigint, city string, cents bigint) using iceberg partitioned by (city)")
     load(lake, log, "orders").select("id", "city", "cents").writeTo("lake.shop.orders").append()

@@ -18,7 +18,7 @@ def page() -> Path:
     return LAKEHOUSE
 
 
-def test_samples_run_and_print_what_is_shown(runner: Runner, page: Path) -> None:
+def test_samples_run_and_print_the_expected_output(runner: Runner, page: Path) -> None:
     """From top to bottom, as a reader would do it."""
     samples = blocks(page)
     runner.run(samples)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_this_is_the_pyspark_that_was_asked_for(spark: SparkSession) -> None:
+def test_this_is_the_requested_pyspark(spark: SparkSession) -> None:
     """On both sides: the package and the JVM."""
     assert os.environ["MATRIX_PYSPARK"] == pyspark.__version__ == spark.version
 
@@ -89,7 +89,7 @@ def test_write(spark: SparkSession, log: emb.Log) -> None:
 
 
 def test_stream_to_files(spark: SparkSession, log: emb.Log, tmp_path: Path) -> None:
-    """Over a restart with new rows, and one without: each row once, in as many tasks as asked for."""
+    """Over a restart with new rows, and one without: each row once, in as many tasks as requested."""
     orders(log, "flow", 200)
     target = {"path": str(tmp_path / "rows")}
     counts = []
@@ -106,7 +106,7 @@ def test_stream_to_files(spark: SparkSession, log: emb.Log, tmp_path: Path) -> N
 
 
 def test_topic_to_topic(spark: SparkSession, log: emb.Log, tmp_path: Path) -> None:
-    """Each row exactly once, over restarts with new rows; the cluster knows how far the query is."""
+    """Each row exactly once, over restarts with new rows; the cluster knows the query's progress."""
     orders(log, "from", 300)
     log.create_topic("to", replicas=1, schema=pa.schema([("id", pa.int64()), ("city", pa.string())]))
     for more in (0, 50, 0):
@@ -118,8 +118,8 @@ def test_topic_to_topic(spark: SparkSession, log: emb.Log, tmp_path: Path) -> No
     assert sorted(row.id for row in load(spark, log, "to").collect()) == [n for n in range(350) if n % 3 != 1]
 
 
-def test_a_query_that_runs_on(spark: SparkSession, log: emb.Log, tmp_path: Path) -> None:
-    """Rows come while it runs; when it is idle, the cluster knows how far it is."""
+def test_a_query_that_keeps_running(spark: SparkSession, log: emb.Log, tmp_path: Path) -> None:
+    """Rows come while it runs; when it is idle, the cluster knows its progress."""
     orders(log, "live", 10)
     frame = stream(spark, log, "live").select("id")
     writer = frame.writeStream.format("memory").queryName("live_rows").option("checkpointLocation", str(tmp_path))
@@ -158,7 +158,7 @@ def test_temporary_view(spark: SparkSession, log: emb.Log) -> None:
 
 
 def test_several_topics(spark: SparkSession, log: emb.Log, tmp_path: Path) -> None:
-    """A pattern in one stream, over restarts: a topic that comes, and one that is deleted."""
+    """A pattern in one stream, over restarts: a topic is added, and another is deleted."""
 
     def publish(topic: str, count: int) -> None:
         if topic not in [known.name for known in log.topics()]:
@@ -190,7 +190,7 @@ def test_several_topics(spark: SparkSession, log: emb.Log, tmp_path: Path) -> No
 
 
 def test_limits(spark: SparkSession, log: emb.Log, tmp_path: Path) -> None:
-    """Kept to the record, or refused with the version that can."""
+    """Respected to the record, or refused with the version that supports it."""
     orders(log, "limited", 250)
     if ADMISSION_CONTROL:
         frame = stream(spark, log, "limited", maxRecordsPerTrigger=100).select("id")

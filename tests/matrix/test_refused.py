@@ -1,4 +1,4 @@
-"""PySpark 3.5 has no Python data sources: it is refused with what to install."""
+"""PySpark 3.5 has no Python data sources: it is refused with the version to install."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def test_a_session_is_refused() -> None:
 
 
 def test_the_source_is_refused() -> None:
-    """When it is imported, for it can't even be defined."""
+    """When it is imported, as the class can't even be defined."""
     with pytest.raises(NotAvailable, match=SAYS):
         import pyspark_embarcadero  # noqa: F401 - the import is what is tested

@@ -1,5 +1,7 @@
-"""Writes that go wrong, with every PySpark and on three kinds of masters: exactly the right rows are there, once, and
-nothing of a failed write ever was."""
+"""Failing writes, with every PySpark and on three kinds of masters.
+
+Exactly the right rows are there, once, and no row of a failed write was ever visible.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("name", pa.string())])
-ROWS: Final = 20_000  # much more than travels in the messages of its tasks
+ROWS: Final = 20_000  # much more than fits in the messages of its tasks
 SPECULATION: Final = {
     "spark.speculation": "true", "spark.speculation.interval": "100ms", "spark.speculation.multiplier": "1.1",
     "spark.speculation.quantile": "0.5", "spark.speculation.minTaskRuntime": "100ms",
@@ -36,7 +38,7 @@ Rows = Iterator[pa.RecordBatch]
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     with closing(socket.socket()) as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -84,7 +86,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def failing(folder: Path, times: int, task: int | None = None) -> Callable[[Rows], Rows]:
-    """A function for mapInArrow that fails so many times, in one task or in all, after most rows have gone on."""
+    """A function for mapInArrow that fails this many times, in one task or in all, after most rows were passed on."""
 
     def passed_on(batches: Rows) -> Rows:
         from pathlib import Path
@@ -104,7 +106,7 @@ def failing(folder: Path, times: int, task: int | None = None) -> Callable[[Rows
 
 
 def slow_at_first(batches: Rows) -> Rows:
-    """The first attempt of the first task takes long in its middle."""
+    """The first attempt of the first task pauses in the middle."""
     import time
 
     from pyspark import TaskContext
@@ -117,7 +119,7 @@ def slow_at_first(batches: Rows) -> Rows:
 
 
 def table(spark: SparkSession, tasks: int = 4) -> DataFrame:
-    """Rows in so many tasks."""
+    """Rows in this many tasks."""
     return spark.range(0, ROWS, 1, tasks).selectExpr("id", "concat('a name that is long enough ', id) name")
 
 
@@ -146,7 +148,7 @@ def test_an_operator_that_always_fails(spark: SparkSession, log: emb.Log, topic:
     assert log.tail(topic).seq == 0
 
 
-def test_rows_that_are_others_each_time(spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path) -> None:
+def test_rows_that_differ_between_attempts(spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path) -> None:
     """`rand()`, a shuffle, and another number of tasks when a task is run again: each id is there once."""
     log.create_topic(topic, replicas=1, schema=SCHEMA)
     frame = table(spark).selectExpr("id", "concat(name, rand()) name").repartition(3)
@@ -155,7 +157,7 @@ def test_rows_that_are_others_each_time(spark: SparkSession, log: emb.Log, topic
 
 
 def test_speculation(spark: SparkSession, log: emb.Log, topic: str) -> None:
-    """Two attempts of a task run at once, and both stage rows: those of one are there."""
+    """Two attempts of a task run in parallel, and both stage rows: those of one attempt are there."""
     if spark.sparkContext.master.startswith("local["):
         pytest.skip("Spark does not speculate in one process")
     log.create_topic(topic, replicas=1, schema=SCHEMA)
@@ -165,14 +167,16 @@ def test_speculation(spark: SparkSession, log: emb.Log, topic: str) -> None:
 
 
 def run(log: emb.Log, topic: str, frame: DataFrame, folder: Path, **options: Any) -> None:
-    """Read what is there to the end, with the checkpoint of a folder."""
+    """Read the existing rows to the end, with the checkpoint of a folder."""
     given = {"brokers": log.address, "topic": topic, "checkpointLocation": str(folder / "checkpoint")} | options
     frame.writeStream.format("embarcadero").options(**given).trigger(availableNow=True).start().awaitTermination()
 
 
 def test_a_stream_whose_function_fails(spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path) -> None:
-    """The query ends; started again, with the same code or with corrected code that makes other rows in other tasks,
-    it goes on, and nothing of the failed micro-batch was visible."""
+    """The query ends. Started again, with the same or corrected code, it continues.
+
+    Corrected code may make other rows in other tasks. No row of the failed micro-batch was visible.
+    """
     for number in range(2):
         name, folder = f"{topic}{number}", tmp_path / str(number)
         folder.mkdir()
@@ -189,7 +193,7 @@ def test_a_stream_whose_function_fails(spark: SparkSession, log: emb.Log, topic:
 
 
 def test_an_empty_frame(spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path) -> None:
-    """Nothing is written, in a batch and in a micro-batch; what comes next is."""
+    """Nothing is written, in a batch and in a micro-batch; later rows are."""
     log.create_topic(topic, replicas=1, schema=SCHEMA)
     save(log, topic, table(spark).where("id < 0"), writeId="empty")
     feed(spark, tmp_path, 0, 10)

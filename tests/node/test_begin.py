@@ -1,4 +1,4 @@
-"""What a process does first with its configuration: log as it says."""
+"""The first step of a process: configure logging."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embarcadero.node.process import start_logging
 
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
-    """Whatever a test sets up is taken back."""
+    """All global settings of a test are restored."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers = []
@@ -28,8 +28,8 @@ def own_logging() -> Iterator[None]:
     root.handlers, root.level = handlers, level
 
 
-def test_lines_have_the_level_format_and_file_that_were_set(tmp_path: Path) -> None:
-    """log.level, log.format and log.file, in one go."""
+def test_lines_have_the_configured_level_format_and_file(tmp_path: Path) -> None:
+    """log.level, log.format and log.file, together."""
     path = tmp_path / "x.log"
     start_logging("node", LogKeys(level="warning", format="json", file=str(path)))
     logging.getLogger("embarcadero.test").info("quiet")
@@ -39,13 +39,13 @@ def test_lines_have_the_level_format_and_file_that_were_set(tmp_path: Path) -> N
     assert [(line["level"], line["event"]) for line in lines] == [("warning", "loud")]
 
 
-def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     """With the file's name and the key to change."""
     with pytest.raises(ClusterError, match=r"can't write the log .*: Is a directory .*log\.file"):
         start_logging("node", LogKeys(file=str(tmp_path)))
 
 
-def test_freed_memory_is_used_again_without_asking_the_kernel() -> None:
+def test_freed_memory_is_reused_without_asking_the_kernel() -> None:
     """Copies of a megabyte, made and dropped by turns, cost hardly a page fault; 256 each without it."""
     code = (
         "import resource\n"

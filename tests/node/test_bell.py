@@ -34,8 +34,8 @@ def test_a_ring_ends_a_long_sleep(bells: tuple[PipeBell, PipeBell]) -> None:
     assert asyncio.run(sleep())
 
 
-def test_a_ring_before_the_sleep_is_heard(bells: tuple[PipeBell, PipeBell]) -> None:
-    """What rang while nobody slept ends the next sleep at once."""
+def test_a_ring_before_the_sleep_is_not_lost(bells: tuple[PipeBell, PipeBell]) -> None:
+    """A ring while no process slept ends the next sleep immediately."""
     sequencer, broker = bells
 
     async def sleep() -> bool:
@@ -46,8 +46,8 @@ def test_a_ring_before_the_sleep_is_heard(bells: tuple[PipeBell, PipeBell]) -> N
     assert asyncio.run(sleep())
 
 
-def test_ringing_at_an_empty_house_is_harmless(bells: tuple[PipeBell, PipeBell]) -> None:
-    """Nobody of that name listens; a sleep without a ring ends by itself."""
+def test_ringing_without_a_listener_is_harmless(bells: tuple[PipeBell, PipeBell]) -> None:
+    """No process of that name listens; a sleep without a ring ends by itself."""
     sequencer, _ = bells
     sequencer.ring("broker-9.9")
 
@@ -57,7 +57,7 @@ def test_ringing_at_an_empty_house_is_harmless(bells: tuple[PipeBell, PipeBell])
 
 
 def test_a_flood_of_rings_does_not_block(bells: tuple[PipeBell, PipeBell]) -> None:
-    """Beyond what the queue takes, rings are lost; the ringer goes on."""
+    """Beyond the capacity of the queue, rings are lost; the ringer continues."""
     sequencer, broker = bells
     for _ in range(10_000):
         broker.ring("sequencer")
@@ -67,8 +67,8 @@ def test_a_flood_of_rings_does_not_block(bells: tuple[PipeBell, PipeBell]) -> No
     assert not sequencer.rung
 
 
-def test_a_successor_of_the_same_name_is_heard_by_those_who_rang_before(tmp_path: Path) -> None:
-    """The one who listened is gone, and rings meanwhile are lost; the next one of that name hears the next ring."""
+def test_a_successor_of_the_same_name_gets_rings_of_earlier_ringers(tmp_path: Path) -> None:
+    """The listener is gone, and rings meanwhile are lost; the next listener of that name gets the next ring."""
     broker, first = PipeBell(tmp_path, "broker-0.1"), PipeBell(tmp_path, "sequencer")
     broker.ring("sequencer")
     first.close()
@@ -89,8 +89,8 @@ async def _heard(bell: PipeBell) -> None:
     await asyncio.wait_for(bell.wait(3600), 60)
 
 
-def test_a_ring_in_a_sleep_is_answered_there(bells: tuple[PipeBell, PipeBell]) -> None:
-    """The sleep goes on for as long as the answer says that there is no more to do."""
+def test_a_ring_during_a_sleep_is_handled_there(bells: tuple[PipeBell, PipeBell]) -> None:
+    """The sleep continues as long as the handler returns that there is no more work."""
     sequencer, broker = bells
     answers: list[int] = []
 
@@ -110,8 +110,8 @@ def test_a_ring_in_a_sleep_is_answered_there(bells: tuple[PipeBell, PipeBell]) -
     assert not sequencer.rung
 
 
-def test_what_goes_wrong_in_an_answer_ends_the_sleep(bells: tuple[PipeBell, PipeBell]) -> None:
-    """The one who waits hears of it, as if it had done the work itself."""
+def test_an_error_in_the_handler_ends_the_sleep(bells: tuple[PipeBell, PipeBell]) -> None:
+    """The waiting caller gets the error, as if it had done the work itself."""
     sequencer, broker = bells
 
     def rung() -> bool:

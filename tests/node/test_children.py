@@ -1,4 +1,4 @@
-"""Node processes as children: started again when they die, stopped when told to."""
+"""Node processes as children: restarted when they die, stopped on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from embarcadero.node.process import SEQUENCER, Role, die_with, parse_roles
 
 
 class Program(Child):
-    """A child that runs a small program in place of a node."""
+    """A child that runs a small program instead of a node."""
 
     program = "import time; time.sleep(600)"
 
@@ -34,8 +34,8 @@ def child(tmp_path: Path, program: str = Program.program) -> Program:
     return made
 
 
-def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
-    """After kill -9 another process runs, its death was told with its pid, and stopping ends it for good."""
+def test_a_killed_child_is_restarted(tmp_path: Path) -> None:
+    """After kill -9 another process runs, its death was reported with its pid, and stopping ends it permanently."""
 
     async def run() -> tuple[list[int], list[tuple[int, str]], int]:
         kept, stop = child(tmp_path), asyncio.Event()
@@ -65,7 +65,7 @@ def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
 
 
 def test_a_crash_loop_backs_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that always dies at once is started again after waits that grow up to a bound."""
+    """A child that always dies immediately is restarted after delays that grow up to a bound."""
     waits: list[float] = []
 
     async def no_wait(future: object, timeout_s: float) -> None:
@@ -92,7 +92,7 @@ def test_a_crash_loop_backs_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever keeps it from starting, it waits as after a death, and runs once that is over."""
+    """Whatever keeps it from starting: it is retried after a delay, as after a death, until it runs."""
     troubles = [BlockingIOError(11, "no processes"), ClusterError("no fork server", ""), BrokenPipeError(32, "gone")]
     waits: list[float] = []
 
@@ -123,13 +123,13 @@ def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypat
     assert waits == [0.2, 0.4]
 
 
-def test_exit_codes_have_words() -> None:
+def test_exit_codes_have_descriptions() -> None:
     """A signal is named; an unknown one still has its number."""
     assert [exit_reason(code) for code in (1, -9, -222)] == ["exit code 1", "killed by SIGKILL", "killed by signal 222"]
 
 
 def test_logs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that has grown is set aside at the next start; only one predecessor is kept."""
+    """A log that has grown is rotated at the next start; only one predecessor is kept."""
     monkeypatch.setattr(module, "_LOG_BYTES_KEPT", 10)
     log = tmp_path / "x.log"
     roll_over(log)
@@ -150,7 +150,7 @@ def test_last_words_are_the_last_line(tmp_path: Path) -> None:
 
 
 def test_an_orphan_refuses_to_run() -> None:
-    """A node whose supervisor died before it could tie itself to it does not start."""
+    """A node does not start if its supervisor died before the node could be tied to it."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -169,13 +169,13 @@ def test_roles_are_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "broker", "broker:", "broker:64", "broker:-1", "broker:٣", "sequencer:0", "a,,b"])
-def test_nonsense_roles_are_refused(text: str) -> None:
-    """A role that does not exist is refused with those that do."""
+def test_invalid_roles_are_refused(text: str) -> None:
+    """The error for an unknown role lists the known ones."""
     with pytest.raises(BadValue, match="broker:0 to broker:63"):
         parse_roles(text)
 
 
 def test_a_role_is_named_once() -> None:
-    """The same role twice in one process makes no sense."""
+    """The same role twice in one process is invalid."""
     with pytest.raises(BadValue, match="twice"):
         parse_roles("sequencer,broker:1,sequencer")

@@ -1,4 +1,4 @@
-"""What status says: every degraded state is named, with what to do. A store and a fabric made by hand, no processes."""
+"""Degraded states in status: each is named, with the remedy. A store and a fabric made by hand, no processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODES = {"sequencer": 1, "broker:0": 2, "replica:0": 3, "replica:1": 4, "replica
 
 
 class Cluster:
-    """A topic that is durable on 2 of 3 replicas, in its first run; `again` begins another one."""
+    """A topic that is durable on 2 of 3 replicas, in its first run; `again` starts another run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class Cluster:
                 self.lines[number] = create_durable(self.fabric, member.ref)
 
     def say(self, number: int, line: int = 0) -> None:
-        """A replica tells how far it has the open range."""
+        """Publish how far a replica has the open range."""
         range_ = self.directory.ranges.open_range(self.topic.lane)
         assert range_ is not None
         self.lines[number].add((range_.lane, range_.number), line)
@@ -65,12 +65,12 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    """As it should be."""
+    """The cluster in a healthy state."""
     return Cluster(tmp_path)
 
 
 def test_nothing_is_degraded(cluster: Cluster) -> None:
-    """Nothing is said."""
+    """No problem is reported."""
     for number in range(3):
         cluster.say(number)
 
@@ -79,7 +79,7 @@ def test_nothing_is_degraded(cluster: Cluster) -> None:
 
 
 def test_processes_that_are_down(cluster: Cluster) -> None:
-    """Each with its last words; a replica too, and what its topic then lacks."""
+    """Each with the last line of its log; a replica too, with the effect on its topic."""
     cluster.directory.replicas.mark_dead(1, 1)
     said = cluster.said({"sequencer": "", "broker:0": "FabricFull: no room", "replica:1": "WrongFolder: not ours"})
 
@@ -91,7 +91,7 @@ def test_processes_that_are_down(cluster: Cluster) -> None:
 
 
 def test_too_few_copies_can_be_written(cluster: Cluster) -> None:
-    """Dead, or with a disk that can't be written: ack=2 waits, and it is said why and what to do."""
+    """Dead, or with a disk that can't be written: ack=2 waits, and the cause and the remedy are reported."""
     cluster.directory.replicas.mark_dead(1, 1)
     cluster.lines[2].health.restart(int(Trouble.DISK_FULL))
     said = cluster.said()
@@ -102,8 +102,8 @@ def test_too_few_copies_can_be_written(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("trouble", list(Trouble))
-def test_every_trouble_is_told_in_words(cluster: Cluster, trouble: Trouble) -> None:
-    """With what to do."""
+def test_every_trouble_has_a_description(cluster: Cluster, trouble: Trouble) -> None:
+    """With the remedy."""
     cluster.lines[0].health.restart(int(trouble))
     (said,) = [one for one in cluster.said() if one.startswith("replica 0: ")]
 
@@ -112,7 +112,7 @@ def test_every_trouble_is_told_in_words(cluster: Cluster, trouble: Trouble) -> N
 
 
 def test_a_silent_replica(cluster: Cluster) -> None:
-    """One whose heart stands still is live for the store; whoever listens for a moment knows better."""
+    """A replica without heartbeats is live for the store; watching it for a moment shows that it is silent."""
     scene = cluster.scene()
     beating = [cluster.lines[number].heartbeat for number in (0, 2)]
     scene.listen(lambda: [beat.advance(beat.value + 1) for beat in beating] and None, 3)
@@ -125,7 +125,7 @@ def test_a_silent_replica(cluster: Cluster) -> None:
 
 
 def test_after_a_loss_of_memory(cluster: Cluster) -> None:
-    """Who has not answered, and why; enough answers: wait. A loss that was accepted: wait."""
+    """Which replica has not answered, and why; enough answers: wait. A loss that was accepted: wait."""
     cluster.begin("disk-0", "another", None)
     assert cluster.state() == LaneState.RECOVERING
     cluster.say(0, 5)
@@ -139,7 +139,7 @@ def test_after_a_loss_of_memory(cluster: Cluster) -> None:
 
 
 def test_recovery_under_way(cluster: Cluster) -> None:
-    """A copy that does not answer is damaged, or not looked through; two of three are enough."""
+    """A copy that does not answer is damaged, or not checked yet; two of three are enough."""
     cluster.begin("disk-0", "disk-1", "disk-2")
     cluster.say(0, 5)
     assert "its copy is damaged, or not yet looked through" in cluster.said()[0]
@@ -149,7 +149,7 @@ def test_recovery_under_way(cluster: Cluster) -> None:
 
 
 def test_after_a_clean_stop_with_too_few_replicas(cluster: Cluster) -> None:
-    """The lane goes on when enough replicas are there."""
+    """The lane continues when enough replicas are there."""
     assert cluster.directory.ranges.seal_clean(cluster.topic.lane, 1, 0, 0, cluster.epoch)
     cluster.begin("disk-0", None, None)
 
@@ -158,7 +158,7 @@ def test_after_a_clean_stop_with_too_few_replicas(cluster: Cluster) -> None:
 
 
 def test_replicas_that_are_drained_or_gone(cluster: Cluster) -> None:
-    """What is left on them, and what to do; one without ranges is nothing to speak of."""
+    """Their remaining ranges, and the remedy; a replica without ranges is not mentioned."""
     spare = cluster.directory.replicas.register(4, "disk-4", "/replica-4", "here", 0)
     cluster.directory.replicas.drain(0)
     assert any("replica 0 is being drained: 1 ranges are still on it; wait" in one for one in cluster.said())
@@ -177,7 +177,7 @@ def test_replicas_that_are_drained_or_gone(cluster: Cluster) -> None:
 
 
 def test_an_alteration_that_waits_for_replicas(cluster: Cluster) -> None:
-    """The open range counts what it did before: it is said what ack=2 means until the next one begins."""
+    """The open range keeps its copies: the meaning of ack=2 until the next range is reported."""
     for number in range(3):
         cluster.say(number)
     cluster.directory.topics.alter(AlterTopic(name="orders", durable_on=3))
@@ -189,8 +189,8 @@ def test_an_alteration_that_waits_for_replicas(cluster: Cluster) -> None:
     assert "`embarcadero topic alter orders --durable-on 2`" in said
 
 
-def test_sealed_ranges_of_which_no_copy_is_left(cluster: Cluster) -> None:
-    """The folders are not there: these ranges are not going to be copied, and it is said what can be done."""
+def test_sealed_ranges_without_a_copy(cluster: Cluster) -> None:
+    """The folders are missing: these ranges will not be copied, and the remedy is reported."""
     sealed_at_10 = cluster.topic.lane, 1, 10, 10
     live = cluster.directory.replicas.register(4, "disk-4", "/replica-4", "here", 0)
     refs = [cluster.members[1].ref, cluster.members[2].ref, live.ref]

@@ -26,7 +26,7 @@ from embarcadero.node.process import connections_for
 def test_the_limit_of_open_files_is_raised_for_brokers_and_replicas(
     brokers: int, replicas: int, soft: int, hard: int, raised: int | None, connections: int
 ) -> None:
-    """As far as allowed, and never lowered; brokers have no more connections than fit."""
+    """As far as allowed, and never lowered; brokers accept no more connections than that."""
     with patch.object(resource, "getrlimit", return_value=(soft, hard)), patch.object(resource, "setrlimit") as set_to:
         assert connections_for(brokers, 1_000, replicas) == connections
     assert [call.args[1] for call in set_to.call_args_list] == ([] if raised is None else [(raised, hard)])

@@ -1,4 +1,4 @@
-"""A cluster's folder: where it is, who holds it, and where its fabric goes."""
+"""A cluster's folder: where it is, which supervisor holds it, and where its fabric is."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_the_environment_names_the_data_dir(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_user_is_told_what_is_missing(folder: ClusterFolder) -> None:
-    """Not that no cluster runs: a folder that can't be read says nothing."""
+def test_another_user_is_informed_of_the_missing_permission(folder: ClusterFolder) -> None:
+    """The error does not claim that no cluster runs: an unreadable folder is no evidence."""
     folder.write_info(info())
     reading, writing = os.pipe()
     with folder.locked():
@@ -75,7 +75,7 @@ def test_another_user_is_told_what_is_missing(folder: ClusterFolder) -> None:
 
 
 def test_hugetlbfs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no room for small files, and none for pipes: what to use instead is said."""
+    """It has no space for small files, and does not support pipes: the error names an alternative."""
     mounts = tmp_path / "mounts"
     mounts.write_text(f"none / ext4 rw 0 0\nnone {tmp_path} hugetlbfs rw 0 0\nnone {tmp_path}/fast tmpfs rw 0 0\nx\n")
     assert module.file_system(tmp_path / "pages", mounts) == "hugetlbfs"
@@ -109,7 +109,7 @@ with ClusterFolder(Path(sys.argv[1])).locked():
 
 
 def test_a_killed_supervisor_leaves_no_lock(folder: ClusterFolder) -> None:
-    """The lock is the kernel's: after kill -9 nobody runs here, whatever the lock file says."""
+    """The lock is the kernel's: after kill -9 no cluster runs here, whatever the lock file contains."""
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder.path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "locked\n"
@@ -121,7 +121,7 @@ def test_a_killed_supervisor_leaves_no_lock(folder: ClusterFolder) -> None:
 
 
 def test_a_folder_without_a_cluster_is_not_running(tmp_path: Path) -> None:
-    """Asking a folder that does not exist says so, with what to do."""
+    """A folder that does not exist is an error with the remedy."""
     nowhere = ClusterFolder(tmp_path / "nowhere")
     assert nowhere.running_pid() is None
     for ask in (nowhere.require_running, nowhere.read_info):
@@ -130,7 +130,7 @@ def test_a_folder_without_a_cluster_is_not_running(tmp_path: Path) -> None:
 
 
 def test_a_stopped_cluster_is_not_running(folder: ClusterFolder) -> None:
-    """A cluster.json left by an earlier run does not make a cluster."""
+    """A cluster.json left by an earlier run is no evidence of a cluster."""
     folder.write_info(info())
     assert folder.read_info() == info()
     with pytest.raises(NotRunning):
@@ -140,31 +140,31 @@ def test_a_stopped_cluster_is_not_running(folder: ClusterFolder) -> None:
 
 
 def test_a_damaged_cluster_file_is_a_typed_error(folder: ClusterFolder) -> None:
-    """cluster.json that is not what we wrote is reported by name."""
+    """An invalid cluster.json is reported by name."""
     (folder.path / "cluster.json").write_text('{"version": 7}')
     with pytest.raises(Corrupt, match=r"cluster\.json"):
         folder.read_info()
 
 
 def test_a_folder_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
-    """A file in the way of the folder is named."""
+    """A file at the path of the folder is named."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ClusterError, match="--data-dir"):
         ClusterFolder(tmp_path / "file" / "cluster").create()
 
 
 def test_roles_are_found_by_name() -> None:
-    """The process of a role is that of its node; a role that nobody hosts has none."""
+    """The process of a role is that of its node; a role without a node has none."""
     assert [info().pid_of(role) for role in ("sequencer", "broker:1", "broker:11")] == [1, 2, 0]
 
 
-def test_the_fabric_goes_where_it_was_asked_for(tmp_path: Path) -> None:
-    """A wanted folder gets a sub-folder with the cluster's id, so that nothing else there is ever removed."""
+def test_the_fabric_is_in_the_requested_folder(tmp_path: Path) -> None:
+    """A requested folder gets a sub-folder with the cluster's id, so that nothing else there is ever removed."""
     assert choose_fabric(tmp_path, "0a", tmp_path / "mine", 1 * GIB) == (tmp_path / "mine" / "embarcadero-0a", "")
 
 
-def test_the_fabric_goes_to_shared_memory_with_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shared memory is the default if it has room; else the data folder, and the user is told why."""
+def test_the_fabric_is_in_shared_memory_with_enough_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared memory is the default if it has space; otherwise the data folder, and the user gets the reason."""
     shared = tmp_path / "shm"
     shared.mkdir()
     monkeypatch.setattr(module, "SHARED_MEMORY", shared)

@@ -20,8 +20,8 @@ from embarcadero.node.children import NODE_MODULE, Ended, ForkRequest, ForkServe
 from embarcadero.node.local import LocalCluster
 
 
-def test_a_node_is_forked_and_its_end_is_told(tmp_path: Path) -> None:
-    """A node without a cluster ends with exit code 1 and says why in its log; the fork server goes on."""
+def test_a_node_is_forked_and_its_end_is_reported(tmp_path: Path) -> None:
+    """A node without a cluster ends with exit code 1 and logs the reason; the fork server continues."""
 
     async def main() -> list[int]:
         fork_server = ForkServer(LogKeys(), NODE_MODULE)
@@ -35,8 +35,8 @@ def test_a_node_is_forked_and_its_end_is_told(tmp_path: Path) -> None:
     assert all("NotRunning" in (tmp_path / f"{number}.log").read_text() for number in range(2))
 
 
-def test_a_node_that_ends_at_once_is_still_told(tmp_path: Path) -> None:
-    """Birth and end are heard in one breath, before who asked runs again: it gets the node, and the node its end."""
+def test_the_immediate_end_of_a_node_is_reported(tmp_path: Path) -> None:
+    """Start and end arrive together, before the caller runs again: it gets the node, and the node its end."""
     news = [msgspec.json.encode(word) for word in (NodeForked(7), Ended(7, 3))]
 
     async def main() -> tuple[int, int]:
@@ -58,7 +58,7 @@ def test_a_node_that_ends_at_once_is_still_told(tmp_path: Path) -> None:
 
 @pytest.fixture
 def own_signals() -> Iterator[None]:
-    """What `serve` sets is as it was before, afterwards."""
+    """Settings that `serve` changes are restored afterwards."""
     handler = signal.getsignal(signal.SIGCHLD)
     yield
     signal.set_wakeup_fd(-1)
@@ -67,7 +67,7 @@ def own_signals() -> Iterator[None]:
 
 @pytest.mark.usefixtures("own_signals")
 def test_a_fork_that_fails_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fork server says why, and goes on: the next one is forked."""
+    """The fork server returns the reason, and continues: the next node is forked."""
     outcomes = iter([BlockingIOError(11, "no processes left"), 7])
 
     def fork(*_: object) -> int:
@@ -87,8 +87,8 @@ def test_a_fork_that_fails_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == [NotForked("no processes left"), NodeForked(7)]
 
 
-def test_who_asked_hears_of_a_fork_that_failed(tmp_path: Path) -> None:
-    """The one that asked first, and nobody else."""
+def test_a_failed_fork_is_reported_to_its_caller(tmp_path: Path) -> None:
+    """The first caller, and no other."""
 
     async def main() -> tuple[str, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -110,8 +110,11 @@ def test_who_asked_hears_of_a_fork_that_failed(tmp_path: Path) -> None:
     assert asyncio.run(asyncio.wait_for(main(), 60)) == ("can't fork: no processes left", 7)
 
 
-def test_a_question_that_nobody_heard_awaits_no_answer(tmp_path: Path) -> None:
-    """It is gone before its end was heard: the caller is told, and another fork server is asked the next time."""
+def test_an_unread_request_awaits_no_answer(tmp_path: Path) -> None:
+    """The fork server died, which was not noticed yet.
+
+    The caller gets an error, and the next request starts another one.
+    """
 
     async def main() -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -132,8 +135,8 @@ def test_a_question_that_nobody_heard_awaits_no_answer(tmp_path: Path) -> None:
     assert asyncio.run(asyncio.wait_for(main(), 60)) == 1
 
 
-def test_a_signal_is_told_as_such(tmp_path: Path) -> None:
-    """A killed node's code is the signal, below zero; when the fork server is killed, so are its nodes."""
+def test_a_signal_is_reported_as_such(tmp_path: Path) -> None:
+    """A killed node's code is the negative signal; when the fork server is killed, so are its nodes."""
 
     async def main() -> tuple[int, int, int]:
         fork_server = ForkServer(LogKeys(), NODE_MODULE)
@@ -154,7 +157,7 @@ def test_a_signal_is_told_as_such(tmp_path: Path) -> None:
 
 
 def test_a_cluster_survives_the_death_of_its_fork_server() -> None:
-    """All nodes die with it, and all are started again; what was published is still in the fabric."""
+    """All nodes die with it, and all are restarted; published records are still in the fabric."""
     with LocalCluster(brokers=2) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("t", order=5)
         with log.publisher("t") as publisher:

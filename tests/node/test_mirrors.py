@@ -1,4 +1,4 @@
-"""Where mirrors are, and which of them go when."""
+"""Where mirrors are, and when they are removed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_no_mirror_is_the_fabric_alone(tmp_path: Path) -> None:
 
 
 def test_the_mirror_of_an_earlier_generation_is_found_and_another_is_refused(tmp_path: Path) -> None:
-    """Its regions say to which generation they belong."""
+    """Its regions contain their generation."""
     home = str(tmp_path / "home")
     (tmp_path / "first").mkdir()
     create_epochs(open_fabric(str(tmp_path / "first"), str(make_mirror(home, CLUSTER | 3)), CLUSTER | 3).fabric)
@@ -51,8 +51,8 @@ def test_the_mirror_of_an_earlier_generation_is_found_and_another_is_refused(tmp
         moved.attach(EPOCHS_REGION)
 
 
-def test_only_mirrors_that_are_needed_are_kept(tmp_path: Path) -> None:
-    """Strays go at the start, needed ones when all lanes are back, the home with the last."""
+def test_only_needed_mirrors_are_kept(tmp_path: Path) -> None:
+    """Unknown mirrors are removed at the start, needed ones when all lanes are back, the folder with the last one."""
     home = str(tmp_path / "home")
     folders = [make_mirror(home, number) for number in range(4)]
     past = [EarlierGeneration(generation=2, epoch=1, mirror=home), EarlierGeneration(generation=1, epoch=1, mirror="")]
@@ -63,7 +63,7 @@ def test_only_mirrors_that_are_needed_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_stop_leaves_a_mirror_only_if_a_lane_needs_it(tmp_path: Path) -> None:
-    """A range that is still open has to be recovered, and the mirror knows where it ends."""
+    """A range that is still open has to be recovered, and the mirror has its end."""
     directory = Directory(MemoryStore())
     directory.replicas.register(0, "disk", "/0", "host", 0)
     folder = make_mirror(str(tmp_path / "home"), 1)
@@ -76,7 +76,7 @@ def test_a_stop_leaves_a_mirror_only_if_a_lane_needs_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    """With what to change."""
+    """With the setting to change."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ClusterError, match=r"fabric\.mirror"):
         make_mirror(str(tmp_path / "file"), 1)

@@ -1,4 +1,4 @@
-"""Being told that a process is gone."""
+"""Notification of a process's end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from embarcadero.liveness import process_mark
 from embarcadero.node.env import ProcessWatch
 
 
-def test_the_end_of_a_process_is_told_at_once_and_once() -> None:
-    """Of the one that is followed; one that ended before is told when it is followed; another machine's never."""
+def test_the_end_of_a_process_is_reported_immediately_and_once() -> None:
+    """For a followed process.
+
+    If it has already ended, following it reports that; on another machine it is never reported.
+    """
 
     async def watch(process: subprocess.Popen[bytes]) -> list[str]:
         told: list[str] = []

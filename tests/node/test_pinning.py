@@ -1,4 +1,4 @@
-"""Which process runs on which core, when the user says so."""
+"""Which process runs on which core, if configured."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def test_the_sequencer_gets_the_first_core_and_brokers_the_following() -> None:
 
 
 @pytest.mark.parametrize("text", ["9999", "x", "0,-1", "0;1", "²"])
-def test_cores_that_are_not_there_are_refused(text: str) -> None:
-    """The error names them and says what there is, before anything is started."""
+def test_missing_cores_are_refused(text: str) -> None:
+    """The error names them and lists the available cores, before anything is started."""
     with pytest.raises(BadValue, match=r"no such core.*usable here"):
         UpOptions(config=Config(cluster=ClusterKeys(pin=text))).check()
 
 
 def test_pinning_is_optional() -> None:
-    """An empty text pins nothing; usable cores are taken as they are."""
+    """An empty text pins nothing; usable cores are used as they are."""
     core = min(os.sched_getaffinity(0))
 
     assert parse_cores("") == []
@@ -52,12 +52,12 @@ def test_a_pinned_process_stays_on_its_core() -> None:
 
 @pytest.mark.parametrize(("roles", "nice"), [("sequencer", 7), ("sequencer,broker:0", 0), ("broker:0", 0)])
 def test_sequencers_are_ranked_by_the_kernel(roles: str, nice: int) -> None:
-    """A process with nothing but a sequencer gets the priority that is asked for; others keep theirs."""
+    """A process that hosts only a sequencer gets the configured priority; others keep theirs."""
     script = (
         "import os; from embarcadero.node.process import ranking; from embarcadero.node.process import parse_roles;"
         f"ranking(parse_roles({roles!r}), 7)(True); print(os.getpriority(os.PRIO_PROCESS, 0))"
     )
-    done = subprocess.run(  # in a session of its own: the kernel may rank all of it, for good
+    done = subprocess.run(  # in a session of its own: the kernel may rank all of it permanently
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, start_new_session=True
     )
 

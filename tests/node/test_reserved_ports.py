@@ -1,4 +1,4 @@
-"""Ports that stay ours while nobody listens on them."""
+"""Ports that stay reserved without a listener."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ except PortInUse:
 """
 
 
-def test_nobody_else_gets_them_while_they_are_held() -> None:
-    """Another process that takes all there are around it does not get ours, though nothing listens on it."""
+def test_no_other_process_gets_them_while_they_are_reserved() -> None:
+    """Another process that takes all ports around it does not get the reserved one, though it has no listener."""
     ours = ReservedPorts(2)
     span = str(max(20_000, ours.first - 200)), str(ours.first + 220)
     told = subprocess.run([sys.executable, "-c", ALL_OF_THEM, *span], capture_output=True, text=True, check=True)
@@ -40,7 +40,7 @@ def test_nobody_else_gets_them_while_they_are_held() -> None:
     assert ours.first not in theirs
 
 
-def test_they_are_free_when_they_are_let_go() -> None:
+def test_they_are_free_when_they_are_released() -> None:
     """The end of the object, or of its process, is the end of the reservation."""
     held = [ReservedPorts(1) for _ in range(3)]
     names = [f"\0embarcadero-ports-{ports.first}" for ports in held]
@@ -87,8 +87,8 @@ def test_a_port_that_is_given_back_is_waited_for() -> None:
     timer.join()
 
 
-def test_ports_that_a_stranger_has_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever listens there keeps it; when none is left, an error says so."""
+def test_ports_of_other_processes_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their listener keeps them; when no port remains, the error reports it."""
     ours = ReservedPorts(1)
     monkeypatch.setattr("embarcadero.node.process._PORTS", (ours.first, ours.first + 20))
     ours.release()
@@ -97,6 +97,6 @@ def test_ports_that_a_stranger_has_are_left_out(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_more_than_a_block_is_refused() -> None:
-    """Blocks of others begin behind it."""
+    """Other clusters' blocks start after it."""
     with pytest.raises(ValueError, match="1 to 20"):
         ReservedPorts(21)

@@ -1,4 +1,4 @@
-"""What the supervisor makes of nodes that can't be started or are stopped, and of a store that can't be read."""
+"""The supervisor's reaction to nodes that can't be started or are stopped, and to an unreadable store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def running(folder: Path) -> RunningCluster:
 def test_only_a_first_start_that_fails_stops_the_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready: bool
 ) -> None:
-    """`up` says what keeps a node from starting; a cluster that runs tries again, and keeps its fabric."""
+    """`up` reports the reason why a node does not start; a running cluster tries again, and keeps its fabric."""
     tries = 0
 
     async def main() -> RunningCluster:
@@ -83,8 +83,8 @@ def test_only_a_first_start_that_fails_stops_the_cluster(
         assert cluster.failure.message == "can't start sequencer: Resource temporarily unavailable"
 
 
-def test_a_stop_in_order_has_the_time_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though all take as long as they may: who waits for the supervisor, and systemd, do not kill it before."""
+def test_an_orderly_stop_has_the_time_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if each step takes its full time: the waiting command and systemd do not kill it earlier."""
     waits: list[float] = []
 
     async def end(_: NodeProcesses, __: list[Child], ___: signal.Signals, wait_s: float) -> None:
@@ -100,7 +100,7 @@ def test_a_stop_in_order_has_the_time_it_needs(tmp_path: Path, monkeypatch: pyte
 
 
 def test_memory_of_topics_is_counted(tmp_path: Path) -> None:
-    """An order ring in this epoch, in the one before, and ready at the standby, which keeps 128 MiB at most."""
+    """An order ring in this epoch, in the previous one, and prepared by the standby, which keeps 128 MiB at most."""
     options = UpOptions(config=load(None, {"cluster.data_dir": tmp_path, "cluster.standbys": 1}))
     alone = options.fabric_bytes()
     assert options.fabric_bytes(10) - alone == 10 * 3 * 8 * MIB
@@ -108,7 +108,7 @@ def test_memory_of_topics_is_counted(tmp_path: Path) -> None:
 
 
 class Halted(Child):
-    """A child of which we know the process only."""
+    """A child of which only the process is known."""
 
     process: subprocess.Popen[bytes]
 

@@ -1,4 +1,4 @@
-"""Which sealed ranges no copy is left of, by what is in the folders of replicas."""
+"""Sealed ranges without a remaining copy, according to the folders of replicas."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def folders(tmp_path: Path) -> Folders:
 
 
 def test_one_whole_copy_is_enough(folders: Folders) -> None:
-    """The folder of the other one is gone, or its replica is."""
+    """The folder of the other copy is gone, or its replica is."""
     assert folders.found() == []
     shutil.rmtree(folders.cluster.folder.replica(0))
     assert folders.found() == []
@@ -55,7 +55,7 @@ def test_one_whole_copy_is_enough(folders: Folders) -> None:
 
 
 def test_without_a_copy_a_range_is_unreadable(folders: Folders) -> None:
-    """Folders, ranges in them, or replicas that are gone; not if it was trimmed, is empty, open, or has no copies."""
+    """Folders, ranges in them, or replicas are gone; not if the range was trimmed, is empty, open, or has no copies."""
     shutil.rmtree(folders.cluster.folder.replica(0))
     shutil.rmtree(folders.folder(1))
     assert folders.found() == [folders.range]
@@ -68,8 +68,8 @@ def test_without_a_copy_a_range_is_unreadable(folders: Folders) -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_segment_that_is_missing_in_all_copies_is_missed(folders: Folders, gone: int) -> None:
-    """The first one or the last one. Copies that lack different ones have all of it between them."""
+def test_a_segment_that_is_missing_in_all_copies_is_reported(folders: Folders, gone: int) -> None:
+    """The first or the last segment. Copies that lack different segments are complete together."""
     ours, theirs = (sorted(folders.folder(number).glob("*.log")) for number in range(2))
     assert len(ours) == len(theirs) == 2
     ours[gone].unlink()
@@ -80,16 +80,16 @@ def test_a_segment_that_is_missing_in_all_copies_is_missed(folders: Folders, gon
     assert folders.found() == [folders.range]
 
 
-def test_a_segment_whose_header_is_damaged_is_missed(folders: Folders) -> None:
-    """Nobody can tell what is in it."""
+def test_a_segment_whose_header_is_damaged_is_reported(folders: Folders) -> None:
+    """Its content is unknown."""
     shutil.rmtree(folders.folder(0))
     segment = sorted(folders.folder(1).glob("*.log"))[1]
     segment.write_bytes(bytes(200) + segment.read_bytes()[200:])
     assert folders.found() == [folders.range]
 
 
-def test_what_is_below_the_start_of_its_lane_is_not_missed(folders: Folders) -> None:
-    """Segments go when they are trimmed."""
+def test_segments_below_the_start_of_the_lane_are_not_reported(folders: Folders) -> None:
+    """Segments are removed when they are trimmed."""
     shutil.rmtree(folders.folder(0))
     sorted(folders.folder(1).glob("*.log"))[0].unlink()
     assert folders.found(trimmed=COUNT - 1) == []
@@ -97,8 +97,8 @@ def test_what_is_below_the_start_of_its_lane_is_not_missed(folders: Folders) -> 
 
 
 @pytest.mark.parametrize("when", ["list", "open"])
-def test_a_folder_that_can_not_be_looked_at_is_taken_for_readable(folders: Folders, when: str) -> None:
-    """Status may be asked for by somebody who may not read records."""
+def test_a_folder_without_permission_counts_as_readable(folders: Folders, when: str) -> None:
+    """A user without permission to read records may run status."""
 
     def refuse(*_: object) -> None:
         raise DiskFailed("can't read: permission denied", "ask for it")
@@ -108,8 +108,8 @@ def test_a_folder_that_can_not_be_looked_at_is_taken_for_readable(folders: Folde
         assert folders.found() == []
 
 
-def test_each_lane_is_told_of_in_a_sentence() -> None:
-    """With some of its batches, and the end of the last range, below which they are given up."""
+def test_each_lane_is_described_in_a_sentence() -> None:
+    """With some of its batches, and the end of the last range: records below it would be given up."""
     refs = [ReplicaRef(replica=number, incarnation=1, disk="d") for number in (7, 2)]
     lanes = 3, BROKER_LANES_FIRST + 1
     made = [

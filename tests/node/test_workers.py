@@ -27,8 +27,8 @@ def test_jobs_run_elsewhere_and_their_results_come_back_here() -> None:
     assert set(asyncio.run(run())) == {True, ZeroDivisionError}
 
 
-def test_nothing_is_told_after_the_end() -> None:
-    """Closing waits for the job that runs, and drops its result: the role is gone."""
+def test_nothing_is_reported_after_the_end() -> None:
+    """Closing waits for the running job, and drops its result: the role is gone."""
 
     async def run() -> list[object]:
         told: list[object] = []

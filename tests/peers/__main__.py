@@ -1,6 +1,6 @@
 """Measure Spark's streams beside Kafka's, with the newest PySpark that has a Kafka connector: `make peers`.
 
-It wants Maven, Java, and two quiet cores. The report has the median and the spread of the rounds of one run.
+It needs Maven, Java, and two idle cores. The report has the median and the spread of the rounds of one run.
 """
 
 from __future__ import annotations

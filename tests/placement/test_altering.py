@@ -1,4 +1,4 @@
-"""Altering topics: what may change, what may not and why, and schemas in the store."""
+"""Altering topics: which changes are allowed, which are refused and why, and schemas in the store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def alter(directory: Directory, **changes: Any) -> Any:
     return directory.topics.alter(AlterTopic(name="t", **changes))
 
 
-def test_what_is_given_changes_and_nothing_else(directory: Directory) -> None:
+def test_only_the_given_options_change(directory: Directory) -> None:
     """And the change is in the store, where brokers and sequencers find it."""
     before = directory.topics.create("t", order=5, partitions=2)
     after = alter(directory, partitions=4, gap_timeout_ms=7, session_ttl_s=60, order=5, replicas=0)
@@ -41,7 +41,7 @@ def test_what_is_given_changes_and_nothing_else(directory: Directory) -> None:
 
 
 def test_a_change_that_changes_nothing_is_no_change(directory: Directory) -> None:
-    """The store's revision tells everybody that something is new; here nothing is."""
+    """A new revision of the store makes every process read it; here nothing is new."""
     directory.topics.create("t", columns=encode_schema(V1))
     revision = directory.revision()
     alter(directory, partitions=1, columns=encode_schema(V1))
@@ -67,8 +67,8 @@ def test_a_change_that_changes_nothing_is_no_change(directory: Directory) -> Non
         ({"columns": b"noise"}, "raw records"),
     ],
 )
-def test_what_can_not_change_is_refused_with_the_reason(directory: Directory, changes: Any, words: str) -> None:
-    """And nothing of the same request is done."""
+def test_unchangeable_options_are_refused_with_the_reason(directory: Directory, changes: Any, words: str) -> None:
+    """The rest of the same request has no effect either."""
     before = directory.topics.create("t", order=5, partitions=2)
     with pytest.raises(BadValue, match=words):
         alter(directory, **({"gap_timeout_ms": 9} | changes))
@@ -76,7 +76,7 @@ def test_what_can_not_change_is_refused_with_the_reason(directory: Directory, ch
 
 
 def test_on_gap_may_become_skip_and_not_go_back(directory: Directory) -> None:
-    """With the usual time of its kind, unless one is given."""
+    """With the default timeout of its kind, unless one is given."""
     directory.topics.create("t", order=5)
     assert alter(directory, on_gap="skip").gap_timeout_ms == 5
     with pytest.raises(BadValue, match="not remembered"):
@@ -85,13 +85,13 @@ def test_on_gap_may_become_skip_and_not_go_back(directory: Directory) -> None:
 
 
 def test_an_unknown_topic_can_not_be_altered(directory: Directory) -> None:
-    """As everywhere."""
+    """As for every other request."""
     with pytest.raises(UnknownTopic):
         alter(directory, partitions=2)
 
 
 def test_schemas_have_versions_and_go_with_their_topic(directory: Directory) -> None:
-    """The newest schema and the width of each version; a topic of the same name begins anew."""
+    """The newest schema and the width of each version; a topic of the same name starts again."""
     assert directory.topics.create("t", columns=encode_schema(V1)).schema_version == 1
     assert alter(directory, columns=encode_schema(V2)).schema_version == 2
     assert alter(directory, columns=encode_schema(V2)).schema_version == 2
@@ -109,7 +109,7 @@ def test_schemas_have_versions_and_go_with_their_topic(directory: Directory) -> 
 
 
 def test_a_schema_from_outside_is_checked(directory: Directory) -> None:
-    """Whoever speaks the protocol without this client is refused by the same rules."""
+    """A client with its own implementation of the protocol is refused by the same rules."""
     twice = pa.schema([("a", pa.int8()), ("a", pa.int8())]).serialize().to_pybytes()
     for columns in (b"noise", twice, bytes(1 << 20)):
         with pytest.raises(BadSchema):
@@ -137,7 +137,7 @@ def test_a_topic_of_an_older_version_remembers_its_first_partitions_when_it_is_a
 def test_a_key_is_a_column_that_can_be_hashed(
     directory: Directory, settings: dict[str, Any], problem: type[Exception], words: str
 ) -> None:
-    """The refusal says what may be one; nothing was created."""
+    """The refusal lists the allowed types; nothing was created."""
     with pytest.raises(problem, match=words):
         directory.topics.create("t", **settings)
     assert directory.topics.all() == []

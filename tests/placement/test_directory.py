@@ -43,7 +43,7 @@ def register(directory: Directory, broker: int) -> Member:
 
 
 def test_a_created_topic_is_found(directory: Directory) -> None:
-    """A topic is returned as created by name and in the list, with every value that was asked for."""
+    """A topic is returned as created by name and in the list, with every requested value."""
     created = directory.topics.create("orders", order=5, partitions=7, on_gap="skip", gap_timeout_ms=9)
     assert (created.order, created.partitions, created.on_gap, created.gap_timeout_ms) == (5, 7, "skip", 9)
     assert directory.topics.get("orders") == created
@@ -51,14 +51,14 @@ def test_a_created_topic_is_found(directory: Directory) -> None:
 
 
 def test_gap_timeout_follows_on_gap(directory: Directory) -> None:
-    """Without a gap time-out a fencing topic waits long and a skipping one briefly."""
+    """Without an explicit gap timeout a fencing topic waits long and a skipping one briefly."""
     assert directory.topics.create("a", on_gap="fence").gap_timeout_ms == 30_000
     assert directory.topics.create("b", on_gap="skip").gap_timeout_ms == 5
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "ä", "a\n", "x" * 250, "topic\0"])
 def test_bad_names_are_refused(directory: Directory, name: str) -> None:
-    """A name with other characters, too long or empty is refused, and the error tells what is allowed."""
+    """A name with other characters, too long or empty is refused, and the error lists the allowed ones."""
     with pytest.raises(BadName, match="A-Z a-z 0-9"):
         directory.topics.create(name)
     assert directory.topics.all() == []
@@ -66,7 +66,7 @@ def test_bad_names_are_refused(directory: Directory, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["__orders", "__staged.12", "__staged.00000000000000FF", "__jobs.1", "__"])
 def test_names_that_belong_to_the_cluster_are_refused(directory: Directory, name: str) -> None:
-    """A topic that begins with two underscores is one of the cluster's own, or none."""
+    """A topic that starts with two underscores is internal to the cluster, or invalid."""
     with pytest.raises(BadName, match="belong to the cluster"):
         directory.topics.create(name)
     assert directory.topics.create(staging_topic(255)).hidden
@@ -102,7 +102,7 @@ def test_good_names_are_taken(directory: Directory, name: str) -> None:
 def test_bad_values_are_refused(
     directory: Directory, arguments: dict[str, int | str], error: type[Exception], says: str
 ) -> None:
-    """Each option out of range is refused with what to use instead, and nothing is created."""
+    """Each option out of range is refused with the allowed range, and nothing is created."""
     before = directory.revision()
     with pytest.raises(error, match=says):
         directory.topics.create("a", **arguments)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_bad_values_are_refused(
 
 
 def test_a_name_is_taken_once(directory: Directory) -> None:
-    """Creating a topic again is refused, and leaves it alone."""
+    """Creating a topic again is refused, and leaves it unchanged."""
     first = directory.topics.create("a", order=5)
     with pytest.raises(TopicExists):
         directory.topics.create("a", order=2)
@@ -118,7 +118,7 @@ def test_a_name_is_taken_once(directory: Directory) -> None:
 
 
 def test_an_unknown_topic_is_named_with_those_that_exist(directory: Directory) -> None:
-    """Asking for, or deleting, a topic that is not there says which there are."""
+    """Asking for, or deleting, a missing topic lists the existing ones."""
     directory.topics.create("orders")
     for call in (directory.topics.get, directory.topics.delete):
         with pytest.raises(UnknownTopic, match=r"'order'.*orders"):
@@ -135,7 +135,7 @@ def test_a_lane_is_never_used_again(directory: Directory) -> None:
 
 
 def test_a_trim_only_goes_up_and_ends_with_its_topic(directory: Directory) -> None:
-    """Everybody who shares the store sees it; a deleted topic and an empty fabric start at the beginning again."""
+    """Every directory over the store sees it; a deleted topic and an empty fabric start at the beginning again."""
     lane, other = directory.topics.create("a").lane, directory.topics.create("b").lane
     assert directory.topics.trims() == {}
     assert [directory.topics.trim("a", lane, index) for index in (7, 3, 9)] == [7, 7, 9]
@@ -150,7 +150,7 @@ def test_a_trim_only_goes_up_and_ends_with_its_topic(directory: Directory) -> No
 
 
 def test_topics_are_bounded() -> None:
-    """At the maximum of topics the next is refused; deleting one makes room."""
+    """At the maximum of topics the next is refused; deleting one makes space."""
     assert TOPICS_MAX < LANES_MAX
     directory = Directory(MemoryStore(), topics_max=3)
     for name in "abc":
@@ -177,7 +177,7 @@ def test_lanes_are_bounded(directory: Directory) -> None:
 
 
 def test_registering_again_is_a_new_incarnation(directory: Directory) -> None:
-    """A broker that comes back has the next incarnation and another handle; the earlier one is dead."""
+    """A broker that comes back has the next incarnation and another handle; the earlier incarnation is dead."""
     first, other, second = register(directory, 0), register(directory, 1), register(directory, 0)
     assert (first.incarnation, second.incarnation) == (1, 2)
     assert len({first.handle, other.handle, second.handle}) == 3
@@ -196,7 +196,7 @@ def test_a_dead_member_stays_dead(directory: Directory) -> None:
 
 
 def test_only_the_dead_are_removed(directory: Directory) -> None:
-    """A live member can't be removed; a removed one is no member, and its number is not given again."""
+    """A live member can't be removed; a removed member is gone, and its number is not given again."""
     member = register(directory, 0)
     assert not directory.members.mark_removed(0, 1, epoch=0)
     assert directory.members.all() == [member]
@@ -207,7 +207,7 @@ def test_only_the_dead_are_removed(directory: Directory) -> None:
 
 
 def test_a_lane_of_a_broker_is_numbered_once_and_for_live_incarnations_only(directory: Directory) -> None:
-    """Numbers never come again; a dead incarnation, or a deleted topic, gets no lane."""
+    """Numbers are never reused; a dead incarnation, or a deleted topic, gets no lane."""
     topic, member = directory.topics.create("t", order=0), register(directory, 0)
     first, second = directory.lanes.make(topic, member), directory.lanes.make(topic, member)
     assert first is not None
@@ -245,7 +245,7 @@ def test_only_the_newest_epoch_closes_lanes_and_ends_stay(directory: Directory) 
     assert [(found.end, found.removed) for found in directory.lanes.all()] == [(7, True)]
 
 
-def test_ends_of_removed_lanes_are_told_for_a_bounded_time(
+def test_ends_of_removed_lanes_are_kept_for_a_bounded_time(
     directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A topic keeps the ends of its last removed lanes only."""
@@ -259,7 +259,7 @@ def test_ends_of_removed_lanes_are_told_for_a_bounded_time(
 
 
 def test_only_the_newest_epoch_removes(directory: Directory) -> None:
-    """A sequencer whose successor has an epoch already can't take regions away under its eyes."""
+    """A sequencer whose successor already has an epoch can't remove regions that the successor reads."""
     register(directory, 0)
     directory.members.mark_dead(0, 1)
     old, new = directory.elections.next_epoch(), directory.elections.next_epoch()
@@ -269,8 +269,8 @@ def test_only_the_newest_epoch_removes(directory: Directory) -> None:
     assert directory.members.all() == []
 
 
-def test_handles_go_round_and_skip_those_in_use(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Handles are given cyclically, never one that a member still has; without a free one there is an error."""
+def test_handles_are_cyclic_and_skip_those_in_use(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handles are given cyclically, never a handle that a member still has; without a free one there is an error."""
     assert REGION_HANDLES == 65_535
     monkeypatch.setattr(members, "REGION_HANDLES", 3)
     keeper = register(directory, 7)
@@ -303,8 +303,8 @@ def test_epochs_begin_at_one(directory: Directory) -> None:
     assert directory.elections.started_epoch() == 0
 
 
-def test_only_the_newest_candidate_starts(directory: Directory) -> None:
-    """A candidate that somebody overtook can't start; the newest can, once."""
+def test_only_the_newest_standby_starts(directory: Directory) -> None:
+    """A standby with an older epoch can't start; the newest can, once."""
     first, second = directory.elections.next_epoch(), directory.elections.next_epoch()
     assert not directory.elections.start_epoch(first, {0: 5})
     assert directory.elections.start_epoch(second, {0: 7, 3: 9})
@@ -313,15 +313,15 @@ def test_only_the_newest_candidate_starts(directory: Directory) -> None:
     assert directory.elections.epoch_ends(first) is None
 
 
-def test_a_start_without_its_condition_would_let_one_who_was_overtaken_reign(directory: Directory) -> None:
-    """The rule of the test above, planted away: so that test can fail."""
+def test_a_start_without_its_condition_would_make_an_older_standby_lead(directory: Directory) -> None:
+    """The rule of the test above is switched off: so that test can fail."""
     first, _ = directory.elections.next_epoch(), directory.elections.next_epoch()
     with injected("start-unconditional"):
         assert directory.elections.start_epoch(first, {0: 5})
 
 
 def test_few_epochs_run_ahead(directory: Directory) -> None:
-    """No more epochs are handed out beyond the last started one than everybody checks."""
+    """No more epochs are handed out beyond the last started one than every process checks."""
     for _ in range(EPOCHS_AHEAD_MAX):
         newest = directory.elections.next_epoch()
     with pytest.raises(TooMany, match="none of them started"):
@@ -342,7 +342,7 @@ def test_more_epochs_run_ahead_once_the_last_started_one_is_superseded(directory
 
 
 def test_epochs_fit_the_table(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last epoch that is handed out has a line after it: whoever acts on its word looks there."""
+    """The last epoch that is handed out has a line after it: every process that acts on it reads that line."""
     assert EPOCHS_MAX == 65_536
     monkeypatch.setattr(placement_directory, "EPOCHS_MAX", 4)
     monkeypatch.setattr(fabric_epochs, "EPOCHS_MAX", 4)
@@ -395,7 +395,7 @@ def test_incarnations_go_on_over_generations(directory: Directory) -> None:
     assert register(directory, 0).incarnation == 2
 
 
-def test_many_generations_have_lanes_enough(directory: Directory) -> None:
+def test_many_generations_have_enough_lanes(directory: Directory) -> None:
     """Restarting often does not use up lanes, and two topics never share one."""
     for number in range(100):
         directory.topics.create(f"topic-{number}")
@@ -420,7 +420,7 @@ def test_generations_of_two_clusters_differ() -> None:
 
 
 def test_directories_over_one_store_agree() -> None:
-    """A second directory over the same store has the same cluster and sees changes; the revision tells of them."""
+    """A second directory over the same store has the same cluster and sees changes; the revision shows them."""
     store = MemoryStore()
     one, two = Directory(store), Directory(store)
     assert (one.cluster_id, one.generation) == (two.cluster_id, two.generation)
@@ -431,7 +431,7 @@ def test_directories_over_one_store_agree() -> None:
 
 
 class Contended(MemoryStore):
-    """A store in which somebody else is quicker, the first few times."""
+    """A store in which another process commits first, the first few times."""
 
     quicker = 0
 
@@ -444,8 +444,8 @@ class Contended(MemoryStore):
         return super().transact(checks, writes)
 
 
-def test_a_decision_that_was_overtaken_is_made_again() -> None:
-    """When others change the store between reading and writing, the decision is made on what is true then."""
+def test_an_overtaken_decision_is_made_again() -> None:
+    """When others change the store between reading and writing, the decision is repeated on the new state."""
     store = Contended()
     directory = Directory(store)
     store.quicker = 5
@@ -485,7 +485,7 @@ def test_numbers_for_life_are_unique_under_concurrency(plans: list[list[str]]) -
     assert len(numbered) == sum(plan.count("topic") for plan in plans)
 
 
-def test_a_value_that_makes_no_sense_is_a_typed_error(directory: Directory) -> None:
+def test_an_invalid_value_is_a_typed_error(directory: Directory) -> None:
     """A damaged value is reported with its key, not served."""
     store = MemoryStore()
     damaged = Directory(store)

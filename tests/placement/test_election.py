@@ -1,4 +1,4 @@
-"""Elections, in every store: one winner, named for ever; candidates are there as long as their processes."""
+"""Elections, in every store: one permanent winner; standbys exist as long as their processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Stor
 
 
 def test_one_wins_each_election(stores: list[Store]) -> None:
-    """Many candidates that saw the same epoch ask at once, again and again: every epoch has one winner."""
+    """Many standbys that saw the same epoch ask in parallel, again and again: every epoch has one winner."""
     directories = [Directory(store) for store in stores]
     won: list[list[int]] = [[] for _ in directories]
     together = threading.Barrier(len(directories), timeout=30)
@@ -66,8 +66,8 @@ def test_a_deposed_winner_starts_nothing(stores: list[Store]) -> None:
     assert one.elections.started_epoch() == 2
 
 
-def test_candidates_are_there_until_they_leave(stores: list[Store]) -> None:
-    """Those that withdrew are gone; a number that comes again names the newer process; others are out of range."""
+def test_standbys_exist_until_they_leave(stores: list[Store]) -> None:
+    """Withdrawn standbys are gone; a reused number names the newer process; others are out of range."""
     one, two = (Directory(store) for store in stores[:2])
     one.elections.register(0, "boot/10/1", 0)
     two.elections.register(1, "boot/11/1", 0)
@@ -81,8 +81,8 @@ def test_candidates_are_there_until_they_leave(stores: list[Store]) -> None:
         one.elections.register(CANDIDATES_MAX, "boot/13/1", 0)
 
 
-def test_a_killed_candidate_is_gone_at_once(tmp_path: Path) -> None:
-    """A store that can see processes does not wait for anything."""
+def test_a_killed_standby_is_gone_immediately(tmp_path: Path) -> None:
+    """A store that can see processes does not wait."""
     store = SqliteStore(tmp_path / "store.db")
     directory = Directory(store)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
@@ -94,8 +94,8 @@ def test_a_killed_candidate_is_gone_at_once(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_is_volatile_is_seen_at_once_and_synced_with_the_next(tmp_path: Path) -> None:
-    """A takeover waits for no disk: the witness of synced changes moves with the next transaction that does."""
+def test_volatile_changes_are_visible_immediately_and_synced_with_the_next_transaction(tmp_path: Path) -> None:
+    """A takeover waits for no disk: the witness of synced changes moves with the next transaction that syncs."""
     first, second = SqliteStore(tmp_path / "store.db"), SqliteStore(tmp_path / "store.db")
     one, two = Directory(first), Directory(second)
     witness = tmp_path / "store.db-revision"
@@ -109,8 +109,8 @@ def test_what_is_volatile_is_seen_at_once_and_synced_with_the_next(tmp_path: Pat
     second.close()
 
 
-def test_elections_are_nothing_that_roles_work_by(stores: list[Store]) -> None:
-    """Whoever follows the outline does not read everything again while a sequencer takes over; topics change it."""
+def test_elections_do_not_change_the_outline(stores: list[Store]) -> None:
+    """A process that follows the outline does not read everything again during a takeover, only when topics change."""
     directory = Directory(stores[0])
     directory.topics.create("t", order=5)
     before, revision = directory.outline(), directory.revision()

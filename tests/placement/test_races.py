@@ -1,4 +1,4 @@
-"""Several directories race over one store: whatever the interleaving, chains and ceilings keep their promises."""
+"""Several directories race over one store: in any interleaving, chains and ceilings keep their promises."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.placement.worlds import add_replica, directory_with
 
 
 def check_chain(ranges: list[Range]) -> None:
-    """Numbers without a hole; only the last open; each starts at the end of the one before, or above it."""
+    """Numbers without a hole; only the last open; each starts at the end of the previous one, or above it."""
     assert [r.number for r in ranges] == list(range(ranges[0].number, ranges[0].number + len(ranges)))
     assert all(not r.open for r in ranges[:-1])
     for old, new in pairwise(ranges):
@@ -31,7 +31,7 @@ def check_chain(ranges: list[Range]) -> None:
 
 
 class Interleaved(MemoryStore):
-    """A store that lets somebody else act between a decision and its transaction, as the test says."""
+    """A store that lets another process act between a decision and its transaction, as the test defines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ STEPS = st.lists(
 
 
 class Sequencers:
-    """Three that all believe they reign, each with the epoch it got last, over one store with one lane."""
+    """Three that all believe to lead, each with its last epoch, over one store with one lane."""
 
     def __init__(self) -> None:
         self.store = Interleaved()
@@ -73,7 +73,7 @@ class Sequencers:
         return who == newest
 
     def act(self, what: str, who: int, far: int) -> None:
-        """One step of one of them; those that do not reign must change nothing."""
+        """One step of one of them; those that do not lead must change nothing."""
         directory, epoch, reigned = self.directories[who], self.epochs[who], self.reigns(who)
         before = directory.ranges.all(0), directory.ranges.ceiling(0)
         last = before[0][-1]
@@ -102,7 +102,7 @@ class Sequencers:
             assert (directory.ranges.all(0), directory.ranges.ceiling(0)) == before
 
     def other(self, what: str, who: int, far: int) -> None:
-        """What anybody may do."""
+        """Actions that are open to every process."""
         directory = self.directories[who]
         match what:
             case "elect":
@@ -167,10 +167,10 @@ def test_chains_and_ceilings_hold_over_any_series_of_steps(steps: list[tuple[str
     theirs=st.sampled_from(["elect", "restart", "seal", "recover", "clean", "raise", "trim", "replica"]),
     far=st.integers(0, 40),
 )
-def test_what_happens_between_a_decision_and_its_transaction_is_noticed(
+def test_a_change_between_a_decision_and_its_transaction_is_noticed(
     before: list[tuple[str, int, int]], mine: str, theirs: str, far: int
 ) -> None:
-    """An election, a restart or another's seal in just that moment: the decision is made again, or not at all."""
+    """An election, a restart or another's seal at that moment: the decision is made again, or not at all."""
     world = Sequencers()
     for what, who, distance in before:
         world.act(what, who, distance)
@@ -205,7 +205,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> list[MemoryStore |
     return [SqliteStore(tmp_path / "store.db") for _ in range(4)]
 
 
-def test_of_two_sealers_one_wins(stores: list[MemoryStore | SqliteStore]) -> None:
+def test_one_of_two_sealers_wins(stores: list[MemoryStore | SqliteStore]) -> None:
     """Threads of the same epoch seal the same ranges at other ends: each range once, each chain whole."""
     first = Directory(stores[0])
     for replica in range(3):
@@ -240,5 +240,5 @@ def test_of_two_sealers_one_wins(stores: list[MemoryStore | SqliteStore]) -> Non
 
 
 def add_replica_without_process(directory: Directory, replica: int) -> None:
-    """One that the store does not look for among the processes of this machine."""
+    """A process that the store does not look for on this machine."""
     directory.replicas.register(replica, f"disk-{replica}", "/f", f"host-{replica}", pid=0)

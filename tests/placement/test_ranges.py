@@ -1,4 +1,4 @@
-"""Ranges and ceilings: one transaction each, by the one who reigns; positions and numbers are handed out once."""
+"""Ranges and ceilings: one transaction each, by the leader; positions and numbers are handed out once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.placement.worlds import add_broker, add_replica, directory_with, numb
 
 @pytest.fixture
 def directory() -> Directory:
-    """Five live replicas, and a topic `t` (lane 0) on three of them; epoch 1 reigns."""
+    """Five live replicas, and a topic `t` (lane 0) on three of them; epoch 1 leads."""
     made = directory_with(5)
     made.topics.create("t", order=5, replicas=3)
     made.elections.next_epoch()
@@ -33,7 +33,7 @@ def refs(directory: Directory, *chosen: int) -> list[ReplicaRef]:
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_topic_with_replicas_has_its_first_range_at_once(directory: Directory) -> None:
+def test_a_topic_with_replicas_has_its_first_range_immediately(directory: Directory) -> None:
     """Open, from 0, on R replicas, durable on the majority, with positions reserved ahead."""
     (first,) = directory.ranges.all(0)
     assert (first.number, first.start, first.start_seq, first.end, first.durable_on) == (1, 0, 0, None, 2)
@@ -54,8 +54,8 @@ def test_a_topic_in_memory_has_no_ranges(directory: Directory) -> None:
 
 
 @pytest.mark.parametrize(("live", "expected"), [(0, (0, 0)), (1, (1, 1)), (2, (2, 2)), (3, (3, 2)), (5, (3, 2))])
-def test_the_usual_copies_follow_the_live_replicas(live: int, expected: tuple[int, int]) -> None:
-    """As many as are live, at most three; durable on the majority."""
+def test_the_default_copies_follow_the_live_replicas(live: int, expected: tuple[int, int]) -> None:
+    """As many as there are live replicas, at most three; durable on the majority."""
     topic = directory_with(live).topics.create("t")
     assert (topic.replicas, topic.durable_on) == expected
 
@@ -70,7 +70,7 @@ def test_too_few_live_replicas_are_counted_in_the_refusal(directory: Directory) 
 
 
 def test_a_lane_of_a_broker_has_ranges_of_its_own() -> None:
-    """Range 1 comes with the lane; on fewer replicas than asked for if need be, never on fewer than durable_on."""
+    """Range 1 comes with the lane; on fewer replicas than requested if necessary, never on fewer than durable_on."""
     directory = directory_with(3)
     topic, member = directory.topics.create("t", order=1, replicas=3), add_broker(directory)
     assert directory.ranges.all() == []
@@ -92,7 +92,7 @@ def test_a_lane_of_a_broker_has_ranges_of_its_own() -> None:
 
 @pytest.mark.parametrize("again", [True, False])
 def test_no_range_opens_on_an_incarnation_that_is_gone(directory: Directory, again: bool) -> None:
-    """It was chosen before it went: whoever chose it chooses anew, and nobody counts by its lines any more."""
+    """It was chosen before it was replaced: the caller chooses again, and its lines are no longer counted."""
     chosen = refs(directory, 0, 1, 4)
     if again:
         add_replica(directory, 4)
@@ -114,7 +114,7 @@ def test_seal_and_open_is_one_step(directory: Directory) -> None:
 
 
 def test_after_a_loss_of_memory_the_next_range_starts_at_the_ceiling(directory: Directory) -> None:
-    """So no position that may have been handed out comes again; the space between is lost."""
+    """So no position that may have been handed out is reused; the positions between are lost."""
     assert directory.ranges.raise_ceiling(0, 9_000_000, 10**12, 1)
     opened = directory.ranges.seal_recovered(0, 1, 100, 900, refs(directory, 0, 1, 2), 1)
     assert opened is not None
@@ -124,7 +124,7 @@ def test_after_a_loss_of_memory_the_next_range_starts_at_the_ceiling(directory: 
 
 
 def test_after_a_clean_stop_the_next_range_starts_where_the_last_one_ends(directory: Directory) -> None:
-    """Nothing is between them; a range that is open is not opened again."""
+    """Nothing is between them; an open range is not opened again."""
     assert directory.ranges.reopen(0, refs(directory, 0, 1, 2), 1) is None
     assert directory.ranges.seal_clean(0, 1, 100, 900, 1)
     assert directory.ranges.open_range(0) is None
@@ -140,7 +140,7 @@ def test_after_a_clean_stop_the_next_range_starts_where_the_last_one_ends(direct
 
 
 def test_a_recovered_lane_of_a_broker_is_closed_and_not_continued() -> None:
-    """Its range is sealed, its end recorded; one that was recorded before stays, and what is lost below it is told."""
+    """Its range is sealed, its end recorded; an end recorded earlier stays, and losses below it are reported."""
     directory = directory_with(1)
     topic, member = directory.topics.create("t", order=0, replicas=1), add_broker(directory)
     made = [directory.lanes.make(topic, member) for _ in range(2)]
@@ -171,7 +171,7 @@ SEALERS: list[Sealer] = [
 
 
 @pytest.mark.parametrize("seal", SEALERS)
-def test_a_deposed_sequencer_changes_nothing(directory: Directory, seal: Sealer) -> None:
+def test_a_deposed_sequencer_has_no_effect(directory: Directory, seal: Sealer) -> None:
     """Once a later epoch is handed out, started or not, or a later generation has begun."""
     assert directory.topics.create("u", replicas=3).lane == 1
     assert directory.ranges.seal_clean(1, 1, 5, 5, 1)
@@ -191,7 +191,7 @@ def test_a_deposed_sequencer_changes_nothing(directory: Directory, seal: Sealer)
 
 
 def test_only_the_open_range_is_sealed_and_never_before_its_start(directory: Directory) -> None:
-    """A sealed range, one that never was, and an end below the start: nothing changes."""
+    """A sealed range, a range that never existed, and an end below the start: nothing changes."""
     chosen = refs(directory, 0, 1, 2)
     assert directory.ranges.seal_and_open(0, 1, 100, 100, chosen, 1) is not None
     before = directory.ranges.all()
@@ -205,7 +205,7 @@ def test_only_the_open_range_is_sealed_and_never_before_its_start(directory: Dir
 
 
 def test_a_range_is_not_sealed_when_the_next_could_not_be_durable(directory: Directory) -> None:
-    """With fewer replicas than durable_on, counting one twice included, the open range stays as it is."""
+    """With fewer replicas than durable_on, or the same one counted twice, the open range stays unchanged."""
     one = refs(directory, 0)
     for few in ([], one, one * 2):
         assert directory.ranges.seal_and_open(0, 1, 10, 10, few, 1) is None
@@ -214,7 +214,7 @@ def test_a_range_is_not_sealed_when_the_next_could_not_be_durable(directory: Dir
 
 
 def test_altered_copies_count_from_the_next_range_on(directory: Directory) -> None:
-    """The open range keeps what was promised with it."""
+    """The open range keeps its promises."""
     directory.topics.alter(AlterTopic(name="t", replicas=5, durable_on=4))
     assert [range_.durable_on for range_ in directory.ranges.all(0)] == [2]
     opened = directory.ranges.seal_and_open(0, 1, 10, 10, refs(directory, 0, 1, 2, 3, 4), 1)
@@ -240,12 +240,13 @@ def test_altered_copies_count_from_the_next_range_on(directory: Directory) -> No
     ],
 )
 @pytest.mark.parametrize("drained", [False, True])
-def test_copies_that_can_not_be_had_now_are_refused(
+def test_unavailable_copies_are_refused(
     directory: Directory, change: dict[str, int], refused: str, drained: bool
 ) -> None:
-    """The next range would never open, and ack=2 would go on meaning fewer copies than the topic says.
+    """The next range would never open, and ack=2 would keep meaning fewer copies than the topic declares.
 
-    A topic that lacks a copy may still get fewer of them, or be durable on fewer: that takes effect with what is live.
+    A topic that lacks a copy may still get fewer of them, or be durable on fewer: that takes effect with the live
+    replicas.
     """
     if drained:
         directory.replicas.drain(2)
@@ -263,7 +264,7 @@ def test_copies_that_can_not_be_had_now_are_refused(
 
 
 def test_a_topic_that_lacks_copies_may_change_otherwise(directory: Directory) -> None:
-    """Only who asks for other copies is asked for live replicas."""
+    """Only requests for other copies need live replicas."""
     for replica in range(5):
         directory.replicas.mark_dead(replica, 1)
     assert directory.topics.alter(AlterTopic(name="t", retention_s=60, replicas=3, durable_on=2)).retention_s == 60
@@ -279,14 +280,14 @@ def test_a_topic_that_is_durable_on_the_majority_stays_so(directory: Directory, 
     assert directory.topics.alter(AlterTopic(name="t", replicas=replicas)).durable_on == durable_on
     assert directory.topics.alter(AlterTopic(name="t", replicas=3)).durable_on == 2
     assert directory.topics.alter(AlterTopic(name="t", replicas=3, durable_on=1)).durable_on == 1
-    assert directory.topics.alter(AlterTopic(name="t", replicas=5)).durable_on == 1  # it was a choice
+    assert directory.topics.alter(AlterTopic(name="t", replicas=5)).durable_on == 1  # an explicit choice
 
 
 # --- ceilings and losses ----------------------------------------------------------------------------------------------
 
 
 def test_a_ceiling_is_never_lowered(directory: Directory) -> None:
-    """Neither half of it; asking for less is no change."""
+    """Neither half of it; requesting less is no change."""
     index, seq = directory.ranges.ceiling(0)
     assert directory.ranges.raise_ceiling(0, index + 5, 0, 1)
     assert directory.ranges.raise_ceiling(0, 0, seq + 7, 1)
@@ -297,7 +298,7 @@ def test_a_ceiling_is_never_lowered(directory: Directory) -> None:
 
 
 def test_a_loss_is_accepted_once(directory: Directory) -> None:
-    """For the open range of that lane; after its recovery the word is spent."""
+    """For the open range of that lane; after its recovery the acceptance is used up."""
     assert not directory.ranges.loss_accepted(0)
     directory.ranges.accept_loss(0)
     assert directory.ranges.loss_accepted(0)
@@ -312,8 +313,8 @@ def test_a_loss_is_accepted_once(directory: Directory) -> None:
 # --- sealed ranges move -----------------------------------------------------------------------------------------------
 
 
-def test_a_sealed_range_is_looked_for_where_it_was_copied_to(directory: Directory) -> None:
-    """The named replica is replaced in its place; open ranges, strangers and doubles are refused."""
+def test_a_copied_sealed_range_is_found_on_its_new_replica(directory: Directory) -> None:
+    """The named replica is replaced in its position; open ranges, unknown replicas and duplicates are refused."""
     moved = refs(directory, 4)[0]
     assert not directory.ranges.replace_in_sealed(0, 1, 2, moved)
     directory.ranges.seal_and_open(0, 1, 10, 10, refs(directory, 0, 1, 2), 1)
@@ -338,7 +339,7 @@ def stored(directory: Directory) -> list[int]:
 
 
 def test_ranges_below_the_start_of_a_lane_are_forgotten(directory: Directory) -> None:
-    """Only sealed ones that are wholly below it; the last one stays, so numbers go on."""
+    """Only sealed ranges that are wholly below it; the last range stays, so that numbers continue."""
     chosen = refs(directory, 0, 1, 2)
     for number in range(1, 4):
         directory.ranges.seal_and_open(0, number, 10 * number, 10 * number, chosen, 1)
@@ -355,7 +356,10 @@ def test_ranges_below_the_start_of_a_lane_are_forgotten(directory: Directory) ->
 
 
 def test_a_range_is_forgotten_only_below_a_checkpoint_of_the_sessions(directory: Directory) -> None:
-    """One that is on enough disks of the range that is open; where that is another one by now, nothing is."""
+    """The checkpoint must be on enough disks of the open range.
+
+    If another range is open by now, nothing is forgotten.
+    """
     chosen = refs(directory, 0, 1, 2)
     for number in range(1, 4):
         directory.ranges.seal_and_open(0, number, 10 * number, 10 * number, chosen, 1)
@@ -395,7 +399,7 @@ def test_lost_positions_are_known_until_they_are_trimmed_too(directory: Director
     assert directory.ranges.all(0) == [opened]
 
 
-def test_a_closed_lane_of_which_nothing_is_left_goes() -> None:
+def test_an_empty_closed_lane_is_removed() -> None:
     """Not while its range is open, nor before all of it is trimmed."""
     directory = directory_with(1)
     topic, member = directory.topics.create("t", order=0, replicas=1), add_broker(directory)
@@ -413,8 +417,8 @@ def test_a_closed_lane_of_which_nothing_is_left_goes() -> None:
     assert directory.ranges.all() == []
 
 
-def test_a_lane_that_was_trimmed_before_it_was_sealed_goes_with_the_next_trim() -> None:
-    """Though that one does not move its start."""
+def test_a_lane_that_was_trimmed_before_it_was_sealed_is_removed_with_the_next_trim() -> None:
+    """Though that trim does not move its start."""
     directory = directory_with(1)
     lane = directory.lanes.make(directory.topics.create("t", order=0, replicas=1), add_broker(directory))
     assert lane is not None
@@ -428,7 +432,7 @@ def test_a_lane_that_was_trimmed_before_it_was_sealed_goes_with_the_next_trim() 
 
 
 def test_numbers_of_ranges_are_for_life() -> None:
-    """A disk may still hold ranges of a topic long deleted: a topic that gets its lane one day counts on."""
+    """A disk may still hold ranges of a deleted topic: a topic that gets its lane later continues the numbers."""
     directory = directory_with(1)
     directory.topics.create("t", replicas=1)
     directory.elections.next_epoch()
@@ -444,8 +448,8 @@ def test_numbers_of_ranges_are_for_life() -> None:
     assert [(range_.number, range_.start) for range_ in directory.ranges.all(0)] == [(3, 0)]
 
 
-def test_a_lane_that_was_kept_is_not_given_again_in_the_generation_of_its_deletion() -> None:
-    """Lanes of topics on disk stay over generations; new ones go round them, and a deleted one rests."""
+def test_a_kept_lane_is_not_given_again_in_the_generation_of_its_deletion() -> None:
+    """Lanes of topics on disk stay over generations; new ones skip them, and a deleted one rests."""
     directory = directory_with(1)
     directory.topics.create("kept", replicas=1)
 
@@ -467,8 +471,8 @@ def test_a_lane_that_was_kept_is_not_given_again_in_the_generation_of_its_deleti
     assert 0 in made(LANES_MAX)
 
 
-def test_a_new_generation_keeps_what_is_on_disk() -> None:
-    """Lanes, ranges, ceilings, trims of topics with replicas; those in memory begin anew beside them."""
+def test_a_new_generation_keeps_topics_on_disk() -> None:
+    """Lanes, ranges, ceilings, trims of topics with replicas; those in memory start empty beside them."""
     directory = directory_with(2)
     for name in "abc":
         directory.topics.create(name, order=0 if name == "c" else 2, replicas=2)
@@ -504,7 +508,7 @@ def test_deleting_a_topic_forgets_its_ranges() -> None:
 
 
 def test_a_store_of_one_process_is_enough_for_all_of_this() -> None:
-    """No directory keeps anything to itself: another one over the same store sees and does the same."""
+    """No directory has private state: another one over the same store sees and does the same."""
     store = MemoryStore()
     one = directory_with(3, store)
     one.topics.create("t", replicas=3)

@@ -1,4 +1,4 @@
-"""Replicas: incarnations with leases, draining, and who gets a range."""
+"""Replicas: incarnations with leases, draining, and the choice of replicas for a range."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def states(directory: Directory) -> list[tuple[int, int, str]]:
 
 
 def test_registering_again_is_a_new_incarnation() -> None:
-    """The earlier one is dead, and remembered only as long as an open range names it."""
+    """The earlier incarnation is dead, and remembered only as long as an open range names it."""
     directory = directory_with(1)
     add_replica(directory, 0)
     assert states(directory) == [(0, 2, "live")]
@@ -41,7 +41,7 @@ def test_registering_again_is_a_new_incarnation() -> None:
 
 
 def test_incarnations_go_on_over_generations_and_after_removal() -> None:
-    """A zombie is never mistaken for the one that is there now."""
+    """A zombie is never mistaken for the current incarnation."""
     directory = directory_with(1)
     directory.begin_generation()
     assert add_replica(directory, 0).incarnation == 2
@@ -51,14 +51,14 @@ def test_incarnations_go_on_over_generations_and_after_removal() -> None:
 
 
 def test_replica_numbers_are_bounded() -> None:
-    """One out of range is refused."""
+    """A number out of range is refused."""
     for replica in (-1, REPLICAS_MAX):
         with pytest.raises(BadValue, match="use 0 to 63"):
             add_replica(directory_with(0), replica)
 
 
 def test_a_replica_whose_lease_is_over_counts_as_dead() -> None:
-    """For everybody who asks, without anybody having said so; a late sign of life does not bring it back."""
+    """For every process, without an explicit report; a late renewal does not bring it back."""
     now = [0.0]
     store = MemoryStore(clock=lambda: now[0])
     directory, other = Directory(store), Directory(store)
@@ -79,7 +79,7 @@ def test_a_replica_whose_lease_is_over_counts_as_dead() -> None:
 
 
 def test_a_replica_whose_process_is_gone_counts_as_dead() -> None:
-    """As far as the store can see processes; the test says which there are."""
+    """As far as the store can see processes; the test lists the existing ones."""
     alive = {10, 11}
     directory = Directory(MemoryStore(alive=alive.__contains__))
     for replica in range(2):
@@ -90,7 +90,7 @@ def test_a_replica_whose_process_is_gone_counts_as_dead() -> None:
 
 
 def test_a_dead_replica_stays_dead() -> None:
-    """Marking it is idempotent, touches one incarnation, and its signs of life are of no use any more."""
+    """Marking it is idempotent, touches one incarnation, and its renewals have no effect any more."""
     directory = directory_with(2)
     directory.replicas.mark_dead(0, 1)
     directory.replicas.mark_dead(0, 1)
@@ -114,7 +114,7 @@ def test_an_incarnation_that_was_replaced_is_not_kept_alive() -> None:
 # --- draining ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_draining_replica_gets_no_ranges_until_it_is_told_otherwise() -> None:
+def test_a_draining_replica_gets_no_ranges_until_draining_ends() -> None:
     """Also as its next incarnation, also after a restart of everything."""
     directory = directory_with(2)
     directory.replicas.drain(0)
@@ -128,8 +128,8 @@ def test_a_draining_replica_gets_no_ranges_until_it_is_told_otherwise() -> None:
         directory.replicas.drain(5)
 
 
-def test_a_replica_whose_ranges_could_go_nowhere_is_not_drained() -> None:
-    """The only one, or one of which all others have copies already: draining would never end."""
+def test_a_replica_whose_ranges_have_no_other_replica_is_not_drained() -> None:
+    """The only replica, or all others already have copies: draining would never end."""
     directory = directory_with(1)
     directory.topics.create("t", replicas=1)
     with pytest.raises(BadValue, match="no other replica is live") as caught:
@@ -149,7 +149,7 @@ def test_a_replica_whose_ranges_could_go_nowhere_is_not_drained() -> None:
 
 
 def test_draining_does_not_bring_a_dead_replica_back() -> None:
-    """Only the next incarnation is told."""
+    """Only the next incarnation is informed."""
     directory = directory_with(1)
     directory.replicas.mark_dead(0, 1)
     directory.replicas.drain(0)
@@ -158,7 +158,7 @@ def test_draining_does_not_bring_a_dead_replica_back() -> None:
 
 
 def test_a_replica_is_removed_only_when_no_range_is_on_it() -> None:
-    """Open and sealed ones count; `force` is the operator's word that what it had may be lost."""
+    """Open and sealed ones count; `force` is the operator's consent to a possible loss."""
     directory = directory_with(3)
     directory.topics.create("t", replicas=2)
     epoch = directory.elections.next_epoch()
@@ -195,7 +195,7 @@ def test_ranges_are_spread_evenly() -> None:
 
 
 def test_copies_are_on_different_hosts_where_there_are_enough() -> None:
-    """Spread comes before open_ranges."""
+    """Spread takes precedence over open_ranges."""
     directory = Directory(MemoryStore())
     for replica, host in enumerate(["a", "a", "a", "b"]):
         add_replica(directory, replica, host)
@@ -207,7 +207,7 @@ def test_copies_are_on_different_hosts_where_there_are_enough() -> None:
 
 
 def test_those_to_keep_come_first_in_their_newest_incarnation() -> None:
-    """Those to avoid never come, not even to fill up; dead ones are not kept."""
+    """Those to avoid are never chosen, not even to fill up; dead ones are not kept."""
     directory = directory_with(4)
     old = [member.ref for member in directory.replicas.all()]
     newer = add_replica(directory, 3)
@@ -235,10 +235,10 @@ MEMBERS = st.lists(
     kept=st.integers(0, 3),
     order=st.randoms(use_true_random=False),
 )
-def test_a_choice_is_right_and_the_same_for_the_same_store(
+def test_a_choice_is_correct_and_the_same_for_the_same_store(
     members: list[ReplicaMember], loads: dict[int, int], count: int, avoid: set[int], kept: int, order: object
 ) -> None:
-    """Only live ones, none twice, as many as can be, in whatever order members are listed; hosts as even as can be."""
+    """Only live ones, none twice, as many as possible, in any order of the members; hosts as even as possible."""
     keep = [member.ref for member in members[:kept]]
     chosen = choose_replicas(members, Counter(loads), count, keep, avoid)
     shuffled = list(members)

@@ -1,4 +1,4 @@
-"""What copies a topic may have, and what a choice costs."""
+"""How many copies a topic may have, and the cost of a choice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from embarcadero.placement.topics import checked_copies
         (5, 3, "recovery needs any 3 of 5 replicas"),
     ],
 )
-def test_the_price_of_a_choice_is_said(replicas: int, durable_on: int, says: str) -> None:
+def test_the_cost_of_a_choice_is_described(replicas: int, durable_on: int, says: str) -> None:
     """In one sentence: on how many disks a durable record is, and how many replicas recovery needs."""
     assert says in price(replicas, durable_on)
 
@@ -35,7 +35,7 @@ def test_the_price_of_a_choice_is_said(replicas: int, durable_on: int, says: str
     live=st.integers(0, 10),
 )
 def test_copies_are_in_range_or_refused(replicas: int | None, durable_on: int | None, live: int) -> None:
-    """0 <= A <= R <= the most, and A >= 1 if R >= 1; what was given is what comes, and the rest is the usual."""
+    """0 <= A <= R <= maximum, and A >= 1 if R >= 1; given values are kept, the others have defaults."""
     count = min(live, COPIES_DEFAULT) if replicas is None else replicas
     enough = (count > 0) * (count // 2 + 1) if durable_on is None else durable_on
     if not (0 <= count <= COPIES_MAX and (count > 0) <= enough <= count):

@@ -1,4 +1,4 @@
-"""Deleted topics leave no rows in the store, and yet no lane and no range of theirs is used again too early."""
+"""Deleted topics leave no rows in the store, yet none of their lanes and ranges is reused too early."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_lane_that_a_mirror_saved_leaves_no_row() -> None:
     assert rows(directory) == before
 
 
-def test_ranges_of_a_lane_that_comes_again_count_on() -> None:
+def test_ranges_of_a_reused_lane_continue_the_numbers() -> None:
     """A disk may still have files of the ranges of the topic that had the lane before, and any lane may be that one."""
     directory, _ = begun()
     topic = directory.topics.create("t", replicas=1)
@@ -68,15 +68,15 @@ def test_ranges_of_a_lane_that_comes_again_count_on() -> None:
     assert numbers == {2, 3, 4, 5, 6}
 
 
-def test_a_lane_whose_turn_is_still_to_come_is_remembered_until_the_next_generation() -> None:
-    """A topic of an earlier generation keeps its lane, which lies ahead of all that are handed out now."""
+def test_a_lane_that_is_not_due_yet_is_remembered_until_the_next_generation() -> None:
+    """A topic of an earlier generation keeps its lane, which is ahead of all lanes handed out now."""
     directory, _ = begun()
     kept = [directory.topics.create(f"kept-{number}", replicas=1) for number in range(3)]
     cluster = directory._decider.one("cluster", ClusterRecord)
     assert cluster is not None
     item = directory._decider.store.get("cluster")
     assert item is not None
-    directory._decider.store.transact(  # as if all other lanes had had their turn
+    directory._decider.store.transact(  # as if all other lanes had been used
         [Check("cluster", item.revision)],
         [Put("cluster", msgspec.json.encode(msgspec.structs.replace(cluster, next_lane=0)))],
     )

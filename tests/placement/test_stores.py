@@ -13,7 +13,7 @@ from embarcadero.placement.store import MemoryStore, Put, SqliteStore, open_stor
 
 @pytest.mark.parametrize("form", ["{}", "sqlite://{}"])
 def test_a_path_and_a_url_open_the_same_file(form: str, tmp_path: Path) -> None:
-    """What one wrote the other reads."""
+    """A value written through one is read through the other."""
     path = tmp_path / "store.db"
     with closing(open_store(path)) as store:
         store.transact([], [Put("key", b"value")])
@@ -33,8 +33,8 @@ def test_a_store_in_memory_is_empty() -> None:
 
 
 @pytest.mark.parametrize("url", ["etcd://a:2379", "sqlite:store.db", "sqlite:///", "memory:x", "http://a/b"])
-def test_an_unknown_url_is_refused_with_the_forms_that_there_are(url: str) -> None:
-    """The error names the URL; the hint says what to use."""
+def test_an_unknown_url_is_refused_with_the_supported_forms(url: str) -> None:
+    """The error names the URL; the hint lists the supported forms."""
     with pytest.raises(BadValue) as refused:
         open_store(url)
     assert url in refused.value.message
@@ -42,7 +42,7 @@ def test_an_unknown_url_is_refused_with_the_forms_that_there_are(url: str) -> No
 
 
 def test_a_file_name_with_a_colon_is_a_path(tmp_path: Path) -> None:
-    """A folder may be named as the user likes."""
+    """A folder may have any name."""
     folder = tmp_path / "a:b"
     folder.mkdir()
     with closing(open_store(folder / "store.db")):

@@ -50,7 +50,7 @@ def advanced(directory: Directory, epoch: int, index: int, seq: int, metadata: s
 
 
 def test_one_holder_at_a_time(directory: Directory, clock: Clock) -> None:
-    """Another one has to wait until the lease ends, or takes over; the same one may begin anew. Epochs grow."""
+    """Another job has to wait until the lease ends, or takes over; the same job may start again. Epochs grow."""
     assert opened(directory).epoch == 1
     with pytest.raises(TierBusy, match="'a' tiers topic 't'"):
         opened(directory, "b")
@@ -68,8 +68,8 @@ def test_one_holder_at_a_time(directory: Directory, clock: Clock) -> None:
     assert opened(directory, "b").epoch == 5
 
 
-def test_the_table_stays_what_it_was(directory: Directory) -> None:
-    """Whoever opens later gets the table that the topic has, not the one that it would have made."""
+def test_the_table_of_a_topic_never_changes(directory: Directory) -> None:
+    """A later job gets the topic's existing table, not the table that it would have created."""
     first = opened(directory, hot_retention_s=60)
     second = opened(directory, "b", take_over=True)
     assert (second.id, second.table, second.hot_retention_s) == (first.id, first.table, 60)
@@ -77,7 +77,7 @@ def test_the_table_stays_what_it_was(directory: Directory) -> None:
     assert opened(directory, topic="u").hot_retention_s == HOT_RETENTION_S
 
 
-def test_a_deposed_holder_changes_nothing(directory: Directory) -> None:
+def test_a_deposed_holder_has_no_effect(directory: Directory) -> None:
     """Its epoch is a condition of every change."""
     opened(directory)
     advanced(directory, 1, 5, 50)
@@ -93,7 +93,7 @@ def test_a_deposed_holder_changes_nothing(directory: Directory) -> None:
 
 
 def test_frontiers_never_go_back(directory: Directory, clock: Clock) -> None:
-    """Nor does a lane's start change by telling it again; a lease that nobody took is begun again."""
+    """Nor does a repeated report change a lane's start; a lease without a holder is started again."""
     opened(directory)
     lane = directory.topics.get("t").lane
     advanced(directory, 1, 5, 50, start=2)
@@ -105,7 +105,7 @@ def test_frontiers_never_go_back(directory: Directory, clock: Clock) -> None:
 
 
 def test_trims_of_a_tiering_job_stop_at_the_frontier(directory: Directory) -> None:
-    """What is not in the table stays with the brokers. The planted bug shows what the rule is for."""
+    """Records that are not in the table stay with the brokers. The injected bug shows the effect of the rule."""
     lane = directory.topics.get("t").lane
     with pytest.raises(BadValue, match="no table"):
         directory.topics.trim("t", lane, 5, cold=False)
@@ -119,7 +119,7 @@ def test_trims_of_a_tiering_job_stop_at_the_frontier(directory: Directory) -> No
 
 
 def test_an_ordinary_trim_is_for_all_readers(directory: Directory) -> None:
-    """It moves the start of the part in the table as well, also below what brokers have, and never back."""
+    """It moves the start of the part in the table as well, also below the brokers' records, and never back."""
     lane = directory.topics.get("t").lane
     opened(directory)
     advanced(directory, 1, 20, 200)
@@ -132,8 +132,8 @@ def test_an_ordinary_trim_is_for_all_readers(directory: Directory) -> None:
     assert directory.tiers.all()["t"].start(lane) == (20, 200)
 
 
-def test_what_has_no_table(directory: Directory) -> None:
-    """A topic without replicas is never durable; one that is gone takes its table's record with it."""
+def test_topics_without_a_table(directory: Directory) -> None:
+    """A topic without replicas is never durable; a deleted topic takes its table's record with it."""
     directory.topics.create("m", replicas=0)
     with pytest.raises(BadValue, match="no replicas"):
         opened(directory, topic="m")

@@ -1,4 +1,4 @@
-"""Topics have ids: another topic of the same name has another one, and requests say which topic they mean."""
+"""Topics have ids: another topic of the same name has another id, and requests name the topic they mean."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_late_delete_leaves_the_next_topic_of_that_name_alone() -> None:
 
 
 def test_a_late_alter_or_trim_leaves_the_next_topic_of_that_name_alone() -> None:
-    """They name the topic, too; a request of an old client names none, and is taken as before."""
+    """They name the topic, too; a request of an old client names none, and is accepted as before."""
     directory = with_replica()
     first, second = made_again(directory)
     with pytest.raises(TopicReplaced):
@@ -66,8 +66,8 @@ def test_a_late_alter_or_trim_leaves_the_next_topic_of_that_name_alone() -> None
     assert directory.topics.alter(AlterTopic(name="t", partitions=8, topic_id=second.id)).partitions == 8
 
 
-def test_a_tiering_job_of_a_deleted_topic_tells_the_next_one_nothing() -> None:
-    """Epochs of the next topic's table begin at 1 again: the number alone does not tell the jobs apart."""
+def test_a_tiering_job_of_a_deleted_topic_does_not_report_to_the_next_one() -> None:
+    """Epochs of the next topic's table start at 1 again: the number alone does not identify the job."""
     directory = with_replica()
     first = directory.topics.create("t", replicas=1)
     ask = OpenTier(topic="t", holder="a", id="x", warehouse="w", table="n.t", topic_id=first.id)
@@ -89,7 +89,7 @@ def test_a_tiering_job_of_a_deleted_topic_tells_the_next_one_nothing() -> None:
 
 
 def test_a_note_of_a_reader_of_a_deleted_topic_is_not_kept() -> None:
-    """It speaks of positions of another topic."""
+    """Its positions belong to another topic."""
     directory = with_replica()
     first, second = made_again(directory)
     notes = {
@@ -128,7 +128,7 @@ def test_topics_of_an_earlier_version_get_their_ids_when_they_are_first_opened(b
 
 
 def _forget_ids(directory: Directory) -> None:
-    """Write records as the version before wrote them."""
+    """Write records as the previous version wrote them."""
     store = directory._decider.store
     for item in (*store.list("topics/"), *store.list("tiers/")):
         record = msgspec.json.decode(item.value)

@@ -8,7 +8,7 @@ from embarcadero.types import Member, Range, ReplicaMember
 
 
 def add_replica(directory: Directory, replica: int, host: str = "", disk: str = "") -> ReplicaMember:
-    """Start an incarnation of a replica on a host of its own, unless said otherwise."""
+    """Start an incarnation of a replica, by default on a host of its own."""
     return directory.replicas.register(
         replica, disk or f"disk-{replica}", f"/data/replica-{replica}", host or f"host-{replica}", 1_000 + replica
     )
@@ -20,7 +20,7 @@ def add_broker(directory: Directory, broker: int = 0) -> Member:
 
 
 def directory_with(replicas: int, store: MemoryStore | None = None) -> Directory:
-    """A directory over a store in which so many replicas are live."""
+    """A directory over a store with this many live replicas."""
     directory = Directory(store or MemoryStore())
     for replica in range(replicas):
         add_replica(directory, replica)

@@ -13,8 +13,11 @@ from embarcadero.storage.disk import RealDisk
 
 
 class FaultyDisk(RealDisk):
-    """`full`, `read_only`: writes fail. `sync_errors`: so many syncs fail, and lose what was not synced before, or
-    (`shows_lost`) still show it to readers, as a page cache may."""
+    """Kinds of failure.
+
+    `full`, `read_only`: writes fail. `sync_errors`: this many syncs fail, and lose bytes that were not synced before,
+    or (`shows_lost`) still show them to readers, as a page cache may.
+    """
 
     full = read_only = shows_lost = False
     sync_errors = 0
@@ -32,7 +35,7 @@ class FaultyDisk(RealDisk):
 
 
 class FaultyFile:
-    """Keeps what was synced, so that a failed sync can lose the rest."""
+    """Keeps the synced content, so that a failed sync can lose the rest."""
 
     def __init__(self, disk: FaultyDisk, file: File, path: str) -> None:
         self._disk, self._file, self._path = disk, file, path

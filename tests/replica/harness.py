@@ -1,4 +1,4 @@
-"""A small world for replica tests: simulated memory, real disks, a sequencer and a broker by hand."""
+"""A small cluster for replica tests: simulated memory, real disks, a sequencer and a broker by hand."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SIZES = FabricSizes(
 
 
 class Bell:
-    """Remembers who was rung."""
+    """Records which doorbells were rung."""
 
     def __init__(self) -> None:
         self.rung: list[str] = []
@@ -60,7 +60,7 @@ class Bell:
 
 
 class Slow:
-    """Workers that do it at once, and tell when they are told to."""
+    """Workers that run a job immediately, and deliver its result on request."""
 
     def __init__(self) -> None:
         self.jobs: list[Callable[[], None]] = []
@@ -70,7 +70,7 @@ class Slow:
 
 
 class Notes:
-    """A journal that keeps what it was told."""
+    """A journal that records its events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, object]]] = []
@@ -110,7 +110,7 @@ class Writer:
         return self.ring.next
 
     def inherit(self, other: Writer, count: int) -> None:
-        """Write again what an earlier epoch ordered."""
+        """Write again the entries that an earlier epoch ordered."""
         entries = np.frombuffer(b"".join(entry for entry, _ in other.written[:count]), dtype=ORDER).copy()
         self.ring.write(entries, 0)
         self.ring.publish()
@@ -130,7 +130,7 @@ class FakeBroker:
         self.waiting = FrontierWriter(frontiers, frontier_offset(BrokerLine.DURABLE_WAITING))
 
     def store(self, payload: bytes) -> int:
-        """Put a payload into the log; chunks are freed as it goes round."""
+        """Put a payload into the log; chunks are freed as it wraps around."""
         place = self.log.reserve(len(payload))
         assert place is not None
         place.view[:] = payload
@@ -179,7 +179,7 @@ class Reign:
         self.words.set((lane, 0), word)
 
     def count(self, handle: int, standing: Standing) -> None:
-        """Say what a broker incarnation is taken for."""
+        """Publish the state that the sequencer assigns to a broker incarnation."""
         line = frontier_offset(SequencerLine.BROKERS + handle) + 8 * STANDING_WORD
         FrontierWriter(self.frontiers, line).restart(standing)
 
@@ -188,7 +188,7 @@ class Reign:
 
 
 class World:
-    """Replicas, one reign at a time, one broker."""
+    """Replicas, one leader at a time, one broker."""
 
     def __init__(self, path: Path, seed: int = 0, replicas: int = 1, **settings: Any) -> None:
         self.path, self.rng = path, random.Random(seed)
@@ -238,7 +238,7 @@ class World:
         return RealDisk(member.folder)
 
     def kill_replica(self, number: int, known: bool = True) -> None:
-        """The process is gone; its files and its region stay."""
+        """Kill the process; its files and its region stay."""
         replica = self.replicas.pop(number)
         replica.close()
         replica._context.disk.close()
@@ -247,7 +247,7 @@ class World:
             self.directory.replicas.mark_dead(number, replica.member.incarnation)
 
     def lose_fabric(self, replicas: int) -> None:
-        """Everything dies, and the cluster begins anew on the same disks."""
+        """Kill everything, and start the cluster again on the same disks."""
         for number in list(self.replicas):
             self.kill_replica(number, known=False)
         self.directory.begin_generation()
@@ -274,7 +274,8 @@ class World:
     def topic(self, name: str = "t", order: int = 2, replicas: int = 1, durable_on: int = 1, **more: Any) -> int:
         return self.directory.topics.create(name, order=order, replicas=replicas, durable_on=durable_on, **more).lane
 
-    # --- what can be seen ---------------------------------------------------------------------------------------------
+    # --- observations
+    # ---------------------------------------------------------------------------------------------------
     def range_(self, lane: int, number: int = 1) -> Range:
         found = self.directory.ranges.get(lane, number)
         assert found is not None

@@ -18,7 +18,7 @@ from tests.replica.harness import Reign, World
 
 
 class Killed(BaseException):
-    """In place of a SIGKILL."""
+    """Raised where a SIGKILL would strike."""
 
 
 def used(world: World, name: str) -> int:
@@ -56,7 +56,7 @@ def test_a_replica_drops_the_memory_of_deleted_topics(tmp_path: Path) -> None:
 
 
 def test_a_replica_drops_the_range_words_of_deleted_topics(tmp_path: Path) -> None:
-    """Others stay, since a word is learned once."""
+    """Those of other topics stay, since each is learned only once."""
     world = World(tmp_path)
     lanes = [world.topic(name) for name in ("kept", "t")]
     leader = world.replicas[0].leader
@@ -69,7 +69,7 @@ def test_a_replica_drops_the_range_words_of_deleted_topics(tmp_path: Path) -> No
     assert [leader.word(lane) is not None for lane in lanes] == [True, False]
 
 
-def test_a_new_epoch_drops_the_regions_of_the_one_before(tmp_path: Path) -> None:
+def test_a_new_epoch_drops_the_regions_of_the_previous_one(tmp_path: Path) -> None:
     """The sequencer that takes over has regions of its own."""
     world = World(tmp_path)
     lane = used(world, "t")
@@ -82,7 +82,7 @@ def test_a_new_epoch_drops_the_regions_of_the_one_before(tmp_path: Path) -> None
     assert replica.sessions._regions == {}
 
 
-def test_a_kill_before_the_folder_of_a_lane_goes_leaves_no_files_for_good(
+def test_a_kill_before_the_folder_of_a_lane_is_removed_leaves_no_files_permanently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last range is removed, the session checkpoints beside it are not: the next incarnation removes them."""
@@ -108,8 +108,8 @@ def test_a_kill_before_the_folder_of_a_lane_goes_leaves_no_files_for_good(
     assert lane_folders(world) == []
 
 
-def test_leftovers_beside_ranges_that_are_ours_stay(tmp_path: Path) -> None:
-    """A lane whose folder has checkpoints only, and whose range is to be copied again: nothing there is removed."""
+def test_leftovers_beside_ranges_of_this_replica_stay(tmp_path: Path) -> None:
+    """A lane whose folder has checkpoints only, and whose range will be copied again: nothing there is removed."""
     world = World(tmp_path)
     lane = used(world, "t")
     world.kill_replica(0)
@@ -122,8 +122,8 @@ def test_leftovers_beside_ranges_that_are_ours_stay(tmp_path: Path) -> None:
     assert checkpoints(RealDisk(world.folder(0)), lane_folder(lane)) == [3]
 
 
-def test_the_next_topic_of_a_lane_reads_no_checkpoint_of_the_one_before(tmp_path: Path) -> None:
-    """Lane numbers come again after a restart; a file that a crash left may have a higher index than new ones."""
+def test_the_next_topic_of_a_lane_reads_no_checkpoint_of_the_previous_one(tmp_path: Path) -> None:
+    """Lane numbers are reused after a restart; a file that a crash left may have a higher index than new ones."""
     world = World(tmp_path)
     lane = world.topic()
     world.kill_replica(0)

@@ -1,4 +1,4 @@
-"""Following: what is ordered comes to disk, and the line says so only then."""
+"""Following: ordered records reach the disk, and the durable line moves only afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def payload(number: int, size: int = 100) -> bytes:
     return bytes([number % 251 + 1]) * size
 
 
-def test_what_was_ordered_is_on_disk_with_its_payloads(tmp_path: Path) -> None:
+def test_ordered_entries_are_on_disk_with_their_payloads(tmp_path: Path) -> None:
     """Entries are kept exactly as ordered, session entries too, and the line counts them."""
     world = World(tmp_path)
     lane = world.topic()
@@ -38,7 +38,7 @@ def test_what_was_ordered_is_on_disk_with_its_payloads(tmp_path: Path) -> None:
 
 
 def test_a_line_is_there_before_anything_is_ordered(tmp_path: Path) -> None:
-    """A replica that has begun a range says so: with its start."""
+    """A replica that has started a range publishes a line: with its start."""
     world = World(tmp_path)
     lane = world.topic()
     world.poll(2)
@@ -68,8 +68,8 @@ def test_the_line_moves_only_after_the_sync(tmp_path: Path, monkeypatch: pytest.
     assert world.durable(lane) == 1
 
 
-def test_one_sync_for_whatever_came(tmp_path: Path) -> None:
-    """A hundred batches that were there at once are one commit."""
+def test_one_sync_for_all_pending_batches(tmp_path: Path) -> None:
+    """A hundred batches that are pending together are one commit."""
     world = World(tmp_path)
     lane = world.topic()
     writer = world.reign.lane(lane)
@@ -98,8 +98,8 @@ def test_brokers_are_rung_if_they_wait(tmp_path: Path) -> None:
     assert world.broker.member.region_prefix in world.bell.rung
 
 
-def test_nothing_is_appended_on_the_word_of_a_deposed_sequencer(tmp_path: Path) -> None:
-    """A later epoch is open: what the earlier one writes from then on is not taken; what the later one says is."""
+def test_nothing_is_appended_for_a_deposed_sequencer(tmp_path: Path) -> None:
+    """A later epoch is open: later entries of the deposed epoch are ignored, those of the new epoch are copied."""
     world = World(tmp_path)
     lane = world.topic()
     writer = world.reign.lane(lane)
@@ -127,7 +127,7 @@ def broker_lane(world: World, order: int = 0) -> TopicLane:
 
 
 def test_lanes_of_brokers_are_followed(tmp_path: Path) -> None:
-    """Orders 0 and 1: no sequencer is asked, but that the broker still counts as open."""
+    """Orders 0 and 1: the sequencer's order does not matter, only that it still counts the broker as open."""
     world = World(tmp_path)
     lane = broker_lane(world)
     writer = world.broker.lane(lane)
@@ -137,7 +137,7 @@ def test_lanes_of_brokers_are_followed(tmp_path: Path) -> None:
     assert world.files(0, lane.lane) == writer.written
     assert world.durable(lane.lane) == 2
 
-    for standing in (Standing.CLOSING, Standing.UNHEARD):  # of the latter an earlier epoch may have closed it
+    for standing in (Standing.CLOSING, Standing.UNHEARD):  # an earlier epoch may have closed the latter
         world.reign.count(world.broker.member.handle, standing)
         writer.batches(b"after it was closed")
         world.poll(3)
@@ -145,7 +145,7 @@ def test_lanes_of_brokers_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_closed_lane_is_followed_to_its_end(tmp_path: Path) -> None:
-    """The store has its end: up to there everything is taken, and nothing above."""
+    """The store has its end: everything below is copied, and nothing above."""
     world = World(tmp_path)
     lane = broker_lane(world, order=1)
     writer = world.broker.lane(lane)
@@ -161,8 +161,8 @@ def test_a_closed_lane_is_followed_to_its_end(tmp_path: Path) -> None:
     assert [held for _, held in world.files(0, lane.lane)] == [b"a", b"b"]
 
 
-def test_what_left_memory_comes_from_another_replica(tmp_path: Path) -> None:
-    """A replica that slept while the others were quick enough reads their files, and then follows again."""
+def test_evicted_records_come_from_another_replica(tmp_path: Path) -> None:
+    """A replica that was paused while the others were fast enough reads their files, and then follows again."""
     world = World(tmp_path, replicas=3)
     lane = world.topic(replicas=3, durable_on=2)
     writer = world.reign.lane(lane)
@@ -184,7 +184,7 @@ def test_what_left_memory_comes_from_another_replica(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gone", ["frontiers", "log"])
 def test_a_log_that_is_being_removed_has_no_payloads(tmp_path: Path, gone: str) -> None:
-    """In the midst of a burial some regions are left: whoever comes then looks for another copy."""
+    """During a cleanup some regions still exist: a replica that needs the log then looks for another copy."""
     world = World(tmp_path)
     member, brokers = world.broker.member, BrokerRegions(world.memory.host("reader"), lambda: None)
     location = world.broker.store(b"payload")
@@ -194,7 +194,7 @@ def test_a_log_that_is_being_removed_has_no_payloads(tmp_path: Path, gone: str) 
 
 
 def test_a_payload_that_is_overwritten_is_never_stored(tmp_path: Path) -> None:
-    """Alone, a replica that was too slow waits; it does not store other bytes, and does not skip."""
+    """Without peers, a replica that was too slow waits; it does not store other bytes, and does not skip."""
     world = World(tmp_path)
     lane = world.topic()
     writer = world.reign.lane(lane)
@@ -215,7 +215,7 @@ def test_a_payload_that_is_overwritten_is_never_stored(tmp_path: Path) -> None:
 def test_files_are_the_order_whatever_memory_does(
     tmp_path_factory: pytest.TempPathFactory, seed: int, rounds: list[list[int]]
 ) -> None:
-    """Lines evicted and fetched at any time, entries published late: what is on disk is a prefix of the order."""
+    """Lines evicted and fetched at any time, entries published late: the files are a prefix of the order."""
     world = World(tmp_path_factory.mktemp("world"), seed=seed)
     lane = world.topic()
     writer = world.reign.lane(lane)
@@ -235,9 +235,12 @@ def test_files_are_the_order_whatever_memory_does(
     assert SIZES.order_slots >= len(writer.written)
 
 
-# --- who is woken -----------------------------------------------------------------------------------------------------
+# --- wake-ups -------------------------------------------------------------------------------------------------------
 def test_brokers_are_woken_when_enough_replicas_have_it(tmp_path: Path) -> None:
-    """Not by the first of two that are needed; and those that were not woken for a lone batch are, by the first."""
+    """Not by the first of two required replicas.
+
+    Replicas that were not woken for a lone batch are woken by the first.
+    """
     world = World(tmp_path, replicas=3)
     lane = world.topic(replicas=3, durable_on=2)
     writer = world.reign.lane(lane)
@@ -258,7 +261,7 @@ def test_brokers_are_woken_when_enough_replicas_have_it(tmp_path: Path) -> None:
 
 
 def test_replicas_wake_no_others_for_many_batches_at_once(tmp_path: Path) -> None:
-    """Whoever ordered them has woken all."""
+    """The process that ordered them has woken all."""
     world = World(tmp_path, replicas=3)
     lane = world.topic(replicas=3, durable_on=2)
     writer = world.reign.lane(lane)
@@ -270,8 +273,8 @@ def test_replicas_wake_no_others_for_many_batches_at_once(tmp_path: Path) -> Non
     assert not world.bell.rung
 
 
-def test_the_mark_is_noted_after_the_bells(tmp_path: Path) -> None:
-    """It says what was synced, once nobody waits for us."""
+def test_the_watermark_is_noted_after_the_bells(tmp_path: Path) -> None:
+    """It records the synced position, once no process waits for this replica."""
     world = World(tmp_path)
     lane = world.topic()
     writer = world.reign.lane(lane)

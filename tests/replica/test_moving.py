@@ -1,4 +1,4 @@
-"""Sealed ranges that shall be on another disk, while no copy of some of them can be read."""
+"""Moving sealed ranges to another disk, while no copy of some of them can be read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONE = 5
 
 
 def sealed_on(world: World, name: str, before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, int, Writer]:
-    """Lane and number of a range of ten batches that was sealed on `before`, and the writer; `after` go on."""
+    """Lane and number of a range of ten batches that was sealed on `before`, and the writer; `after` continue."""
     lane = world.topic(name, replicas=len(before), durable_on=len(before))
     writer, number, end = written(world, lane), 1, 10
     if {ref.replica for ref in world.range_(lane).replicas} != set(before):
@@ -31,7 +31,7 @@ def sealed_on(world: World, name: str, before: tuple[int, ...], after: tuple[int
 
 
 def lose(world: World, replica: int) -> Path:
-    """A replica dies, and its folder is somewhere else; returns where."""
+    """A replica dies, and its folder is moved elsewhere; returns the new path."""
     world.kill_replica(replica)
     return world.folder(replica).rename(world.path / "away")
 
@@ -56,7 +56,7 @@ def test_ranges_without_a_readable_copy_do_not_block_the_others(tmp_path: Path) 
 
 
 def test_ranges_without_a_readable_copy_are_copied_once_their_disk_is_back(tmp_path: Path) -> None:
-    """Attempts become rare, and start anew as soon as a replica comes back."""
+    """Attempts become rare, and restart as soon as a replica comes back."""
     world = World(tmp_path, replicas=2)
     made = [sealed_on(world, f"lone{number}", (0,), (1,)) for number in range(LONE)]
     away = lose(world, 0)
@@ -77,7 +77,7 @@ def test_ranges_without_a_readable_copy_are_copied_once_their_disk_is_back(tmp_p
 
 
 def test_ranges_whose_folder_comes_back_without_a_process_are_copied_in_time(tmp_path: Path) -> None:
-    """Nothing in the store tells of it: the next attempt finds it."""
+    """The store does not show it: the next attempt finds it."""
     world = World(tmp_path, replicas=2)
     sealed_on(world, "lone", (0,), (1,))
     away = lose(world, 0)
@@ -90,8 +90,8 @@ def test_ranges_whose_folder_comes_back_without_a_process_are_copied_in_time(tmp
     assert not on(world, 0)
 
 
-def test_what_was_copied_of_a_range_whose_source_is_gone_stays(tmp_path: Path) -> None:
-    """It may be all that is left. It takes no other range's turn, and is completed once the rest is there."""
+def test_a_partial_copy_of_a_range_whose_source_is_gone_stays(tmp_path: Path) -> None:
+    """It may be the last copy. It does not block other ranges, and is completed once the rest is there."""
     world = World(tmp_path, replicas=3, segment_bytes=2_048)
     made = [sealed_on(world, f"lone{number}", (0,), (1,)) for number in range(LONE)]
     lane, number, _ = sealed_on(world, "safe", (0, 1), (1, 2))
@@ -119,7 +119,7 @@ def test_what_was_copied_of_a_range_whose_source_is_gone_stays(tmp_path: Path) -
 
 
 def test_a_trim_gives_up_ranges_without_a_readable_copy(tmp_path: Path) -> None:
-    """An operator's way out if the disk is gone for good: nothing is left on the drained replica."""
+    """The operator's remedy if the disk is gone permanently: no range remains on the drained replica."""
     world = World(tmp_path, replicas=2)
     lane, number, _ = sealed_on(world, "lone", (0,), (1,))
     lose(world, 0)
@@ -136,8 +136,8 @@ def test_a_trim_gives_up_ranges_without_a_readable_copy(tmp_path: Path) -> None:
     assert not world.replicas[1].ranges.adopted
 
 
-def test_a_replica_that_is_not_drained_any_more_keeps_its_ranges(tmp_path: Path) -> None:
-    """Nobody goes on trying to copy what is to stay."""
+def test_a_replica_that_is_no_longer_drained_keeps_its_ranges(tmp_path: Path) -> None:
+    """No replica keeps trying to copy them."""
     world = World(tmp_path, replicas=2)
     sealed_on(world, "lone", (0,), (1,))
     lose(world, 0)
@@ -153,8 +153,8 @@ def test_a_replica_that_is_not_drained_any_more_keeps_its_ranges(tmp_path: Path)
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_copy_that_is_whole_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool) -> None:
-    """Also if the store could not be told of it yet, and a scrub finds damage in it."""
+def test_a_complete_copy_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool) -> None:
+    """Also if the store could not be updated yet, and a scrub finds damage in it."""
     world = World(tmp_path, replicas=2)
     lane, number, writer = sealed_on(world, "lone", (0,), (1,))
     world.directory.replicas.drain(0)

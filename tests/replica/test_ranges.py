@@ -1,4 +1,4 @@
-"""Ranges: created, cut at their end, completed from peers, removed; and what a replica says after a restart."""
+"""Ranges: created, cut at their end, completed from peers, removed; and a replica's report after a restart."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_a_sealed_range_is_cut_above_its_end_and_the_next_one_begins_there(tmp_p
     assert world.replicas[0].count_ranges() == {"open": 1, "complete": 1, "incomplete": 0, "not opened": 0}
 
 
-def test_what_was_not_synced_when_its_range_was_sealed_is_synced_then(tmp_path: Path) -> None:
-    """A sync was under way, more was appended meanwhile, the range was sealed: all of it still gets there."""
+def test_unsynced_records_are_synced_when_their_range_is_sealed(tmp_path: Path) -> None:
+    """A sync was in progress, more was appended meanwhile, the range was sealed: all of it still reaches the disk."""
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=1)
     writer, late = written(world, lane, 4), world.replicas[1]
@@ -66,7 +66,10 @@ def test_what_was_not_synced_when_its_range_was_sealed_is_synced_then(tmp_path: 
 
 
 def test_a_late_replica_completes_its_sealed_range_from_peers(tmp_path: Path) -> None:
-    """It was dead when the range was sealed; its next incarnation gets what it lacks, and cuts nothing that counts."""
+    """It was dead when the range was sealed.
+
+    Its next incarnation gets the missing records, and cuts none that count.
+    """
     world = World(tmp_path, replicas=3)
     lane = world.topic(replicas=3, durable_on=2)
     writer = written(world, lane, 4)
@@ -84,7 +87,7 @@ def test_a_late_replica_completes_its_sealed_range_from_peers(tmp_path: Path) ->
 
 
 def test_a_wiped_disk_is_filled_again(tmp_path: Path) -> None:
-    """The store learns the new disk once all of the sealed range is on it; the open one says nothing about it."""
+    """The store learns the new disk once it holds the whole sealed range; it publishes no line for the open one."""
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=1)
     writer = written(world, lane)
@@ -101,7 +104,7 @@ def test_a_wiped_disk_is_filled_again(tmp_path: Path) -> None:
     assert world.line(mine, lane, 2) is None
 
 
-def test_a_range_that_is_not_ours_any_more_is_removed(tmp_path: Path) -> None:
+def test_a_range_that_is_no_longer_assigned_is_removed(tmp_path: Path) -> None:
     """The topic was deleted: so are its files, with all folders."""
     world = World(tmp_path)
     lane = world.topic()
@@ -116,7 +119,7 @@ def test_a_range_that_is_not_ours_any_more_is_removed(tmp_path: Path) -> None:
 def test_a_drained_replica_gives_its_ranges_away(tmp_path: Path, refused: int) -> None:
     """Another one copies the sealed range; then the store and the disks agree that the drained one has nothing.
 
-    A store that is out of reach when the copy is complete is told later.
+    A store that is out of reach when the copy is complete is updated later.
     """
     world = World(tmp_path, replicas=3)
     lane = world.topic(replicas=2, durable_on=2)
@@ -149,7 +152,10 @@ def test_a_drained_replica_gives_its_ranges_away(tmp_path: Path, refused: int) -
 
 @pytest.mark.parametrize("drained", [False, True])
 def test_sealed_ranges_of_a_dead_replica_are_copied_again(tmp_path: Path, drained: bool) -> None:
-    """After a while, or at once if it is drained. The store names the new copy once it is whole, and not before."""
+    """After a while, or immediately if it is drained.
+
+    The store names the new copy once it is complete, and not before.
+    """
     world = World(tmp_path, replicas=3)
     lane = world.topic(replicas=2, durable_on=2)
     writer = written(world, lane)
@@ -181,7 +187,7 @@ def test_sealed_ranges_of_a_dead_replica_are_copied_again(tmp_path: Path, draine
 
 
 def test_a_replica_that_comes_back_in_time_keeps_its_ranges(tmp_path: Path) -> None:
-    """A restart is no reason to copy what it has."""
+    """A restart is no reason to copy its ranges."""
     world = World(tmp_path, replicas=3)
     lane = world.topic(replicas=2, durable_on=2)
     written(world, lane)
@@ -198,7 +204,7 @@ def test_a_replica_that_comes_back_in_time_keeps_its_ranges(tmp_path: Path) -> N
     assert {ref.replica for ref in world.directory.ranges.all(lane)[0].replicas} == before
 
 
-def test_a_copy_that_could_not_be_opened_leaves_nothing_when_it_is_not_ours_any_more(tmp_path: Path) -> None:
+def test_a_copy_that_could_not_be_opened_leaves_nothing_when_it_is_no_longer_assigned(tmp_path: Path) -> None:
     """Its folder was made, then the disk failed, and then its topic was deleted."""
     world = World(tmp_path, replicas=1)
     with patch("embarcadero.storage.recovery.begin_segment", side_effect=DiskFailed("input/output error")):
@@ -229,8 +235,8 @@ def test_a_copy_that_could_not_be_removed_is_removed_later(tmp_path: Path) -> No
 
 
 # --- after a restart --------------------------------------------------------------------------------------------------
-def test_a_range_that_is_ours_again_while_its_copy_is_still_being_given_up_stays(tmp_path: Path) -> None:
-    """A worker was busy with it when another replica was quicker; then that one is drained, too."""
+def test_a_reassigned_range_stays_while_its_old_copy_is_being_removed(tmp_path: Path) -> None:
+    """A worker was removing it when another replica was faster; then that one is drained, too."""
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=1)
     writer = written(world, lane)
@@ -253,8 +259,8 @@ def test_a_range_that_is_ours_again_while_its_copy_is_still_being_given_up_stays
     assert world.replicas[1].counters.ranges_removed == 0
 
 
-def test_a_restarted_replica_says_how_far_its_copy_goes(tmp_path: Path) -> None:
-    """The fabric is gone; the reply is the end of what is on disk, and nothing is appended to that range."""
+def test_a_restarted_replica_reports_the_end_of_its_copy(tmp_path: Path) -> None:
+    """The fabric is gone; the reply is the end of the files, and nothing is appended to that range."""
     world = World(tmp_path, replicas=1)
     lane = world.topic()
     writer = written(world, lane)
@@ -268,7 +274,7 @@ def test_a_restarted_replica_says_how_far_its_copy_goes(tmp_path: Path) -> None:
 
 
 def test_a_replica_without_the_disk_does_not_reply(tmp_path: Path) -> None:
-    """A wiped disk has another id: the replica that forgot its range is not taken for one that has nothing."""
+    """A wiped disk has another id: the replica that lost its range is not mistaken for an empty one."""
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=2)
     written(world, lane)
@@ -285,7 +291,7 @@ def test_a_replica_without_the_disk_does_not_reply(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("of_lane", [False, True])
 def test_a_replica_without_the_folder_of_its_range_does_not_reply(tmp_path: Path, of_lane: bool) -> None:
-    """Somebody removed it while the replica was down, and the disk is still the same: that is not an empty copy."""
+    """It was removed while the replica was down, and the disk is still the same: that is not an empty copy."""
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=2)
     writer = written(world, lane)
@@ -306,8 +312,8 @@ def test_a_replica_without_the_folder_of_its_range_does_not_reply(tmp_path: Path
     assert world.files(1, lane) == writer.written
 
 
-def test_a_copy_that_was_there_once_is_forgotten_with_its_range(tmp_path: Path) -> None:
-    """Its folder is gone, and nobody wants it any more: no name is left that a later range could be mistaken by."""
+def test_a_missing_copy_is_forgotten_with_its_range(tmp_path: Path) -> None:
+    """Its folder is gone, and it is no longer needed: no name remains that could be confused with a later range."""
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=1)
     written(world, lane)
@@ -350,14 +356,14 @@ def test_a_new_disk_is_filled_once_the_end_of_a_recovering_lane_is_known(tmp_pat
     assert world.files(1, lane) == writer.written
 
 
-def test_the_plant_of_a_forgetful_replica_is_seen(tmp_path: Path) -> None:
+def test_the_injected_bug_of_a_forgetful_replica_is_detected(tmp_path: Path) -> None:
     """With the rule off, the wiped replica claims to have an empty copy."""
     with injected("forgotten-range-counts"), pytest.raises(AssertionError):
         test_a_replica_without_the_disk_does_not_reply(tmp_path)
 
 
 def test_replicas_reach_the_target_of_a_recovering_lane(tmp_path: Path) -> None:
-    """The shorter copy gets the tail from the longer one, synced, before its line says so."""
+    """The shorter copy gets the tail from the longer one, synced, before its line moves."""
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=1)
     writer = written(world, lane, 4)
@@ -413,7 +419,7 @@ def test_a_damaged_copy_does_not_reply_until_it_is_repaired(tmp_path: Path) -> N
 
 
 def test_a_damaged_copy_that_is_the_only_one_waits_for_the_operator(tmp_path: Path) -> None:
-    """Then what is whole counts, and no more."""
+    """Then the undamaged part counts, and no more."""
     world = World(tmp_path)
     lane = world.topic()
     writer = written(world, lane)
@@ -431,8 +437,8 @@ def test_a_damaged_copy_that_is_the_only_one_waits_for_the_operator(tmp_path: Pa
     assert world.files(0, lane) == writer.written[:2]
 
 
-def test_a_lost_segment_that_went_beyond_the_end_is_copied_up_to_the_end(tmp_path: Path) -> None:
-    """The range was sealed in the middle of it, so no peer has all of what the copy had there."""
+def test_a_lost_segment_that_extended_beyond_the_end_is_copied_up_to_the_end(tmp_path: Path) -> None:
+    """The range was sealed in the middle of it, so no peer has all records that the copy had there."""
     world = World(tmp_path, replicas=2, segment_bytes=2_048)
     lane = world.topic(replicas=2, durable_on=1)
     writer = written(world, lane, 14)
@@ -450,8 +456,8 @@ def test_a_lost_segment_that_went_beyond_the_end_is_copied_up_to_the_end(tmp_pat
     assert world.replicas[1].count_ranges()["complete"] == 1
 
 
-def test_a_copy_that_lacks_its_start_and_is_all_above_the_end_begins_again(tmp_path: Path) -> None:
-    """The range was sealed inside its first segment, which is lost: nothing of what is left is to be kept."""
+def test_a_copy_that_lacks_its_start_and_is_all_above_the_end_starts_again(tmp_path: Path) -> None:
+    """The range was sealed inside its first segment, which is lost: the remaining files are useless."""
     world = World(tmp_path, replicas=2, segment_bytes=2_048)
     lane = world.topic(replicas=2, durable_on=1)
     writer = written(world, lane, 14)
@@ -469,9 +475,9 @@ def test_a_copy_that_lacks_its_start_and_is_all_above_the_end_begins_again(tmp_p
 
 @pytest.mark.parametrize("target", [1, 2, 3, 4, 10])
 def test_damage_above_the_end_of_a_recovering_lane_is_cut(tmp_path: Path, target: int) -> None:
-    """No peer has all of it, and what is above never counted. The copy counts once it reaches the end again.
+    """No peer has all of it, and records above the end never counted. The copy counts once it reaches the end again.
 
-    Records 2 and 3 are damaged. Where the peer has both of them, they are mended in place.
+    Records 2 and 3 are damaged. Where the peer has both of them, they are repaired in place.
     """
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=2)
@@ -503,7 +509,7 @@ def test_damage_above_the_end_of_a_recovering_lane_is_cut(tmp_path: Path, target
 
 
 def test_a_copy_whose_last_file_is_gone_when_its_range_is_sealed_is_completed(tmp_path: Path) -> None:
-    """It can't be cut at its end, as it is not there: it is opened anew, and peers have the records."""
+    """It can't be cut at its end, as that is missing: it is opened again, and peers have the records."""
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=1)
     writer = written(world, lane)
@@ -518,8 +524,8 @@ def test_a_copy_whose_last_file_is_gone_when_its_range_is_sealed_is_completed(tm
 
 
 @pytest.mark.parametrize("trimmed", [True, False])
-def test_a_copy_that_ends_before_its_peers_begin(tmp_path: Path, trimmed: bool) -> None:
-    """If that was trimmed, it begins where they do. If not, files of the peer are gone: that is no reason."""
+def test_a_copy_that_ends_before_its_peers_start(tmp_path: Path, trimmed: bool) -> None:
+    """If the part between was trimmed, the copy starts where they do. If files of the peer are missing, it does not."""
     world = World(tmp_path, replicas=2, segment_bytes=64 * 1024)
     lane = world.topic(order=0, replicas=2, durable_on=1)
     made = world.directory.lanes.make(world.directory.topics.get("t"), world.broker.member)
@@ -552,7 +558,7 @@ def test_a_copy_that_ends_before_its_peers_begin(tmp_path: Path, trimmed: bool) 
 
 
 def test_scrub_finds_rot_in_old_files_and_peers_repair_it(tmp_path: Path) -> None:
-    """A sealed range that was whole is whole again."""
+    """A sealed range that was complete is complete again."""
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=2)
     writer = written(world, lane)
@@ -567,7 +573,7 @@ def test_scrub_finds_rot_in_old_files_and_peers_repair_it(tmp_path: Path) -> Non
     assert Trouble.DAMAGED not in world.replicas[1].health.trouble
 
 
-def test_a_peer_that_could_not_help_is_looked_at_anew(tmp_path: Path) -> None:
+def test_a_peer_that_could_not_help_is_checked_again(tmp_path: Path) -> None:
     """Its file was too short, and another one has its name now."""
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=2)
@@ -591,10 +597,10 @@ def test_a_peer_that_could_not_help_is_looked_at_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_folder_that_goes_while_its_range_is_written_comes_back(tmp_path: Path, sealed: bool) -> None:
-    """Files that are open can still be written, but no other can be made: the copy begins anew, and counts again.
+def test_a_folder_that_disappears_while_its_range_is_written_is_restored(tmp_path: Path, sealed: bool) -> None:
+    """Open files can still be written, but no others can be created: the copy starts again, and counts again.
 
-    Not before it has all that it told: peers have it.
+    Not before it has everything that it reported: peers have it.
     """
     world = World(tmp_path, replicas=2, segment_bytes=2_048, scrub_bytes_per_s=0)
     lane = world.topic(replicas=2, durable_on=2)
@@ -614,7 +620,7 @@ def test_a_folder_that_goes_while_its_range_is_written_comes_back(tmp_path: Path
 
 
 def test_another_incarnation_deposes_this_one(tmp_path: Path) -> None:
-    """Taken for dead, or replaced: it writes nothing more."""
+    """Declared dead, or replaced: it writes nothing more."""
     world = World(tmp_path)
     lane = world.topic()
     writer = written(world, lane)
@@ -627,8 +633,8 @@ def test_another_incarnation_deposes_this_one(tmp_path: Path) -> None:
     assert world.durable(lane) == 10
 
 
-def test_a_later_reign_changes_nothing_on_disk(tmp_path: Path) -> None:
-    """The open range is adopted by the successor: the copy goes on growing from the new ring."""
+def test_a_later_leader_changes_nothing_on_disk(tmp_path: Path) -> None:
+    """The open range is adopted by the successor: the copy keeps growing from the new ring."""
     world = World(tmp_path)
     lane = world.topic()
     writer = written(world, lane)
@@ -643,8 +649,10 @@ def test_a_later_reign_changes_nothing_on_disk(tmp_path: Path) -> None:
     assert world.durable(lane) == 11
 
 
-def test_an_election_is_no_reason_to_read_the_store_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica follows the next epoch without looking at topics and ranges that did not change."""
+def test_an_election_does_not_make_a_replica_read_the_store_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica follows the next epoch without reading topics and ranges, which did not change."""
     world = World(tmp_path)
     lane = world.topic()
     world.settle()

@@ -1,4 +1,4 @@
-"""Repair lets go: of peers' files once nobody asks for them, and of what it left half-done."""
+"""Resources of repair are released: peers' files once they are not needed, and its own incomplete results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def open_below(folder: Path) -> int:
 
 
 def lagging(tmp_path: Path) -> tuple[World, int, Writer]:
-    """A range that was sealed while one of its two replicas was down, and is wholly on the other one."""
+    """A range that was sealed while one of its two replicas was down, and is complete on the other one."""
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=1)
     writer = written(world, lane, 4)
@@ -49,7 +49,7 @@ def test_files_of_peers_are_closed_once_a_copy_is_complete(tmp_path: Path) -> No
 
 
 def test_files_that_a_worker_reads_are_closed_when_it_is_done(tmp_path: Path) -> None:
-    """Not before, though the peer is taken for dead and the topic is deleted meanwhile."""
+    """Not before, though the peer is declared dead and the topic is deleted meanwhile."""
     world, lane, _ = lagging(tmp_path)
     peers = world.folder(0) / range_folder(lane, 1)
     late = world.start_replica(1)
@@ -69,8 +69,8 @@ def test_files_that_a_worker_reads_are_closed_when_it_is_done(tmp_path: Path) ->
     assert late.counters.ranges_removed == 1
 
 
-def test_a_repair_that_never_ended_goes_with_its_range(tmp_path: Path) -> None:
-    """The range, the last of its lane, is given up before what it lacks has come: nothing of the lane is left."""
+def test_an_unfinished_repair_is_removed_with_its_range(tmp_path: Path) -> None:
+    """The last range of its lane is given up before its missing records have come: nothing of the lane remains."""
     world = World(tmp_path, replicas=2, segment_bytes=2_048)
     lane = world.topic(replicas=2, durable_on=1)
     written(world, lane, 14)
@@ -91,7 +91,7 @@ def test_a_repair_that_never_ended_goes_with_its_range(tmp_path: Path) -> None:
     assert not [path for path in world.folder(1).iterdir() if path.name.startswith("lane-")]
 
 
-def test_nothing_is_known_of_attempts_for_a_range_that_is_gone(tmp_path: Path) -> None:
+def test_attempts_for_a_removed_range_are_forgotten(tmp_path: Path) -> None:
     """No peer could help, and then the topic is deleted."""
     world, lane, _ = lagging(tmp_path)
     for path in (world.folder(0) / range_folder(lane, 1)).glob("*.log"):

@@ -1,4 +1,4 @@
-"""Trims and retention: whole sealed segments go, never what is needed to know the sessions."""
+"""Trims and retention: whole sealed segments are dropped, never entries that sessions need."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def segments(world: World, lane: int) -> list[tuple[int, int]]:
 
 
 def test_a_trim_drops_whole_segments(tmp_path: Path) -> None:
-    """Those below it; the one that holds it stays."""
+    """Those below the trim; the segment that contains it stays."""
     world, lane, writer = filled(tmp_path)
     before = segments(world, lane)
     assert len(before) > 3
@@ -50,8 +50,8 @@ def test_a_trim_drops_whole_segments(tmp_path: Path) -> None:
     assert world.replicas[0].counters.dropped_bytes > SEGMENT
 
 
-def test_damage_that_is_trimmed_away_keeps_no_copy_from_counting(tmp_path: Path) -> None:
-    """No peer could repair it, and nobody needs it any more: what came meanwhile counts, and after a restart."""
+def test_trimmed_damage_does_not_keep_a_copy_from_counting(tmp_path: Path) -> None:
+    """No peer could repair it, and it is no longer needed: records that came meanwhile count, also after a restart."""
     world, lane, writer = filled(tmp_path)
     second = segments(world, lane)[1][0]
     path = min((world.folder(0) / range_folder(lane, 1)).glob("*.log"))
@@ -73,7 +73,7 @@ def test_damage_that_is_trimmed_away_keeps_no_copy_from_counting(tmp_path: Path)
 
 
 def test_nothing_is_dropped_while_it_is_scrubbed(tmp_path: Path) -> None:
-    """What a scrub finds is noted before its segment goes: nothing is left on record of what the copy has no more."""
+    """The findings of a scrub are recorded before the segment is dropped: no record of a dropped segment remains."""
     world, lane, _ = filled(tmp_path)
     replica, before = world.replicas[0], segments(world, lane)
     path = min((world.folder(0) / range_folder(lane, 1)).glob("*.log"))
@@ -97,7 +97,7 @@ def test_nothing_is_dropped_while_it_is_scrubbed(tmp_path: Path) -> None:
 
 
 def test_a_loss_can_be_accepted_though_the_copy_starts_above_it(tmp_path: Path) -> None:
-    """Nobody knows how far a lost tail went, but what was appended after it is whole."""
+    """The length of a lost tail is unknown, but the records appended after it are intact."""
     world, lane, writer = filled(tmp_path)
     copy = world.replicas[0].ranges.copies[lane, 1]
     world.directory.topics.trim("t", lane, segments(world, lane)[1][0])
@@ -110,7 +110,7 @@ def test_a_loss_can_be_accepted_though_the_copy_starts_above_it(tmp_path: Path) 
 
 
 def test_retention_by_bytes_becomes_a_trim(tmp_path: Path) -> None:
-    """At the start of a segment, so that all agree where the lane starts; what is kept is no less than asked for."""
+    """At the start of a segment, so that all agree where the lane starts; at least the configured bytes are kept."""
     world, lane, _ = filled(tmp_path, retention_bytes=2 * SEGMENT)
     world.poll(10, step_us=500_000)
 
@@ -122,7 +122,7 @@ def test_retention_by_bytes_becomes_a_trim(tmp_path: Path) -> None:
 
 
 def test_retention_stops_at_the_frontier_of_the_table(tmp_path: Path) -> None:
-    """What a tiered topic's table has not yet stays on disk whatever the bounds say; what it has stays in the table."""
+    """Records that are not in the topic's table yet stay on disk whatever the bounds; those in it stay in the table."""
     world, lane, writer = filled(tmp_path, batches=5, retention_bytes=SEGMENT)
     world.directory.tiers.open(OpenTier(topic="t", holder="a", id="i", warehouse="w", table="t"))
     for number in range(60):
@@ -139,7 +139,7 @@ def test_retention_stops_at_the_frontier_of_the_table(tmp_path: Path) -> None:
 
 
 def test_retention_by_age_becomes_a_trim(tmp_path: Path) -> None:
-    """Segments whose newest record is older go, also the last one: it is closed by its age."""
+    """Segments whose newest record is older are dropped, also the last one: it is closed by its age."""
     world, lane, _ = filled(tmp_path, retention_s=3_600)
     world.poll(4, step_us=500_000)
     assert lane not in world.directory.topics.trims()
@@ -150,8 +150,8 @@ def test_retention_by_age_becomes_a_trim(tmp_path: Path) -> None:
     assert segments(world, lane) == [(60, 60)]
 
 
-def test_records_of_a_slow_topic_grow_old_too(tmp_path: Path) -> None:
-    """They never fill a segment: it is closed by its age, and goes when its last record is old enough."""
+def test_records_of_a_slow_topic_expire_too(tmp_path: Path) -> None:
+    """They never fill a segment: it is closed by its age, and dropped when its last record is old enough."""
     world = World(tmp_path, segment_s=60)
     world.topic(order=0, retention_s=3_600)
     made = world.directory.lanes.make(world.directory.topics.get("t"), world.broker.member)
@@ -171,8 +171,11 @@ def test_records_of_a_slow_topic_grow_old_too(tmp_path: Path) -> None:
     assert world.durable(lane) == 3
 
 
-def test_a_clock_that_is_set_makes_nothing_old(tmp_path: Path) -> None:
-    """Forward: records do not become old at once, and it is told. Back: they are kept longer. Passing time counts."""
+def test_a_clock_change_makes_no_record_old(tmp_path: Path) -> None:
+    """Forward: records do not become old immediately, and it is reported.
+
+    Back: they are kept longer. Passing time counts.
+    """
     world, lane, _ = filled(tmp_path, retention_s=3_600)
     world.poll(4, step_us=500_000)
     before, right = segments(world, lane), world.clock.wall_us
@@ -204,7 +207,7 @@ def test_entries_stay_until_a_checkpoint_covers_them(tmp_path: Path) -> None:
 
 
 def test_a_range_that_is_trimmed_away_below_lost_positions_leaves_the_disks(tmp_path: Path) -> None:
-    """Though the store remembers its end; not before a checkpoint has what its entries tell about sessions."""
+    """Though the store remembers its end; not before a checkpoint covers its session entries."""
     world, lane, _ = filled(tmp_path, order=2)
     replica, end = world.replicas[0], segments(world, lane)[-1][1]
     assert world.directory.ranges.seal_recovered(lane, 1, end, 2 * end, [replica.member.ref], world.reign.number)
@@ -221,8 +224,8 @@ def test_a_range_that_is_trimmed_away_below_lost_positions_leaves_the_disks(tmp_
     assert [range_.number for range_ in world.directory.ranges.all(lane)] == [1, 2]
 
 
-def test_one_checkpoint_is_not_enough_where_two_copies_are_asked_for(tmp_path: Path) -> None:
-    """The disk that has it may be the one that is lost: neither segments nor ranges go before another has one too."""
+def test_one_checkpoint_is_not_enough_where_two_copies_are_required(tmp_path: Path) -> None:
+    """The only disk that has it may be lost: segments and ranges stay until another disk has the checkpoint too."""
     world = World(tmp_path, replicas=2, segment_bytes=SEGMENT)
     lane = world.topic(order=2, replicas=2, durable_on=2)
     writer = world.reign.lane(lane)
@@ -245,8 +248,8 @@ def test_one_checkpoint_is_not_enough_where_two_copies_are_asked_for(tmp_path: P
     assert not any((world.folder(number) / range_folder(lane, 1)).exists() for number in world.replicas)
 
 
-def test_a_checkpoint_that_went_with_its_folder_is_not_told_of(tmp_path: Path) -> None:
-    """A replica that has left a lane and comes back to it begins without one."""
+def test_a_checkpoint_removed_with_its_folder_is_not_reported(tmp_path: Path) -> None:
+    """A replica that left a lane and returns to it starts without a checkpoint."""
     world = World(tmp_path, replicas=2)
     lane = world.topic(order=2, replicas=1, durable_on=1)
     world.reign.lane(lane).batches(b"a", b"b")
@@ -266,7 +269,7 @@ def test_a_checkpoint_that_went_with_its_folder_is_not_told_of(tmp_path: Path) -
 
 
 def test_a_copy_that_was_trimmed_can_be_copied(tmp_path: Path) -> None:
-    """A disk that was wiped gets what the others still have."""
+    """A disk that was wiped gets the records that the others still have."""
     world = World(tmp_path, replicas=2, segment_bytes=SEGMENT)
     world.topic(order=0, replicas=2, durable_on=2)
     made = world.directory.lanes.make(world.directory.topics.get("t"), world.broker.member)

@@ -1,4 +1,4 @@
-"""Session checkpoints on disk: only of what is durable, and byte for byte as the sequencer wrote them."""
+"""Session checkpoints on disk: only of durable entries, and byte for byte as the sequencer wrote them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.replica.harness import World
 
 
 def test_the_newest_checkpoint_below_the_line_is_kept(tmp_path: Path) -> None:
-    """One that speaks of entries that are not on disk yet waits for them."""
+    """A checkpoint of entries that are not on disk yet waits for them."""
     world = World(tmp_path)
     lane = world.topic()
     writer = world.reign.lane(lane)
@@ -50,8 +50,8 @@ def test_the_newest_checkpoint_below_the_line_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_checkpoint_that_cannot_be_read_stops_nobody(tmp_path: Path, others: int) -> None:
-    """The replica starts, counts, and answers for an older one, or for none."""
+def test_an_unreadable_checkpoint_blocks_no_replica(tmp_path: Path, others: int) -> None:
+    """The replica starts, counts, and answers with an older checkpoint, or without."""
     world = World(tmp_path)
     lane = world.topic()
     writer = world.reign.lane(lane)
@@ -70,7 +70,7 @@ def test_a_checkpoint_that_cannot_be_read_stops_nobody(tmp_path: Path, others: i
     assert (world.line(ref, lane), world.line(ref, lane, word=CHECKPOINT)) == (2, others)
 
 
-def test_a_crash_in_the_middle_of_a_checkpoint_leaves_no_file_for_good(tmp_path: Path) -> None:
+def test_a_crash_in_the_middle_of_a_checkpoint_leaves_no_file_permanently(tmp_path: Path) -> None:
     """The next incarnation removes it when it first looks at the lane."""
     world = World(tmp_path)
     lane = world.topic()
@@ -84,8 +84,8 @@ def test_a_crash_in_the_middle_of_a_checkpoint_leaves_no_file_for_good(tmp_path:
     assert [path.name for path in folder.iterdir()] == ["range-0000000001"]
 
 
-def test_checkpoints_that_a_loss_of_power_brought_back_go_again(tmp_path: Path) -> None:
-    """That older ones were removed is not synced; nobody else looks for them on a replica that gets no more ranges."""
+def test_checkpoints_restored_by_a_loss_of_power_are_removed_again(tmp_path: Path) -> None:
+    """The removal of older ones is not synced. A replica that gets no more ranges has to remove them at its start."""
     world = World(tmp_path)
     lane = world.topic()
     world.reign.lane(lane).batches(b"a", b"b")

@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or failing: what is not on disk does not count, and it goes on by itself."""
+"""Disks that are full, read-only or failing: unsynced records do not count, and writing resumes by itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Ill(World):
 
     @property
     def trouble(self) -> Trouble:
-        """As others see it."""
+        """Its published health."""
         table = self.lines.of(self.replicas[0].member.ref)
         assert table is not None
         return Trouble(table.health.load())
@@ -42,10 +42,10 @@ def ill(tmp_path: Path) -> tuple[Ill, int, Writer]:
 
 
 @pytest.mark.parametrize(("fault", "trouble"), [("full", Trouble.DISK_FULL), ("read_only", Trouble.READ_ONLY)])
-def test_a_disk_that_takes_nothing_stops_counting_until_it_does(
+def test_a_disk_that_refuses_writes_stops_counting_until_it_recovers(
     ill: tuple[Ill, int, Writer], fault: str, trouble: Trouble
 ) -> None:
-    """The health word says which trouble it is; when it is over, everything comes to disk."""
+    """The published health names the trouble; when it is over, everything reaches the disk."""
     world, lane, writer = ill
     setattr(world.disk, fault, True)
     writer.batches(b"second", b"third")
@@ -61,8 +61,8 @@ def test_a_disk_that_takes_nothing_stops_counting_until_it_does(
     assert world.notes[0].count("disk trouble") == world.notes[0].count("disk trouble is over") == 1
 
 
-def test_a_segment_that_cannot_be_begun_is_begun_later(ill: tuple[Ill, int, Writer]) -> None:
-    """The old one is closed by its age when there is room for the next."""
+def test_a_segment_that_cannot_be_created_is_created_later(ill: tuple[Ill, int, Writer]) -> None:
+    """The old one is closed by its age when there is space for the next."""
     world, lane, writer = ill
     world.poll(2, step_us=1_000_000)
     world.disk.full = True
@@ -78,7 +78,7 @@ def test_a_segment_that_cannot_be_begun_is_begun_later(ill: tuple[Ill, int, Writ
 
 
 def test_after_a_failed_sync_nothing_unsynced_is_trusted(ill: tuple[Ill, int, Writer]) -> None:
-    """The system may have dropped the pages, and taken them for clean: they are written again, from the fabric."""
+    """The system may have dropped the pages, and marked them clean: they are written again, from the fabric."""
     world, lane, writer = ill
     world.disk.sync_errors = 1
     writer.batches(b"second", b"third")
@@ -92,8 +92,8 @@ def test_after_a_failed_sync_nothing_unsynced_is_trusted(ill: tuple[Ill, int, Wr
     assert world.files(0, lane) == writer.written
 
 
-def test_what_a_failed_sync_left_is_not_trusted_after_a_failed_cut_either(ill: tuple[Ill, int, Writer]) -> None:
-    """The files look well when they are opened again, but nobody knows what is on disk: it is written again."""
+def test_data_after_a_failed_sync_is_not_trusted_after_a_failed_cut_either(ill: tuple[Ill, int, Writer]) -> None:
+    """The files look intact when they are opened again, but the content of the disk is unknown: it is written again."""
     world, lane, writer = ill
     world.disk.sync_errors, world.disk.shows_lost = 1, True
     writer.batches(b"second", b"third")
@@ -110,8 +110,11 @@ def test_what_a_failed_sync_left_is_not_trusted_after_a_failed_cut_either(ill: t
     assert world.files(0, lane) == writer.written
 
 
-def test_a_failed_sync_of_a_copy_with_rot_in_it_is_got_over(ill: tuple[Ill, int, Writer]) -> None:
-    """It can't be cut where it was synced: so from the rot on. That is missing until it has all that had counted."""
+def test_a_failed_sync_of_a_copy_with_rot_is_recovered(ill: tuple[Ill, int, Writer]) -> None:
+    """It can't be cut at the synced end, so it is cut where the rot starts.
+
+    That part is missing until the copy has everything that had counted.
+    """
     world, lane, writer = ill
     writer.batches(b"second" * 30, b"third")
     world.poll()
@@ -133,7 +136,7 @@ def test_a_failed_sync_of_a_copy_with_rot_in_it_is_got_over(ill: tuple[Ill, int,
 
 
 def test_a_line_before_the_sync_is_noticed(ill: tuple[Ill, int, Writer]) -> None:
-    """The planted bug counts what a failing disk never took."""
+    """The injected bug counts records that a failing disk never stored."""
     with injected("durable-before-sync"), pytest.raises(AssertionError):
         test_after_a_failed_sync_nothing_unsynced_is_trusted(ill)
 
@@ -149,14 +152,14 @@ def test_a_disk_that_keeps_failing_is_tried_less_and_less(ill: tuple[Ill, int, W
     assert 3 < (1 << 30) - world.disk.sync_errors < 40
 
 
-def test_every_trouble_comes_with_what_to_do() -> None:
+def test_every_trouble_has_a_remedy() -> None:
     """In words, for `status`."""
     assert [len(health_in_words(word)) for word in (0, 1, 3, 15)] == [0, 1, 2, 4]
     assert trouble_of(ValueError()) == Trouble.DISK_FAILED
 
 
-def test_a_range_that_could_not_be_opened_and_is_not_ours_any_more_is_no_trouble(tmp_path: Path) -> None:
-    """Else nobody would ever choose this replica again."""
+def test_a_range_that_could_not_be_opened_and_is_no_longer_assigned_is_no_trouble(tmp_path: Path) -> None:
+    """Otherwise this replica would never be chosen again."""
     world = Ill(tmp_path)
     world.disk.full = True
     world.topic()

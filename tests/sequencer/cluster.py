@@ -41,15 +41,15 @@ SIZES = FabricSizes(
 
 
 STEP_US = 2_000
-"""Time between two rounds: enough for the sequencer to look into the store each time."""
+"""Time between two rounds: enough for the sequencer to read the store each time."""
 
 
 class Crash(Exception):
-    """The process is gone."""
+    """Kill the process."""
 
 
 class Views:
-    """What one host has mapped: attached once, as a process does."""
+    """The regions that one host has mapped: attached once, as in a process."""
 
     def __init__(self, fabric: IncoherentHost) -> None:
         self.fabric = fabric
@@ -70,7 +70,7 @@ class Views:
 
 
 class Broker:
-    """Publishes pending entries and takes answers, by the rules."""
+    """Publishes pending entries and reads results, by the rules."""
 
     def __init__(self, cluster: Cluster, number: int, host: str) -> None:
         self.cluster, self.host = cluster, host
@@ -116,7 +116,7 @@ class Broker:
         return self.publish(made)
 
     def poll(self) -> None:
-        """Take answers and free slots, if the epoch's word may be acted on."""
+        """Read results and free slots, if the epoch may be acted on."""
         if self.stopped:
             return
         self._heartbeat.advance(self._heartbeat.value + 1)
@@ -145,7 +145,7 @@ class Broker:
         self._read.advance(self._read.value + len(found))
 
     def standing(self) -> Standing:
-        """What the newest sequencer takes this incarnation for."""
+        """The state that the newest sequencer assigns to this incarnation."""
         epoch = self.cluster.directory.elections.started_epoch()
         line = frontier_offset(SequencerLine.BROKERS + self.member.handle) + 8 * STANDING_WORD
         return Standing(self._views.word(f"epoch-{epoch}/frontiers", line))
@@ -155,7 +155,7 @@ class Broker:
         return self.standing() is Standing.CLOSING
 
     def outcome(self, number: int) -> Outcome | None:
-        """What became of an entry, as far as known."""
+        """The outcome of an entry, as far as known."""
         return Outcome(self.answers[number][0]) if number in self.answers else None
 
 
@@ -194,12 +194,12 @@ class Cluster:
         return self.sequencer
 
     def ready_sequencer(self, bell: Doorbell | None = None) -> Sequencer:
-        """One that is ready to take over on a host of its own, while the other goes on."""
+        """A standby that prepares a takeover on a host of its own, while the leader continues."""
         fabric = self.memory.host(f"ready-{self.reigns}")
         return Sequencer(Env(self.clock, bell or SilentBell()), ClusterParts(fabric, self.directory, self.sizes))
 
     def run(self, rounds: int = 1, churn: int = 0) -> int:
-        """Rounds, with brokers and the reader in between. Returns the work done."""
+        """Rounds, with brokers and the reader in between. Returns the amount of work done."""
         work = 0
         for _ in range(rounds):
             self.clock.us += STEP_US
@@ -264,11 +264,11 @@ class Cluster:
         batches = batches[batches["kind"] == EntryKind.BATCH]
         return list(zip(batches["session"].tolist(), batches["session_seq"].tolist(), strict=True))
 
-    # --- trouble ---
+    # --- faults ---
     def at_primitive(self, number: int, action: Callable[[], None], host: str | None = None) -> list[int]:
-        """Do something before the n-th memory primitive of the sequencer's (or another) host from now on.
+        """Run a function before the n-th memory primitive of the sequencer's (or another) host from now on.
 
-        They are counted in the list returned.
+        The primitives are counted in the returned list.
         """
         count, victim = [0], host or self.host
 

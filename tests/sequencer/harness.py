@@ -48,7 +48,7 @@ def request(
 
 
 class OneLane:
-    """A lane, what it answered, and what it appended."""
+    """A lane, its outcomes, and the entries it appended."""
 
     def __init__(
         self, order: int = 5, on_gap: str = "fence", held: int = 4096, sessions: int = 16, **options: Any
@@ -60,7 +60,7 @@ class OneLane:
         self.answers: dict[int, Any] = {}
         self.log: Entries = np.empty(0, dtype=ORDER)
 
-    # --- asking ---
+    # --- requests ---
     def batch(self, session: int, seq: int, crc: int = 7, low: int = 0, count: int = 1) -> Batch:
         """A batch with the next pending index."""
         self.numbers += 1
@@ -80,7 +80,7 @@ class OneLane:
         self, kind: EntryKind, session: int = NO_SESSION, name: int = 0, origin: int = 1, at: int | None = None,
         holder: int | None = None, strong: bool = False,
     ) -> Any:  # fmt: skip
-        """Carry out a request; its result."""
+        """Execute a request; its result."""
         self.numbers += 1
         control(self.order, request(kind, self.numbers, session, name, origin, at, holder, strong), self.now_us)
         self.collect()
@@ -93,15 +93,15 @@ class OneLane:
         return int(result["session"])
 
     def later(self, us: int) -> int:
-        """Let time pass."""
+        """Advance the time."""
         self.now_us += us
         done = expire(self.order, self.now_us)
         self.collect()
         return done
 
-    # --- looking ---
+    # --- observations ---
     def collect(self) -> None:
-        """Take over what was decided; nothing is answered twice."""
+        """Collect the decisions; nothing is answered twice."""
         blocks = self.order.out.take_order()
         self.log = join([self.log, *blocks])
         for _, results in self.order.out.take_answers():
@@ -111,7 +111,7 @@ class OneLane:
                 self.answers[number] = result
 
     def outcome(self, batch: Batch | int) -> Outcome | None:
-        """What became of a batch; None: it waits."""
+        """The outcome of a batch; None: it waits."""
         number = batch if isinstance(batch, int) else batch.number
         return Outcome(int(self.answers[number]["outcome"])) if number in self.answers else None
 

@@ -1,7 +1,7 @@
-"""The order of one lane, told one batch at a time in plain Python: slow, obvious, and written without looking at numpy.
+"""A model of the order of one lane, one batch at a time in plain Python: slow, obvious, and independent of numpy.
 
-A step of batches is decided as a whole, as the sequencer does: windows begin where they are when the step begins. The
-model says what becomes of each batch and which batches enter the log in which order per session. Positions in the log
+A step of batches is decided as a whole, as in the sequencer: windows stay where they are when the step starts. The
+model gives the outcome of each batch, the batches that enter the log, and their order per session. Positions in the log
 are the implementation's choice: sessions may interleave in any way.
 """
 
@@ -29,7 +29,7 @@ class Batch:
 
 @dataclass
 class Session:
-    """What the model knows of one session."""
+    """The model's state of one session."""
 
     name: int = 0
     open: bool = True
@@ -75,7 +75,7 @@ class Model:
 
     @staticmethod
     def _displace(session: Session, seq: int) -> None:
-        """What enters a window takes the place of the one a whole number of windows before it."""
+        """An entry of a window replaces the entry a whole number of windows before it."""
         for old in [old for old in session.known if old < seq and (seq - old) % W == 0]:
             del session.known[old]
 
@@ -189,12 +189,12 @@ class Model:
         return Outcome.OPENED
 
     def _before(self, handle: int) -> list[int]:
-        """Those that were continued until this one came, the oldest first."""
+        """The sessions that were continued up to this one, the oldest first."""
         before = [other for other, session in self.sessions.items() if session.successor == handle]
         return self._before(before[0]) + before if before else []
 
     def fence(self, handle: int, now_us: int) -> None:
-        """No more batches of this session."""
+        """Take no more batches of this session."""
         session = self.sessions[handle]
         self._refuse(session)
         session.open, session.active_us = False, now_us

@@ -35,11 +35,11 @@ class HandReplica:
         self.alive = True
 
     def beat(self) -> None:
-        """A sign of life."""
+        """Send a heartbeat."""
         self.table.heartbeat.advance(self.table.heartbeat.value + 1)
 
     def line(self, range_: Range, value: int) -> None:
-        """Publish a durable line; what it speaks of is on our disk."""
+        """Publish a durable line; the entries below it are on the simulated disk."""
         tags = (range_.lane, range_.number)
         if tags not in self.table:
             self.table.add(tags, value)
@@ -47,13 +47,13 @@ class HandReplica:
         self.cluster.remember(range_.lane)
 
     def die(self) -> None:
-        """Gone, and the store knows."""
+        """Stop, and mark it dead in the store."""
         self.alive = False
         self.cluster.directory.replicas.mark_dead(self.number, self.member.incarnation)
 
 
 class Disks:
-    """What all replicas have on disk: every entry ever ordered, since tests decide by lines who has how much."""
+    """Content of all disks: every entry ever ordered, since tests control each replica's share by its line."""
 
     def __init__(self) -> None:
         self.log: dict[int, dict[int, bytes]] = {}
@@ -72,7 +72,7 @@ class Disks:
 
 
 class Bells(SilentBell):
-    """Remembers who was rung."""
+    """Records which doorbells were rung."""
 
     def __init__(self) -> None:
         self.rung: list[str] = []
@@ -82,7 +82,7 @@ class Bells(SilentBell):
 
 
 class Diary:
-    """A journal to look into."""
+    """A journal for tests to inspect."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, object]]] = []
@@ -123,7 +123,7 @@ class ReplicatedCluster(Cluster):
         return self.sequencer
 
     def writer(self, host: str) -> Fabric:
-        """The fabric as one who writes has it: with its mirror, if it has one."""
+        """The fabric as a writer has it: with its mirror, if any."""
         memory = self.mirrors.get(self.directory.generation & 0xFFFF_FFFF)
         fabric = self.memory.host(host)
         return fabric if memory is None else MirroredFabric(fabric, memory.host(host))
@@ -146,13 +146,13 @@ class ReplicatedCluster(Cluster):
         return super().run(rounds, churn)
 
     def wait(self, seconds: float, step: float = 0.05) -> None:
-        """Let time pass, in rounds."""
+        """Advance the time, in rounds."""
         for _ in range(int(seconds / step)):
             self.clock.us += int(step * 1_000_000)
             self.run()
 
     def replicated(self, order: int = 5, replicas: int = 3, durable_on: int = 2, **options: Any) -> int:
-        """A topic with replicas, begun; its lane."""
+        """A topic with replicas, started; its lane."""
         lane = self.topic(order, replicas=replicas, durable_on=durable_on, **options)
         for _ in range(10):
             self.clock.us += 20_000
@@ -182,7 +182,7 @@ class ReplicatedCluster(Cluster):
                 by_ref[ref].line(range_, value)
 
     def remember(self, lane: int) -> None:
-        """What is ordered so far may be on disks from here on; checkpoints too."""
+        """Entries ordered so far may be on disks from here on; checkpoints too."""
         epoch = self.directory.elections.started_epoch()
         fabric = self.memory.host("disk")
         topic_lane = f"epoch-{epoch}/order-{lane}"
@@ -201,14 +201,14 @@ class ReplicatedCluster(Cluster):
                 self.disks.checkpoints.setdefault(lane, {})[found.index] = found.data()
 
     def counter(self, host: str = "counter") -> Durability:
-        """One who counts, as brokers do, on a host of its own."""
+        """A counter of durable lines, as in brokers, on a host of its own."""
         fabric = self.memory.host(host)
         counter = Durability(fabric, EpochTable(fabric, fabric.attach(EPOCHS_REGION)), self.directory.ranges.get)
         counter.follow(self.directory.elections.started_epoch())
         return counter
 
     def lose_memory(self, replicas: dict[int, str] | None = None, brokers: int = 2) -> None:
-        """Everything ends, the fabric is gone, and the cluster is started again with these replicas (and disks)."""
+        """Stop everything, drop the fabric, and start the cluster again with these replicas (and disks)."""
         self.memory.interrupt = None
         self.directory.begin_generation(self.mirror)
         self.memory = IncoherentMemory(self.rng, self.directory.generation)
@@ -226,7 +226,7 @@ class ReplicatedCluster(Cluster):
         self.run(2)
 
     def read(self) -> None:
-        """Lanes that came back start anywhere: only positions that are there are compared."""
+        """Recovered lanes may start anywhere: only existing positions are compared."""
         epoch = self.directory.elections.started_epoch()
         for topic in self.directory.topics.all():
             ring = self._views.ring(f"epoch-{epoch}/order-{topic.lane}", ORDER)
@@ -244,7 +244,7 @@ class ReplicatedCluster(Cluster):
                     assert seen.setdefault(index, raw) == raw, f"position {index} changed"
 
     def at_each_primitive(self, action: Callable[[], None], host: str) -> list[int]:
-        """Do something before every memory primitive of a host."""
+        """Run a function before every memory primitive of a host."""
         count = [0]
 
         def interrupt(who: str) -> None:

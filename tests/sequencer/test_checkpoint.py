@@ -24,7 +24,7 @@ Known = dict[int, tuple[int, int, int] | str]
 
 
 def known(order: LaneOrder, row: int) -> Known:
-    """What a row's window says of the sequences that it answers for: position and CRC, or that they are lost."""
+    """The state of each sequence in a row's window: position and CRC, or that it is lost."""
     table, expected, low = order.table, int(order.table.expected[row]), int(order.table.low[row])
     windows = table.windows
     found: Known = {}
@@ -76,7 +76,7 @@ def compare(live: LaneOrder, made: LaneOrder, ring_start: int) -> None:
 @given(seed=st.integers(0, 1 << 32))
 @settings(deadline=None, max_examples=30)
 def test_restore_and_replay_give_the_live_table(order: int, on_gap: str, strong_share: float, seed: int) -> None:
-    """For any history, any number of checkpoints, and any part of the ring that is left."""
+    """For any history, any number of checkpoints, and any remaining part of the ring."""
     rng = random.Random(seed)
     pair, memory = Pair(order, on_gap, rng, strong_share), IncoherentMemory(rng, 1)
     lane = pair.real
@@ -116,7 +116,7 @@ def history(lane: OneLane, session: int, writer: CheckpointWriter) -> None:
 
 
 def test_a_torn_checkpoint_is_not_used() -> None:
-    """When the newest slot is damaged anywhere, the one before it is taken; with both damaged there is none."""
+    """When the newest slot is damaged anywhere, the previous one is used; with both damaged there is none."""
     lane, memory = OneLane(), IncoherentMemory(random.Random(1), 1)
     writer = CheckpointWriter(memory.host("sequencer"), "checkpoint", lane.order.table.capacity)
     session = lane.open()
@@ -149,8 +149,8 @@ def test_idle_times_survive_a_restore() -> None:
     assert 77 - order.table.active_us[[quiet, busy]] == pytest.approx([5_000_000, 0])
 
 
-def test_what_is_written_was_reserved_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The region is sparse: a row for which there is no memory would be a SIGBUS, a reservation is a typed error."""
+def test_written_rows_were_reserved_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The region is sparse: writing a row without memory would be a SIGBUS, a failed reservation is a typed error."""
     reserved: set[int] = set()
     write_back = IncoherentRegion.flush
 
@@ -175,8 +175,8 @@ def test_what_is_written_was_reserved_before(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("kind", [EntryKind.BATCH, EntryKind.SESSION_OPEN])
 @pytest.mark.parametrize("sequence", [SESSION_SEQUENCE_MAX + 2, 1 << 63, (1 << 64) - 1])
-def test_a_sequence_that_nobody_gets_to_is_damage(kind: EntryKind, sequence: int) -> None:
-    """Though the entry's check fits: a takeover does not go on with it."""
+def test_an_impossible_sequence_is_damage(kind: EntryKind, sequence: int) -> None:
+    """Though the entry's check fits: a takeover does not continue with it."""
     entries = np.zeros(1, dtype=ORDER)
     entries["kind"], entries["session_seq"] = kind, sequence
     with pytest.raises(Corrupt, match="exceeds the maximum"):

@@ -1,4 +1,4 @@
-"""Wall clocks that jump: append times never go back, and nobody is taken for dead or late because of it."""
+"""Wall clocks that jump: append times never go back, and no process is declared dead or late because of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def all_times(cluster: ReplicatedCluster, lane: int) -> list[int]:
 
 
 def jump(cluster: ReplicatedCluster, by_us: int) -> None:
-    """The wall clock is set; steady time goes on."""
+    """Set the wall clock; steady time continues."""
     before = cluster.clock.wall_us() - cluster.clock.now_us()
     cluster.clock.wall_us = lambda: before + by_us + cluster.clock.now_us()  # type: ignore[method-assign]
 

@@ -1,4 +1,4 @@
-"""A lane that is dropped is gone at once: its rings and checkpoints are megabytes of shared memory."""
+"""A dropped lane is freed immediately: its rings and checkpoints are megabytes of shared memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import weakref
 from tests.sequencer.cluster import Cluster
 
 
-def test_the_memory_of_a_deleted_topic_does_not_wait_for_the_collector_of_cycles() -> None:
-    """A sequencer makes little garbage, so that comes late or never."""
+def test_the_memory_of_a_deleted_topic_does_not_wait_for_the_garbage_collector() -> None:
+    """A sequencer makes little garbage, so the collector of cycles runs late or never."""
     cluster = Cluster()
     number = cluster.topic(5)
     session = cluster.open(number)

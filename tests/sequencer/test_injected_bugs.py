@@ -1,4 +1,4 @@
-"""Each planted bug of the sequencer is noticed by a check that holds without it: the net has no hole there."""
+"""Each injected bug of the sequencer is detected by a check that holds without it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def duplicates_have_one_position() -> None:
 
 
 def waiting_batches_are_ordered() -> None:
-    """What waited is in the log once its hole is filled."""
+    """Batches in the reorder buffer are in the log once their gap is filled."""
     cluster = Cluster()
     lane = cluster.topic(5)
     session = cluster.open(lane)
@@ -36,7 +36,7 @@ def waiting_batches_are_ordered() -> None:
 
 
 def nothing_invalid_is_below_the_frontier() -> None:
-    """A reader that looks at any moment finds valid entries up to the frontier."""
+    """A reader finds valid entries up to the frontier at any moment."""
     for moment in range(1, 30):
         cluster = Cluster()
         lane = cluster.topic(5)
@@ -72,8 +72,8 @@ CHECKS: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("plant", CHECKS)
-def test_a_planted_bug_is_noticed(plant: str) -> None:
-    """The check holds; with the bug planted it does not."""
+def test_an_injected_bug_is_detected(plant: str) -> None:
+    """The check holds; with the bug injected it does not."""
     CHECKS[plant]()
 
     with injected(plant), pytest.raises((AssertionError, KeyError)):

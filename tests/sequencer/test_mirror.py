@@ -1,4 +1,4 @@
-"""The fabric is lost and its mirror is not: lanes go on just where their order ended."""
+"""The fabric is lost and its mirror is not: lanes continue exactly where their order ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mirrored(order: int = 5) -> tuple[ReplicatedCluster, int, int, Range]:
 
 
 def lose(cluster: ReplicatedCluster, range_: Range, end: int) -> None:
-    """All memory but the mirror goes; disks have the lane up to `end`."""
+    """Lose all memory except the mirror; disks have the lane up to `end`."""
     cluster.lose_memory(disks_of(range_))
     reply(cluster, range_, end, end, end)
     cluster.run(6)
@@ -36,13 +36,13 @@ def lose(cluster: ReplicatedCluster, range_: Range, end: int) -> None:
 
 @pytest.mark.parametrize("order", [2, 5])
 def test_the_next_range_opens_where_the_order_ended(order: int) -> None:
-    """What was ordered and is on no disk is a LOST gap with exact bounds, and it is told how much that was."""
+    """Ordered entries that are on no disk are a LOST gap with exact bounds, and its size is reported."""
     cluster, lane, session, range_ = mirrored(order)
     cluster.lines(lane, 5, 4, 4)
     lose(cluster, range_, 4)
     sealed, opened = cluster.directory.ranges.all(lane)
     assert (sealed.end, sealed.end_seq) == (4, 6)
-    assert (opened.start, opened.start_seq) == (ORDERED + 1, 12)  # who had read all of it hears of the loss at ORDERED
+    assert (opened.start, opened.start_seq) == (ORDERED + 1, 12)  # a reader at ORDERED learns of the loss
     (saved,) = cluster.directory.mirrored_ends()
     assert (saved.kept, saved.index, saved.batches, saved.records) == (4, ORDERED, 3, 6)
     assert cluster.directory.ranges.ceiling(lane)[0] >= CEILING_AHEAD  # it is never lowered
@@ -55,11 +55,11 @@ def test_the_next_range_opens_where_the_order_ended(order: int) -> None:
     cluster.run(2)
     outcomes = [cluster.brokers[0].outcome(sent + at) for at in range(4)]
     assert outcomes == [Outcome.DUP_OF, Outcome.ORDERED, Outcome.ORDERED, Outcome.ORDERED]
-    assert cluster.brokers[0].answers[sent + 1][1] > ORDERED  # a new position: nobody was promised the old one
+    assert cluster.brokers[0].answers[sent + 1][1] > ORDERED  # a new position: the old one was promised to no client
 
 
-def test_handles_are_counted_on_from_the_mirror() -> None:
-    """A session that was opened in the lost part is gone, but its handle is nobody else's."""
+def test_handles_continue_from_the_mirror() -> None:
+    """A session that was opened in the lost part is gone, but its handle is not given to another session."""
     cluster, lane, _, range_ = mirrored()
     gone = cluster.open(lane)
     cluster.lines(lane, 4, 4, 4)
@@ -70,8 +70,8 @@ def test_handles_are_counted_on_from_the_mirror() -> None:
     assert cluster.open(lane) > gone
 
 
-def test_sessions_go_on_as_they_were_when_nothing_is_lost() -> None:
-    """All that was ordered is on disk: no gap, and no session is fenced."""
+def test_sessions_continue_unchanged_when_nothing_is_lost() -> None:
+    """All ordered entries are on disk: no gap, and no session is fenced."""
     cluster, lane, session, range_ = mirrored()
     cluster.lines(lane, ORDERED, ORDERED, ORDERED)
     lose(cluster, range_, ORDERED)
@@ -83,10 +83,10 @@ def test_sessions_go_on_as_they_were_when_nothing_is_lost() -> None:
 
 
 def test_a_second_loss_before_the_lane_is_back() -> None:
-    """The mirror of the generation that ordered last speaks; when all is done nobody remembers any of them."""
+    """The mirror of the generation that ordered last counts; when all is done, no generation is remembered."""
     cluster, lane, _, range_ = mirrored()
     cluster.lines(lane, 4, 4, 4)
-    cluster.lose_memory(disks_of(range_))  # nobody answers
+    cluster.lose_memory(disks_of(range_))  # no replica answers
     cluster.run(4)
     assert [past.generation for past in cluster.directory.earlier_generations()] == [1]
     lose(cluster, range_, 4)
@@ -95,8 +95,8 @@ def test_a_second_loss_before_the_lane_is_back() -> None:
 
 
 @pytest.mark.parametrize("trouble", ["gone", "damaged", "behind", "gap"])
-def test_a_mirror_that_cannot_be_trusted_is_not(trouble: str) -> None:
-    """It is gone, an entry that was published is damaged, disks have more, or a later generation had none: ceiling."""
+def test_an_untrusted_mirror_is_ignored(trouble: str) -> None:
+    """It is gone, a published entry is damaged, disks have more, or a later generation had none: ceiling."""
     cluster, lane, _, range_ = mirrored()
     cluster.lines(lane, 4, 4, 4)
     ceiling, newest = cluster.directory.ranges.ceiling(lane), cluster.mirrors[1]
@@ -118,8 +118,8 @@ def test_a_mirror_that_cannot_be_trusted_is_not(trouble: str) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_an_epoch_that_the_store_has_forgotten_speaks_all_the_same(whole: bool) -> None:
-    """Its start was not synced when the power went, and it had ordered. If what it wrote is not there: the ceiling."""
+def test_an_epoch_that_the_store_has_forgotten_counts_too(whole: bool) -> None:
+    """Its start was not synced when the power failed, and it had ordered. If its entries are missing: the ceiling."""
     cluster, lane, session, range_ = mirrored()
     cluster.lines(lane, 4, 4, 4)
     forgotten = cluster.directory.elections.newest_epochs()
@@ -136,7 +136,7 @@ def test_an_epoch_that_the_store_has_forgotten_speaks_all_the_same(whole: bool) 
 
 
 def test_a_lane_of_a_broker_ends_where_it_was_written_to() -> None:
-    """Its readers hear of a LOST gap up to the exact end, its publishers from where on it is lost."""
+    """Its readers get a LOST gap up to the exact end, its publishers the position from which it is lost."""
     cluster = ReplicatedCluster(replicas=3)
     cluster.mirror = "somewhere"
     cluster.lose_memory()
@@ -146,7 +146,7 @@ def test_a_lane_of_a_broker_ends_where_it_was_written_to() -> None:
     ring = create_ring(cluster.writer("broker-0"), lane.region, RegionKind.ORDER, ORDER, 32)
     for _ in range(6):
         if ring.next == 5:
-            ring.publish()  # the last entry is not: it counts all the same
+            ring.publish()  # the last entry is not: it counts nevertheless
         ring.write(control_entry(EntryKind.BATCH, 0, 0, count=2, seq=2 * ring.next), 0)
     cluster.wait(0.3)
     range_ = cluster.open_range(lane.lane)
@@ -159,8 +159,8 @@ def test_a_lane_of_a_broker_ends_where_it_was_written_to() -> None:
     assert [(saved.kept, saved.index, saved.batches) for saved in cluster.directory.mirrored_ends()] == [(4, 6, 2)]
 
 
-def test_lost_generations_are_few() -> None:
-    """Of too many the oldest keep their place without a mirror; those in which nothing could be ordered leave none."""
+def test_lost_generations_are_bounded() -> None:
+    """Of too many, the oldest stay listed without a mirror; those in which nothing could be ordered are not listed."""
     cluster, _, _, range_ = mirrored()
     for _ in range(PAST_GENERATIONS_MAX + 3):
         cluster.lose_memory(disks_of(range_))

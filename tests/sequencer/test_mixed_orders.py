@@ -60,8 +60,8 @@ def test_a_gap_ends_the_strong_session_only(on_gap: str) -> None:
 
 
 @pytest.mark.parametrize("strong", [True, False])
-def test_a_session_that_is_continued_keeps_its_order(strong: bool) -> None:
-    """By handle and by name, whatever the next request asks for; the answer says what it is."""
+def test_a_continued_session_keeps_its_order(strong: bool) -> None:
+    """By handle and by name, whatever the next request asks for; the answer contains its order."""
     lane = OneLane(order=2)
     first = lane.open(name=7, strong=strong)
     again = lane.request(EntryKind.SESSION_OPEN, first, strong=not strong)
@@ -71,8 +71,8 @@ def test_a_session_that_is_continued_keeps_its_order(strong: bool) -> None:
     assert lane.send(int(taken["session"]), 1) == [None if strong else ORDERED]
 
 
-def test_the_entries_of_earlier_versions_say_the_topics_order() -> None:
-    """Flags 0 and 1 of a SESSION_OPEN mean what they meant; the order is a bit of its own."""
+def test_entries_of_earlier_versions_have_the_topics_order() -> None:
+    """Flags 0 and 1 of a SESSION_OPEN keep their meaning; the order is a bit of its own."""
     entry = np.zeros(1, dtype=ORDER)
     for flags, taken, strong in ((0, False, False), (1, True, False), (2, False, True), (3, True, True)):
         entry["flags"] = flags
@@ -84,8 +84,8 @@ def test_the_entries_of_earlier_versions_say_the_topics_order() -> None:
 
 
 @pytest.mark.parametrize(("order", "strong"), [(2, False), (5, True)])
-def test_a_checkpoint_of_an_earlier_version_says_the_topics_order(order: int, strong: bool) -> None:
-    """Its rows have 0 where the order is now: sessions are as their topic."""
+def test_a_checkpoint_of_an_earlier_version_has_the_topics_order(order: int, strong: bool) -> None:
+    """Its rows have 0 in the field of the order: sessions have the order of their topic."""
     lane, memory = OneLane(order=order), IncoherentMemory(random.Random(1), 1)
     session = lane.open()
     lane.send(session, *range(5))
@@ -100,7 +100,7 @@ def test_a_checkpoint_of_an_earlier_version_says_the_topics_order(order: int, st
 
 
 def test_a_takeover_holds_batches_of_strong_sessions_only() -> None:
-    """What waited is decided again, unless its session is strong and its gap still open."""
+    """Waiting batches are decided again, unless their session is strong and its gap still open."""
     lane, weak, strong = both()
     waiting = pending([lane.batch(session, 1) for session in (weak, strong)])
     waiting["lane"] = lane.order.topic.lane

@@ -1,4 +1,4 @@
-"""The vectorised order does what a plain model says, for any mixture of sessions, reorderings, duplicates and gaps."""
+"""The vectorized order agrees with a plain model, for any mixture of sessions, reorderings, duplicates and gaps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = {
 
 
 class Pair:
-    """The implementation and the model, doing the same."""
+    """The implementation and the model, with the same input."""
 
     def __init__(self, order: int, on_gap: str, rng: random.Random, strong_share: float = 0.0) -> None:
         self.strong_share = strong_share  # of the sessions that ask to be strong
@@ -31,7 +31,7 @@ class Pair:
         self.sent: list[Batch] = []
 
     def act(self) -> None:
-        """One random thing."""
+        """One random action."""
         what = self.rng.choice(["step"] * 6 + ["open", "name", "at", "resume", "close", "time", "time"])
         known = list(self.model.sessions)
         if what == "open" and len(known) < 12:
@@ -81,7 +81,7 @@ class Pair:
         self.real.step(batches)
 
     def _stretch(self, handle: int) -> list[Batch]:
-        """Sequences of one session around where it is."""
+        """Sequences of one session near its current position."""
         rng, session = self.rng, self.model.sessions.get(handle)
         start = session.expected if session else 0
         if rng.random() < 0.3:
@@ -137,7 +137,7 @@ class Pair:
 
 
 KINDS_OF_TOPICS = [(5, "fence", 0.0), (5, "skip", 0.0), (2, "fence", 0.0), (2, "fence", 0.5), (2, "skip", 0.5)]
-"""Order, what is done with gaps, and which part of the sessions asks to be strong."""
+"""Order, the handling of gaps, and which part of the sessions asks to be strong."""
 
 
 @pytest.mark.parametrize(("order", "on_gap", "strong_share"), KINDS_OF_TOPICS)

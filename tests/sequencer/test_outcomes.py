@@ -30,7 +30,7 @@ def test_new_batches_get_dense_positions(order: int) -> None:
 
 
 @pytest.mark.parametrize("order", [2, 5])
-def test_a_second_copy_is_told_where_the_first_is(order: int) -> None:
+def test_a_second_copy_gets_the_position_of_the_first(order: int) -> None:
     """In the same round or later, a duplicate gets the position of the original."""
     lane = OneLane(order)
     session = lane.open()
@@ -65,7 +65,7 @@ def test_a_session_never_opened_is_unknown(order: int) -> None:
 
 @pytest.mark.parametrize("order", [2, 5])
 def test_beyond_the_window_is_backpressure(order: int) -> None:
-    """A sequence W or more ahead is refused for now, and nothing is remembered of it."""
+    """A sequence W or more ahead is refused for now, and nothing about it is remembered."""
     lane = OneLane(order)
     session = lane.open()
 
@@ -76,7 +76,7 @@ def test_beyond_the_window_is_backpressure(order: int) -> None:
 
 @pytest.mark.parametrize("order", [2, 5])
 def test_absurd_sequences_do_not_disturb_a_session(order: int) -> None:
-    """Sequences near 2**64 are refused, and the session goes on."""
+    """Sequences near 2**64 are refused, and the session continues."""
     lane = OneLane(order)
     session = lane.open()
     absurd = [SESSION_SEQUENCE_MAX + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
@@ -104,8 +104,8 @@ def test_order_2_keeps_the_order_of_arrival() -> None:
     assert lane.stored(session) == [5, 0, 3]
 
 
-def test_order_2_refuses_what_is_below_the_low_mark() -> None:
-    """What the publisher has settled is stale, also when its low mark comes in the same round."""
+def test_order_2_refuses_sequences_below_the_low_mark() -> None:
+    """A sequence settled by the publisher is stale, also when its low mark comes in the same round."""
     lane = OneLane(2)
     session = lane.open()
 
@@ -143,8 +143,8 @@ def test_order_5_in_order_rounds_keep_arrival_order() -> None:
     assert lane.log["session"][2:].tolist() == [second, first] * 3
 
 
-def test_order_5_holds_what_is_ahead_and_releases_it() -> None:
-    """Batches behind a hole wait; when it is filled, all of them follow at once, answered as ordered."""
+def test_order_5_holds_batches_ahead_of_a_gap_and_releases_them() -> None:
+    """Batches after a gap wait; when it is filled, all of them follow immediately, answered as ordered."""
     lane = OneLane(5)
     session = lane.open()
     ahead = [lane.batch(session, seq) for seq in (1, 3, 2, 5)]
@@ -157,8 +157,8 @@ def test_order_5_holds_what_is_ahead_and_releases_it() -> None:
     assert lane.order.buffer.used == lane.order.table.waiting.total == int(lane.order.buffer.by_origin.sum()) == 1
 
 
-def test_order_5_copies_of_a_waiting_batch_are_to_be_sent_later() -> None:
-    """What becomes of a copy of what waits is not decided; with other bytes it is a conflict."""
+def test_order_5_copies_of_a_waiting_batch_must_be_sent_later() -> None:
+    """The outcome of a copy of a waiting batch is not decided; with other bytes it is a conflict."""
     lane = OneLane(5)
     session = lane.open()
     lane.send(session, 2, crc=1)
@@ -171,7 +171,7 @@ def test_order_5_copies_of_a_waiting_batch_are_to_be_sent_later() -> None:
 
 @pytest.mark.parametrize(("on_gap", "outcome"), [("fence", DUP), ("skip", STALE)])
 def test_order_5_forgets_positions_after_a_window(on_gap: str, outcome: Outcome) -> None:
-    """W later a duplicate is still recognised, but its position is not known any more."""
+    """W later a duplicate is still recognized, but its position is no longer known."""
     lane = OneLane(5, on_gap)
     session = lane.open()
     lane.send(session, *range(W))
@@ -182,7 +182,10 @@ def test_order_5_forgets_positions_after_a_window(on_gap: str, outcome: Outcome)
 
 # --- gaps -------------------------------------------------------------------------------------------------------------
 def test_a_gap_that_stays_open_fences_the_session() -> None:
-    """At the time-out all that waits is refused and told where to go on; an entry says so; new batches are refused."""
+    """At the timeout all waiting batches are refused with the sequence to continue at.
+
+    An entry records it; new batches are refused.
+    """
     lane = OneLane(5)
     session = lane.open()
     lane.send(session, 0)
@@ -211,7 +214,7 @@ def test_the_gap_clock_starts_again_when_the_session_moves() -> None:
 
 
 def test_a_closed_gap_never_times_out() -> None:
-    """Once nothing waits, no clock runs."""
+    """Without waiting batches, no clock runs."""
     lane = OneLane(5)
     session = lane.open()
     lane.send(session, 1)
@@ -221,8 +224,8 @@ def test_a_closed_gap_never_times_out() -> None:
     assert lane.send(session, 2) == [ORDERED]
 
 
-def test_an_altered_topic_judges_what_waits_by_its_new_time() -> None:
-    """A shorter time-out ends a gap that is older; a longer one gives it more time."""
+def test_an_altered_topic_applies_its_new_time_to_waiting_batches() -> None:
+    """A shorter timeout ends an older gap; a longer one gives it more time."""
     lane = OneLane(5)
     session = lane.open()
     lane.send(session, 1)
@@ -245,7 +248,7 @@ def test_an_altered_topic_keeps_the_time_of_departed_sessions() -> None:
 
 
 def test_an_altered_topic_skips_from_then_on() -> None:
-    """on_gap may become skip: the gap that waits is skipped at its time."""
+    """on_gap may become skip: the open gap is skipped at its time."""
     lane = OneLane(5)
     session = lane.open()
     lane.send(session, 1)
@@ -256,7 +259,7 @@ def test_an_altered_topic_skips_from_then_on() -> None:
 
 
 def test_an_altered_topic_ends_idle_sessions_by_its_new_time() -> None:
-    """A shorter session_ttl is not waited out by the old one's clock."""
+    """A shorter session_ttl takes effect without waiting for the old one."""
     lane = OneLane(5)
     lane.open()
     assert lane.later(2_000_000) == 0
@@ -265,7 +268,7 @@ def test_an_altered_topic_ends_idle_sessions_by_its_new_time() -> None:
 
 
 def test_skipping_declares_the_missing_sequences_lost() -> None:
-    """on_gap=skip: a SKIP entry names the missing sequences, what waited follows, late batches are lost."""
+    """on_gap=skip: a SKIP entry names the missing sequences, waiting batches follow, late batches are lost."""
     lane = OneLane(5, "skip")
     session = lane.open()
     ahead = [lane.batch(session, seq) for seq in (2, 3, 6)]
@@ -282,7 +285,7 @@ def test_skipping_declares_the_missing_sequences_lost() -> None:
 
 
 def test_a_departed_session_has_a_second_to_close_its_gap() -> None:
-    """Once no broker has a connection of it, the short time-out counts, from its departure on."""
+    """Once no broker has a connection of it, the short timeout counts, from its departure on."""
     lane = OneLane(5, gap_timeout_ms=30_000)
     session = lane.open()
     lane.send(session, 1)
@@ -297,7 +300,7 @@ def test_a_departed_session_has_a_second_to_close_its_gap() -> None:
 
 
 def test_a_session_that_comes_back_has_the_full_time_again() -> None:
-    """A new connection ends the hurry."""
+    """A new connection cancels the short timeout."""
     lane = OneLane(5, gap_timeout_ms=30_000)
     session = lane.open()
     lane.send(session, 1)
@@ -310,7 +313,7 @@ def test_a_session_that_comes_back_has_the_full_time_again() -> None:
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
 def test_a_session_holds_less_than_a_window() -> None:
-    """At most W - 1 batches of a session wait; no more is possible, so no more is stored."""
+    """At most W - 1 batches of a session wait; no more are possible, so no more are stored."""
     lane = OneLane(5, held=10 * W)
     session = lane.open()
 
@@ -318,8 +321,11 @@ def test_a_session_holds_less_than_a_window() -> None:
     assert lane.order.buffer.used == W - 1
 
 
-def test_at_the_total_bound_what_finds_no_room_is_backpressure() -> None:
-    """Without anybody to fence, what has no slot is refused for now, and leaves no wrong position in the window."""
+def test_at_the_total_bound_further_batches_get_backpressure() -> None:
+    """Without a session to fence, a batch without a slot is refused for now.
+
+    It leaves no wrong position in the window.
+    """
     lane = OneLane(5, held=3)
     session = lane.open()
     lane.send(session, *range(W - 6))

@@ -1,4 +1,4 @@
-"""Open ranges: words, seals, who is replaced when, what a successor adopts, and what dead brokers keep."""
+"""Open ranges: range words, seals, replacement of replicas, adoption by a successor, and logs of dead brokers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.sequencer.replicated import ReplicatedCluster
 
 
 def filled(cluster: ReplicatedCluster, batches: int = 6, **options: int) -> tuple[int, int]:
-    """A lane with a session and some batches: entry 0 is the session's start, each batch has two records."""
+    """A lane with a session and some batches: entry 0 opens the session, each batch has two records."""
     lane = cluster.replicated(**options)
     session = cluster.open(lane)
     cluster.brokers[0].batches(lane, session, *range(batches))
@@ -33,8 +33,8 @@ def settle(cluster: ReplicatedCluster, seconds: float = 0.3) -> None:
     cluster.wait(seconds)
 
 
-def test_a_new_topic_gets_a_word_and_a_successor_says_the_same() -> None:
-    """The open range is announced once its lane begins, and a takeover adopts it without sealing anything."""
+def test_a_new_topic_gets_a_range_word_and_a_successor_publishes_the_same() -> None:
+    """The open range is published once its lane starts, and a takeover adopts it without sealing anything."""
     cluster = ReplicatedCluster()
     lane, _ = filled(cluster)
     number = cluster.open_range(lane).number
@@ -52,7 +52,7 @@ def test_a_new_topic_gets_a_word_and_a_successor_says_the_same() -> None:
 
 
 def test_replicas_are_rung_when_a_lane_grows() -> None:
-    """Each replica of the lane's range, and nobody else's."""
+    """Each replica of the lane's range, and no other process."""
     cluster = ReplicatedCluster(replicas=4)
     lane, session = filled(cluster, replicas=2)
     cluster.bells.rung.clear()
@@ -65,7 +65,7 @@ def test_replicas_are_rung_when_a_lane_grows() -> None:
 
 @pytest.mark.parametrize(("replicas", "durable_on", "rung"), [(3, 2, 2), (3, 1, 3), (4, 2, 4), (2, 2, 2), (1, 1, 1)])
 def test_a_lone_batch_wakes_enough_replicas(replicas: int, durable_on: int, rung: int) -> None:
-    """The others are woken by the first of these, if it is certain that one of these is there when enough are."""
+    """The others are woken by the first of these, provided that any durable_on replicas include one of these."""
     cluster = ReplicatedCluster(replicas=4)
     lane, session = filled(cluster, replicas=replicas, durable_on=durable_on)
     made = np.zeros(1, dtype=PENDING)
@@ -94,8 +94,8 @@ def test_a_broker_whose_ack_waits_for_one_disk_is_rung() -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_broker_whose_ack_waits_for_disks_is_not_rung_for_the_answer(waits: bool) -> None:
-    """A lone batch: its broker is rung if the answer lets an ack go out; else a replica rings there, later."""
+def test_a_broker_whose_ack_waits_for_disks_is_not_rung_for_the_result(waits: bool) -> None:
+    """A lone batch: its broker is rung if the result lets an ack out; otherwise a replica rings there, later."""
     cluster = ReplicatedCluster(replicas=2)
     lane, session = filled(cluster, replicas=2)
     broker, made = cluster.brokers[0], np.zeros(1, dtype=PENDING)
@@ -111,7 +111,7 @@ def test_a_broker_whose_ack_waits_for_disks_is_not_rung_for_the_answer(waits: bo
 
 
 def test_a_range_is_sealed_at_the_a_th_largest_line_of_all_replicas() -> None:
-    """Not at the frontier, not at the largest, not at the smallest; seq and index of the next one are those there."""
+    """Not at the frontier, the largest or the smallest line; seq and index of the next range are those at the end."""
     cluster = ReplicatedCluster(replicas=4)
     lane, _ = filled(cluster)
     before = cluster.open_range(lane)
@@ -130,8 +130,8 @@ def test_a_range_is_sealed_at_the_a_th_largest_line_of_all_replicas() -> None:
     assert cluster.sequencer.counters.seals == 1
 
 
-def test_a_seal_at_the_frontier_would_be_seen() -> None:
-    """The planted bug: the end is where the order ends, though only one replica has it."""
+def test_a_seal_at_the_frontier_is_detected() -> None:
+    """The injected bug: the end is where the order ends, though only one replica has it."""
     cluster = ReplicatedCluster(replicas=4)
     lane, _ = filled(cluster)
     cluster.lines(lane, 6, 4, 1)
@@ -143,7 +143,7 @@ def test_a_seal_at_the_frontier_would_be_seen() -> None:
 
 
 def seal_while_counting(seed: int) -> tuple[int, int]:
-    """Seal while lines grow and somebody counts, before each primitive of the sealer. (end, most that was counted)"""
+    """Seal while lines grow and a counter runs, before each primitive of the sealer. (end, most that was counted)"""
     cluster = ReplicatedCluster(seed, replicas=4)
     lane, _ = filled(cluster)
     range_ = cluster.open_range(lane)
@@ -168,16 +168,16 @@ def seal_while_counting(seed: int) -> tuple[int, int]:
     return end, best[0]
 
 
-def test_what_was_counted_is_never_above_the_end() -> None:
-    """Whatever the moment, a counter's number is at or below where the range was sealed."""
+def test_counted_positions_are_never_above_the_end() -> None:
+    """At any moment, a counter's number is at or below the end of the sealed range."""
     found = [seal_while_counting(seed) for seed in range(12)]
 
     assert all(counted <= end for end, counted in found)
     assert any(counted > 1 for _, counted in found)
 
 
-def test_a_word_that_closes_after_the_lines_were_read_would_be_seen() -> None:
-    """The planted bug: read lines first, then say closing."""
+def test_a_range_word_that_closes_after_the_lines_were_read_is_detected() -> None:
+    """The injected bug: read lines first, then publish "closing"."""
     keeper, close = ranges_module.RangeKeeper, ranges_module.RangeKeeper._close
     assert close is keeper._close
 
@@ -193,7 +193,7 @@ def test_a_word_that_closes_after_the_lines_were_read_would_be_seen() -> None:
 
 
 def test_nothing_is_sealed_while_no_better_set_exists() -> None:
-    """Two of three are gone and two are needed: the range waits, says so once, and goes on when one comes back."""
+    """Two of three are gone and two are needed: the range waits, reports it once, and continues when one comes back."""
     cluster = ReplicatedCluster()
     lane, session = filled(cluster)
     cluster.lines(lane, 3, 3, 3)
@@ -214,8 +214,11 @@ def test_nothing_is_sealed_while_no_better_set_exists() -> None:
     assert {ref.replica for ref in opened.replicas} == {0, 2}
 
 
-def test_a_range_with_too_few_replicas_is_widened_without_haste() -> None:
-    """One dies and there is no spare: after a grace two go on; when it is back there are three again, once."""
+def test_a_range_with_too_few_replicas_is_widened_after_a_delay() -> None:
+    """One dies and there is no spare.
+
+    After a grace period two continue; when it is back there are three again, once.
+    """
     cluster = ReplicatedCluster()
     lane, _ = filled(cluster)
     cluster.lines(lane, 3, 3, 3)
@@ -230,8 +233,8 @@ def test_a_range_with_too_few_replicas_is_widened_without_haste() -> None:
     assert [len(r.replicas) for r in cluster.directory.ranges.all(lane)] == [3, 2, 3]
 
 
-def test_a_new_incarnation_takes_the_place_of_the_old_one() -> None:
-    """A replica that came back is another one to a range: one seal, no narrow range in between."""
+def test_a_new_incarnation_replaces_the_old_one() -> None:
+    """A restarted replica is a new replica to a range: one seal, no narrow range in between."""
     cluster = ReplicatedCluster()
     lane, _ = filled(cluster)
     cluster.lines(lane, 3, 2, 3)
@@ -244,12 +247,12 @@ def test_a_new_incarnation_takes_the_place_of_the_old_one() -> None:
 
 
 def _with_lines(cluster: ReplicatedCluster) -> set[str]:
-    """Replica incarnations whose durable lines are there."""
+    """Replica incarnations whose durable lines exist."""
     return {name.split("/")[0] for name in cluster.memory.host("looker").names() if name.endswith("/durable")}
 
 
-def test_a_replica_that_dies_again_and_again_leaves_no_lines_behind() -> None:
-    """Only those of incarnations that are there, or that open ranges name, keep their memory."""
+def test_a_replica_that_dies_repeatedly_leaves_no_lines_behind() -> None:
+    """Only those of existing incarnations, or of those that open ranges name, keep their memory."""
     cluster = ReplicatedCluster()
     lane, _ = filled(cluster)
     cluster.lines(lane, 3, 2, 3)
@@ -260,15 +263,18 @@ def test_a_replica_that_dies_again_and_again_leaves_no_lines_behind() -> None:
     assert _with_lines(cluster) == {ref.region_prefix for ref in cluster.open_range(lane).replicas}
 
 
-def test_lines_that_an_open_range_names_stay() -> None:
-    """Nobody can go on without them: what they say was counted. Then others go on, and they go."""
+def test_lines_named_by_an_open_range_stay() -> None:
+    """They cannot be replaced, as their positions were counted.
+
+    Once the range continues on others, they are removed.
+    """
     cluster = ReplicatedCluster(replicas=2)
     lane, _ = filled(cluster, replicas=2)
     cluster.lines(lane, 3, 3)
     for replica in list(cluster.replicas):
         replica.die()
     settle(cluster)
-    cluster.directory.replicas.remove(0, force=True)  # the store does not list it any more
+    cluster.directory.replicas.remove(0, force=True)  # the store no longer lists it
     settle(cluster)
     assert _with_lines(cluster) == {"replica-0.1", "replica-1.1"}
     for number in range(2):
@@ -279,7 +285,7 @@ def test_lines_that_an_open_range_names_stay() -> None:
 
 
 def test_a_replica_that_comes_while_old_regions_are_swept_keeps_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its region is found, and its name in the store, too."""
+    """Its region is found, and so is its name in the store."""
     cluster = ReplicatedCluster()
     cluster.new_sequencer()
     fabric = cluster.sequencer.leadership.fabric
@@ -295,8 +301,8 @@ def test_a_replica_that_comes_while_old_regions_are_swept_keeps_its_lines(monkey
 
 
 @pytest.mark.parametrize("durable_on", [2, 3])
-def test_ranges_that_can_wait_change_one_after_the_other(durable_on: int) -> None:
-    """The next lane once all replicas have begun the range before, or are late. Lanes that are stuck: at once."""
+def test_ranges_that_can_wait_change_one_at_a_time(durable_on: int) -> None:
+    """The next lane once all replicas have started the previous range, or are late. Stuck lanes: immediately."""
     cluster = ReplicatedCluster()
     lanes = [filled(cluster, durable_on=durable_on)[0] for _ in range(3)]
     for lane in lanes:
@@ -321,7 +327,7 @@ def test_ranges_that_can_wait_change_one_after_the_other(durable_on: int) -> Non
     [({"durable_on": 3}, 3, 3), ({"durable_on": 1}, 3, 1), ({"replicas": 2}, 2, 2), ({"replicas": 4}, 4, 3)],
 )
 def test_altered_copies_take_effect(change: dict[str, int], copies: int, durable_on: int) -> None:
-    """The open range is sealed at what is durable, and the next one has the copies that were asked for."""
+    """The open range is sealed at its durable end, and the next one has the requested copies."""
     cluster = ReplicatedCluster(replicas=4)
     lane, _ = filled(cluster)
     cluster.lines(lane, 5, 5, 5)
@@ -336,8 +342,8 @@ def test_altered_copies_take_effect(change: dict[str, int], copies: int, durable
 
 
 @pytest.mark.parametrize("change", [{"durable_on": 3}, {"durable_on": 1}, {"replicas": 2, "durable_on": 1}])
-def test_copies_that_are_accepted_while_a_replica_is_dead_take_effect(change: dict[str, int]) -> None:
-    """What can't take effect is refused: the range never says less than the topic for long."""
+def test_copies_accepted_while_a_replica_is_dead_take_effect(change: dict[str, int]) -> None:
+    """Impossible settings are refused: the range does not differ from the topic for long."""
     cluster = ReplicatedCluster(replicas=3)
     lane, _ = filled(cluster)
     cluster.lines(lane, 5, 5, 5)
@@ -353,7 +359,7 @@ def test_copies_that_are_accepted_while_a_replica_is_dead_take_effect(change: di
 
 @pytest.mark.parametrize("trouble", ["silent", "unhealthy", "draining"])
 def test_a_replica_in_trouble_is_replaced(trouble: str) -> None:
-    """Its heart stands still by our clock, its disk is full, or it is to be emptied."""
+    """It sends no heartbeat by the local clock, its disk is full, or it is being drained."""
     cluster = ReplicatedCluster(replicas=4)
     lane, _ = filled(cluster)
     cluster.lines(lane, 5, 5, 5)
@@ -364,7 +370,7 @@ def test_a_replica_in_trouble_is_replaced(trouble: str) -> None:
         assert len(cluster.directory.ranges.all(lane)) == 1
         settle(cluster, REPLICA_SILENT_S)
     elif trouble == "unhealthy":
-        victim.table.health.restart(8)  # it repairs a copy: nothing to worry about
+        victim.table.health.restart(8)  # it repairs a copy, which is no reason to replace it
         settle(cluster)
         assert len(cluster.directory.ranges.all(lane)) == 1
         victim.table.health.restart(1)
@@ -378,7 +384,7 @@ def test_a_replica_in_trouble_is_replaced(trouble: str) -> None:
 
 
 def test_a_replica_that_lags_is_replaced_while_others_keep_up() -> None:
-    """Behind by more than half a ring for a while; then it gets no range of this lane for a while."""
+    """It lags by more than half a ring for a while; then it gets no range of this lane for a while."""
     cluster = ReplicatedCluster(replicas=4)
     lane, session = filled(cluster)
     late = cluster.open_range(lane).replicas[2]
@@ -396,8 +402,8 @@ def test_a_replica_that_lags_is_replaced_while_others_keep_up() -> None:
     assert "late" in str(cluster.diary.of("range sealed")[0]["why"])
 
 
-def test_all_lag_together_and_nobody_is_replaced() -> None:
-    """A slow disk under everybody is no reason to move."""
+def test_if_all_replicas_lag_none_is_replaced() -> None:
+    """A disk that is slow for all of them is no reason to move."""
     cluster = ReplicatedCluster(replicas=4)
     lane, session = filled(cluster)
     cluster.brokers[0].batches(lane, session, *range(6, 14))
@@ -410,7 +416,7 @@ def test_all_lag_together_and_nobody_is_replaced() -> None:
 
 @pytest.mark.parametrize("number", range(1, 40))
 def test_a_crash_in_the_middle_of_a_seal(number: int) -> None:
-    """Wherever the sealer dies, its successor goes on with what the store holds, and the chain has no hole."""
+    """Wherever the sealer dies, its successor continues with the state of the store, and the chain has no hole."""
     cluster = ReplicatedCluster(number, replicas=4)
     lane, session = filled(cluster)
     cluster.lines(lane, 5, 4, 1)
@@ -435,7 +441,7 @@ def test_a_crash_in_the_middle_of_a_seal(number: int) -> None:
     assert cluster.brokers[0].outcome(sent) == Outcome.ORDERED
 
 
-def test_one_who_was_deposed_seals_nothing() -> None:
+def test_a_deposed_sequencer_seals_nothing() -> None:
     """Its transaction is refused: the store knows of a later epoch."""
     cluster = ReplicatedCluster(replicas=4)
     lane, _ = filled(cluster)
@@ -448,8 +454,8 @@ def test_one_who_was_deposed_seals_nothing() -> None:
     assert len(cluster.directory.ranges.all(lane)) == 1
 
 
-def test_a_lane_that_rests_gets_a_last_checkpoint() -> None:
-    """Retention gives up only what a checkpoint covers: a lane that grew once and rests is covered, too."""
+def test_an_idle_lane_gets_a_last_checkpoint() -> None:
+    """Retention drops only entries that a checkpoint covers: a lane that grew once and is idle is covered, too."""
     cluster = ReplicatedCluster()
     lane, _ = filled(cluster)
     saved = cluster.sequencer.lanes[lane].order.counters
@@ -460,8 +466,8 @@ def test_a_lane_that_rests_gets_a_last_checkpoint() -> None:
     assert saved.checkpoints == count, "and no more"
 
 
-def test_lines_that_an_open_range_names_stay_whatever_is_known_of_their_replica() -> None:
-    """Of an incarnation that came and went unseen the disk is not known; what it has synced counts all the same."""
+def test_lines_named_by_an_open_range_stay_even_if_their_replica_is_unknown() -> None:
+    """The disk of an incarnation that came and went unnoticed is unknown; its synced positions count nevertheless."""
     cluster = ReplicatedCluster()
     lane = cluster.replicated()
     named = cluster.open_range(lane).replicas[0]

@@ -1,4 +1,4 @@
-"""Lanes that come back after the fabric was lost: ends, ceilings, sessions; and what a clean stop leaves."""
+"""Recovery of lanes after the fabric was lost: ends, ceilings, sessions; and the state after a clean stop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def loaded(order: int = 5, replicas: int = 3, durable_on: int = 2) -> tuple[Repl
 
 
 def reply(cluster: ReplicatedCluster, range_: Range, *lines: int | None) -> None:
-    """Lines of a range of the run before, one per replica that it names, by their new incarnations."""
+    """Lines of a range of the previous run, one per replica that it names, by their new incarnations."""
     now = {replica.number: replica for replica in cluster.replicas}
     for ref, line in zip(range_.replicas, lines, strict=True):
         if line is not None:
@@ -43,7 +43,7 @@ def disks_of(range_: Range) -> dict[int, str]:
 
 
 def test_the_end_is_the_largest_reply_and_the_next_range_is_above_the_ceiling() -> None:
-    """Two of three answer within a second or so; positions that may have been handed out are never used again."""
+    """Two of three answer within a second or so; positions that may have been handed out are never reused."""
     cluster, lane, _, range_ = loaded()
     cluster.lines(lane, 5, 4, 2)
     ceiling = cluster.directory.ranges.ceiling(lane)
@@ -51,7 +51,7 @@ def test_the_end_is_the_largest_reply_and_the_next_range_is_above_the_ceiling() 
     reply(cluster, range_, None, 4, 2)
     cluster.wait(RECOVERY_REPLIES_S + 0.2)
 
-    assert cluster.word(lane) == (RangeWord(range_.number, True), 4)  # copies are to be completed up to there
+    assert cluster.word(lane) == (RangeWord(range_.number, True), 4)  # copies must be completed up to there
     assert cluster.directory.ranges.all(lane)[-1].open
     assert lane not in cluster.sequencer.lanes
     reply(cluster, range_, None, 4, 4)
@@ -64,8 +64,8 @@ def test_the_end_is_the_largest_reply_and_the_next_range_is_above_the_ceiling() 
     assert cluster.sequencer.counters.recovered == 1
 
 
-def test_all_replies_are_there_and_nobody_waits() -> None:
-    """With every copy heard, recovery does not wait for time to pass; the largest is the end."""
+def test_with_all_replies_recovery_does_not_wait() -> None:
+    """Once every copy has answered, recovery does not wait for time to pass; the largest is the end."""
     cluster, lane, _, range_ = loaded()
     cluster.lines(lane, 6, 5, 2)
     cluster.lose_memory(disks_of(range_))
@@ -79,7 +79,7 @@ def test_all_replies_are_there_and_nobody_waits() -> None:
 
 
 def handles_after_a_loss() -> tuple[int, int]:
-    """The handle of a session that is lost with the fabric, and of the next one that is opened."""
+    """The handle of a session that is lost with the fabric, and of the next session that is opened."""
     cluster, lane, _, range_ = loaded()
     lost = cluster.open(lane, name=78)
     cluster.lines(lane, 6, 6, 6)
@@ -90,7 +90,7 @@ def handles_after_a_loss() -> tuple[int, int]:
 
 
 def test_the_handle_of_a_lost_session_is_never_handed_out_again() -> None:
-    """Its publisher still has it, and would speak for another's session."""
+    """Its publisher still has it, and would write into another's session."""
     lost, opened = handles_after_a_loss()
     assert opened > lost
 
@@ -100,7 +100,7 @@ def test_the_handle_of_a_lost_session_is_never_handed_out_again() -> None:
 
 
 def test_no_handle_is_handed_out_that_the_store_has_not_reserved() -> None:
-    """Whoever asks for a session is told to wait; there are more as soon as the lane has grown."""
+    """A client that opens a session has to wait; more handles exist as soon as the lane has grown."""
     cluster, lane, _, _ = loaded()
     table = cluster.sequencer.lanes[lane].order.table
     assert table.next_handle < table.handles_reserved <= cluster.directory.ranges.handle_ceiling(lane)
@@ -113,8 +113,8 @@ def test_no_handle_is_handed_out_that_the_store_has_not_reserved() -> None:
     assert cluster.open(lane, name=78) == table.next_handle - 1
 
 
-def test_the_smallest_reply_would_lose_what_was_durable() -> None:
-    """The planted bug: records that two replicas had are cut off."""
+def test_the_smallest_reply_would_lose_durable_records() -> None:
+    """The injected bug: records that two replicas had are cut off."""
     cluster, lane, _, range_ = loaded()
     cluster.lines(lane, 5, 5, 2)
     cluster.lose_memory(disks_of(range_))
@@ -127,7 +127,7 @@ def test_the_smallest_reply_would_lose_what_was_durable() -> None:
 
 @pytest.mark.parametrize("buggy", [False, True])
 def test_a_wiped_disk_is_not_a_reply(buggy: bool) -> None:
-    """One honest copy and a replica that forgot: not enough of two that are needed. Injected: the end is a lie."""
+    """One honest copy and a replica that forgot: fewer than the two required. Injected: the end is wrong."""
     cluster, lane, _, range_ = loaded()
     cluster.lines(lane, 5, 5, 2)
     wiped, behind = range_.replicas[0].replica, range_.replicas[2].replica
@@ -154,7 +154,7 @@ def test_a_wiped_disk_is_not_a_reply(buggy: bool) -> None:
     assert cluster.directory.ranges.all(lane)[0].end == 5
 
 
-def test_a_new_disk_may_have_the_copy_that_a_wiped_one_had() -> None:
+def test_a_new_disk_may_get_the_copy_of_a_wiped_one() -> None:
     """Two copies are needed and one disk is wiped: the other one knows the end, the new one is the second copy."""
     cluster, lane, _, range_ = loaded(replicas=2, durable_on=2)
     cluster.lines(lane, 5, 4)
@@ -173,15 +173,15 @@ def test_a_new_disk_may_have_the_copy_that_a_wiped_one_had() -> None:
     assert lane in cluster.sequencer.lanes
 
 
-def test_what_never_was_durable_is_given_up_if_nobody_can_copy_it() -> None:
-    """The only disk that has it is damaged there: the lane goes on where another one ends, and not before."""
+def test_records_that_never_were_durable_are_given_up_if_no_replica_can_copy_them() -> None:
+    """The only disk that has them is damaged there: the lane continues where another one ends, and not before."""
     cluster, lane, _, range_ = loaded(replicas=2, durable_on=2)
     cluster.lines(lane, 6, 3)
     cluster.lose_memory(disks_of(range_))
     reply(cluster, range_, 6, 3)
     cluster.wait(RECOVERY_STUCK_S - 1.0)
     assert cluster.word(lane) == (RangeWord(range_.number, True), 6)
-    reply(cluster, range_, 6, 4)  # copying goes on, and everybody has patience again
+    reply(cluster, range_, 6, 4)  # copying continues, and the patience starts again
     cluster.wait(RECOVERY_STUCK_S - 1.0)
     assert cluster.directory.ranges.all(lane)[0].open
     cluster.wait(2.0)
@@ -191,8 +191,8 @@ def test_what_never_was_durable_is_given_up_if_nobody_can_copy_it() -> None:
 
 
 @pytest.mark.parametrize(("replies", "end"), [((6, 3, None), 6), ((6, 3, 3), 3), ((6, 2, 1), 2)])
-def test_what_may_have_been_durable_is_never_given_up(replies: tuple[int | None, ...], end: int) -> None:
-    """Two of three: a disk that does not answer may have been the second one that had it all."""
+def test_possibly_durable_records_are_never_given_up(replies: tuple[int | None, ...], end: int) -> None:
+    """Two of three: a disk that does not answer may have been the second with all records."""
     cluster, lane, _, range_ = loaded()
     cluster.lines(lane, *replies)
     cluster.lose_memory(disks_of(range_))
@@ -204,8 +204,8 @@ def test_what_may_have_been_durable_is_never_given_up(replies: tuple[int | None,
     assert found.open == (None in replies)
 
 
-def test_of_an_empty_range_there_need_be_no_copies() -> None:
-    """Nothing was durable when memory was lost and a disk was wiped: the lane does not wait for copies of nothing."""
+def test_an_empty_range_needs_no_copies() -> None:
+    """Nothing was durable when memory was lost and a disk was wiped: the lane does not wait for empty copies."""
     cluster = ReplicatedCluster(replicas=2)
     lane = cluster.replicated(5, replicas=2, durable_on=2)
     range_ = cluster.open_range(lane)
@@ -219,7 +219,7 @@ def test_of_an_empty_range_there_need_be_no_copies() -> None:
 
 
 def test_an_operator_may_accept_the_loss() -> None:
-    """Then the lane goes on with what the replies have, be it less than was durable."""
+    """Then the lane continues with the records of the replies, even if more was durable."""
     cluster, lane, _, range_ = loaded()
     cluster.lines(lane, 5, 5, 2)
     alive = range_.replicas[2]
@@ -236,8 +236,8 @@ def test_an_operator_may_accept_the_loss() -> None:
 
 @pytest.mark.parametrize("order", [2, 5])
 @pytest.mark.parametrize("checkpoint", ["none", "good", "broken"])
-def test_sessions_are_fenced_and_go_on(order: int, checkpoint: str) -> None:
-    """The log says so, the handle is still known, and what is durable is not stored again."""
+def test_sessions_are_fenced_and_continue(order: int, checkpoint: str) -> None:
+    """The log records it, the handle is still known, and durable batches are not stored again."""
     cluster = ReplicatedCluster(replicas=3)
     lane = cluster.replicated(order)
     session = cluster.open(lane)
@@ -275,7 +275,7 @@ def test_sessions_are_fenced_and_go_on(order: int, checkpoint: str) -> None:
 
 
 def test_a_name_finds_its_session_again() -> None:
-    """Somebody who only knows the name is told what is in."""
+    """A client that only knows the name learns which batches are stored."""
     cluster, lane, _, range_ = loaded()
     cluster.lines(lane, 4, 4, 4)
     cluster.lose_memory(disks_of(range_))
@@ -289,8 +289,8 @@ def test_a_name_finds_its_session_again() -> None:
 
 
 @pytest.mark.parametrize("order", [2, 5])
-def test_a_trimmed_range_that_no_checkpoint_on_disk_covers_still_tells_about_sessions(order: int) -> None:
-    """Its entries are above the newest checkpoint on disk: what they stored must not be stored a second time."""
+def test_a_trimmed_range_that_no_checkpoint_on_disk_covers_still_defines_sessions(order: int) -> None:
+    """Its entries are above the newest checkpoint on disk: the batches they stored must not be stored twice."""
     cluster = ReplicatedCluster(replicas=3)
     lane = cluster.replicated(order)
     session = cluster.open(lane, name=77)
@@ -320,8 +320,8 @@ def test_a_trimmed_range_that_no_checkpoint_on_disk_covers_still_tells_about_ses
     assert [cluster.brokers[0].outcome(sent + at) for at in range(2)] == [Outcome.DUP_OF, Outcome.ORDERED]
 
 
-def test_a_lane_waits_for_a_checkpoint_that_covers_what_was_forgotten() -> None:
-    """Those replicas that reply have an older one: going on from there would leave out what is in between."""
+def test_a_lane_waits_for_a_checkpoint_that_covers_forgotten_ranges() -> None:
+    """The replicas that reply have an older checkpoint: continuing from it would leave out the entries in between."""
     cluster, lane, _, range_ = loaded()
     cluster.sequencer.lanes[lane].save(cluster.clock.us)
     cluster.lines(lane, 7, 7, 7)
@@ -347,7 +347,7 @@ def test_a_lane_waits_for_a_checkpoint_that_covers_what_was_forgotten() -> None:
     assert cluster.brokers[1].answers[asked][4] == 6
 
 
-def test_lanes_come_back_independently() -> None:
+def test_lanes_are_recovered_independently() -> None:
     """One has all its copies, the other has none: the first one works, the second answers BACKPRESSURE."""
     cluster, lane, _, range_ = loaded()
     other = cluster.replicated(2, replicas=1, durable_on=1)
@@ -368,7 +368,7 @@ def test_lanes_come_back_independently() -> None:
 
 @pytest.mark.parametrize("number", range(1, 60, 2))
 def test_a_crash_in_the_middle_of_a_recovery(number: int) -> None:
-    """Wherever the first sequencer dies, the next one brings the lane back: one seal, nothing twice."""
+    """Wherever the first sequencer dies, the next one recovers the lane: one seal, nothing twice."""
     cluster, lane, session, range_ = loaded()
     cluster.lines(lane, 5, 5, 5)
     cluster.lose_memory(disks_of(range_))
@@ -397,8 +397,8 @@ def test_a_crash_in_the_middle_of_a_recovery(number: int) -> None:
     assert cluster.brokers[0].answers[again][4] == 4
 
 
-def test_files_that_cannot_be_read_are_read_again() -> None:
-    """The lane waits and says so once; it comes back when a good copy is within reach."""
+def test_unreadable_files_are_read_again() -> None:
+    """The lane waits and reports it once; it is recovered when a good copy is within reach."""
     cluster, lane, _, range_ = loaded()
     cluster.lines(lane, 5, 5, 5)
     cluster.lose_memory(disks_of(range_))
@@ -414,7 +414,7 @@ def test_files_that_cannot_be_read_are_read_again() -> None:
 
 
 def test_memory_lost_twice() -> None:
-    """The second recovery replays over the gap of the first one: sessions that went on are where they were."""
+    """The second recovery replays over the gap of the first one: continued sessions have their state."""
     cluster, lane, session, range_ = loaded()
     cluster.lines(lane, 5, 5, 5)
     cluster.lose_memory(disks_of(range_))
@@ -443,10 +443,10 @@ def test_memory_lost_twice() -> None:
 
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("order", [2, 5])
-def test_a_checkpoint_of_what_was_lost_is_not_believed_later(order: int, memory: bool) -> None:
-    """One disk had more than those that replied, and comes back when the next range is open: a resend is stored.
+def test_a_checkpoint_of_lost_entries_is_not_used_later(order: int, memory: bool) -> None:
+    """One disk had more than those that replied, and returns when the next range is open: a resend is stored.
 
-    Whoever opened that range died before the lane began, or memory was lost once more.
+    The sequencer that opened that range died before the lane started, or memory was lost once more.
     """
     cluster, lane, session, range_ = loaded(order)
     cluster.sequencer.lanes[lane].save(cluster.clock.us)
@@ -480,7 +480,7 @@ def test_a_checkpoint_of_what_was_lost_is_not_believed_later(order: int, memory:
 
 
 def test_more_sessions_than_fit_the_ring_are_fenced_in_portions() -> None:
-    """Fences are entries too: they wait for room, and nothing else is taken before."""
+    """Fences are entries too: they wait for space, and nothing else is accepted before."""
     cluster, lane, _, range_ = loaded()
     for _ in range(6):
         cluster.open(lane)
@@ -529,7 +529,7 @@ def test_a_lane_of_a_broker_is_sealed_and_closed() -> None:
 
 
 def test_the_last_range_of_a_closed_lane_is_sealed_at_its_end() -> None:
-    """Once all of it is durable; until then replicas may be replaced like anywhere else, and its broker's log stays."""
+    """Once all of it is durable; until then replicas may be replaced as elsewhere, and its broker's log stays."""
     cluster = ReplicatedCluster(replicas=4)
     topic = cluster.directory.topics.create("loose", order=1, replicas=3, durable_on=2)
     broker = cluster.brokers[0]
@@ -559,7 +559,7 @@ def test_the_last_range_of_a_closed_lane_is_sealed_at_its_end() -> None:
 
 # --- clean stops ------------------------------------------------------------------------------------------------------
 def drained(cluster: ReplicatedCluster, lane: int, saves: bool = True, most: int = 400) -> bool:
-    """Let the sequencer drain; replicas save its checkpoint if they do. True if it came to an end."""
+    """Let the sequencer drain; replicas save its checkpoint if they do. True if it finished."""
     for _ in range(most):
         cluster.clock.us += 20_000
         for replica in cluster.replicas:
@@ -575,7 +575,7 @@ def drained(cluster: ReplicatedCluster, lane: int, saves: bool = True, most: int
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_after_a_clean_stop_nothing_is_missing(saves: bool) -> None:
-    """The range is sealed at its end, and the next run goes on at that very index with open sessions."""
+    """The range is sealed at its end, and the next run continues at that very index with open sessions."""
     cluster, lane, session, range_ = loaded()
     cluster.lines(lane, 7, 7, 6)
     assert drained(cluster, lane, saves)
@@ -591,8 +591,8 @@ def test_after_a_clean_stop_nothing_is_missing(saves: bool) -> None:
     assert cluster.brokers[0].answers[sent + 1][:2] == (Outcome.DUP_OF, 6)
 
 
-def test_a_stop_waits_for_what_is_not_durable_and_not_for_ever() -> None:
-    """What does not become durable in time stays in an open range."""
+def test_a_stop_waits_a_bounded_time_for_durability() -> None:
+    """Records that do not become durable in time stay in an open range."""
     cluster, lane, _, _ = loaded()
     cluster.lines(lane, 7, 5, 5)
     assert not drained(cluster, lane, most=50)
@@ -601,7 +601,7 @@ def test_a_stop_waits_for_what_is_not_durable_and_not_for_ever() -> None:
     assert cluster.diary.of("ranges left open")
 
 
-def test_a_successor_in_the_same_run_goes_on_after_a_clean_stop() -> None:
+def test_a_successor_in_the_same_run_continues_after_a_clean_stop() -> None:
     """Only the sequencer was stopped: its successor opens the next range where the last one ends."""
     cluster, lane, session, _ = loaded()
     cluster.lines(lane, 7, 7, 7)
@@ -616,8 +616,8 @@ def test_a_successor_in_the_same_run_goes_on_after_a_clean_stop() -> None:
 
 
 @pytest.mark.parametrize("opened", [5, 131, 70_000])
-def test_handles_that_were_passed_over_make_no_table_larger(opened: int) -> None:
-    """Without a checkpoint the table is made for the handles of the log; those after a loss go on in turn."""
+def test_skipped_handles_make_no_table_larger(opened: int) -> None:
+    """Without a checkpoint the table is made for the handles of the log; those after a loss continue in turn."""
     table = SessionTable(100)
     table.next_handle = opened
     table.pass_over(CEILING_AHEAD_HANDLES * 3)

@@ -1,4 +1,4 @@
-"""What replicas have on disk, read back: the best checkpoint, entries from whoever has a good copy."""
+"""Reading back the disks of replicas: the best checkpoint, and entries from any good copy."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_entries_come_from_a_good_copy(tmp_path: Path) -> None:
 
 
 def test_the_newest_checkpoint_of_those_that_are_up(tmp_path: Path) -> None:
-    """At or below the index asked for; a replica that is down is not asked."""
+    """At or below the requested index; a replica that is down is not asked."""
     members = [member(number, tmp_path, ReplicaState.DEAD if number == 2 else ReplicaState.LIVE) for number in range(3)]
     for who, index in zip(members, (40, 70, 60), strict=True):
         write_checkpoint(RealDisk(Path(who.folder)), lane_folder(LANE), index, b"%d" % index, 0)

@@ -1,4 +1,4 @@
-"""Which incarnations of replicas the store lists no more."""
+"""Incarnations of replicas that the store no longer lists."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ def member(replica: int, incarnation: int) -> ReplicaMember:
 
 
 def gone(replicas: Replicas, *members: ReplicaMember) -> set[str]:
-    """Those that are listed no more, by the names of their regions."""
+    """Those that are no longer listed, by the names of their regions."""
     return {ref.region_prefix for ref in replicas.update(list(members))}
 
 
-def test_incarnations_that_came_and_went_between_two_looks_are_gone_too() -> None:
-    """Nobody else removes their regions before the next takeover. One that is still listed is not gone."""
+def test_incarnations_that_came_and_went_between_two_polls_are_gone_too() -> None:
+    """No other process removes their regions before the next takeover.
+
+    An incarnation that is still listed is not gone.
+    """
     replicas = Replicas(Mock(), 0)
     assert not gone(replicas, member(0, 3), member(1, 1))
     assert not gone(replicas, member(0, 3), member(1, 1))

@@ -1,4 +1,4 @@
-"""Room in the order ring, ceilings, and what dead brokers keep: all of it about what is not durable yet."""
+"""Space in the order ring, ceilings, and retained logs of dead brokers: everything about entries not yet durable."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def fill(cluster: ReplicatedCluster, lane: int, session: int, order: int = 5, on
 
 @pytest.mark.parametrize("one_by_one", [False, True])
 @pytest.mark.parametrize("order", [2, 5])
-def test_a_lane_without_room_refuses_and_nobody_else_waits(order: int, one_by_one: bool) -> None:
-    """A lap ahead of what is durable, batches get BACKPRESSURE; another lane goes on; so does this one later."""
+def test_a_lane_without_space_refuses_and_no_other_lane_waits(order: int, one_by_one: bool) -> None:
+    """A lap ahead of the durable end, batches get BACKPRESSURE; another lane continues; so does this one later."""
     cluster = ReplicatedCluster()
     lane = cluster.replicated(order)
     session = cluster.open(lane)
     outcomes = fill(cluster, lane, session, order, one_by_one)
 
-    assert outcomes.count(Outcome.ORDERED) == LAP - SPARE - 1  # entry 0 is the session's start
+    assert outcomes.count(Outcome.ORDERED) == LAP - SPARE - 1  # entry 0 opens the session
     assert outcomes[-1] == Outcome.BACKPRESSURE
     other = cluster.topic(5, replicas=0)
     elsewhere = cluster.open(other)
@@ -58,8 +58,8 @@ def test_a_lane_without_room_refuses_and_nobody_else_waits(order: int, one_by_on
 
 
 @pytest.mark.parametrize("order", [2, 5])
-def test_a_full_lane_knows_what_it_ordered(order: int) -> None:
-    """A successor finds entries whose answers are missing: refused, their payloads would go before disks have them."""
+def test_a_full_lane_knows_its_ordered_entries(order: int) -> None:
+    """A successor finds entries without results: if it refused them, their payloads would go before disks have them."""
     cluster = ReplicatedCluster()
     lane = cluster.replicated(order)
     session = cluster.open(lane)
@@ -73,7 +73,7 @@ def test_a_full_lane_knows_what_it_ordered(order: int) -> None:
 
 
 def test_requests_have_a_reserve_and_then_wait_too() -> None:
-    """A full lane still opens a session; when the reserve is used up, that is refused as well, and comes back."""
+    """A full lane still opens a session; when the reserve is used up, that is refused as well, and sent again."""
     cluster = ReplicatedCluster()
     lane = cluster.replicated()
     fill(cluster, lane, cluster.open(lane))
@@ -89,7 +89,7 @@ def test_requests_have_a_reserve_and_then_wait_too() -> None:
 
 
 def test_waiting_batches_count_as_if_they_came_now() -> None:
-    """What waits for a gap has its place in the ring: when the gap closes, all of it fits."""
+    """Batches that wait for a gap have reserved slots in the ring: when the gap closes, all of them fit."""
     cluster = ReplicatedCluster()
     lane = cluster.replicated()
     session = cluster.open(lane)
@@ -110,8 +110,8 @@ def test_waiting_batches_count_as_if_they_came_now() -> None:
     assert cluster.brokers[1].outcome(held + 6) == Outcome.ORDERED
 
 
-def test_time_waits_for_room_too() -> None:
-    """A gap that is over while the lane is full is ended as soon as there is room."""
+def test_timeouts_wait_for_space_too() -> None:
+    """A gap that times out while the lane is full is ended as soon as there is space."""
     cluster = ReplicatedCluster()
     lane = cluster.replicated(gap_timeout_ms=1_000)
     session = cluster.open(lane)
@@ -161,7 +161,7 @@ def test_a_successor_has_everything_that_is_not_durable(seed: int) -> None:
 
 # --- ceilings ---------------------------------------------------------------------------------------------------------
 def order_some(cluster: ReplicatedCluster, raising: bool) -> int:
-    """Order far beyond a low ceiling, all of it durable at once. Returns where the order got to."""
+    """Order far beyond a low ceiling, all of it durable immediately. Returns the end of the order."""
     with (
         patch.object(ranges_module, "CEILING_AHEAD", 10),
         patch.object(ranges_module, "CEILING_AHEAD_SEQ", 1_000),
@@ -189,14 +189,14 @@ def order_some(cluster: ReplicatedCluster, raising: bool) -> int:
 
 
 def test_the_ceiling_is_raised_ahead_of_the_order() -> None:
-    """Reserved positions are always ahead; ordering goes on."""
+    """Reserved positions are always ahead; ordering continues."""
     cluster = ReplicatedCluster()
     assert order_some(cluster, raising=True) <= 0
     assert cluster.sequencer.lanes[0].order.next_index > 30
 
 
 def test_nothing_is_ordered_above_the_ceiling() -> None:
-    """While the store refuses to reserve more, batches are refused too; with the rule planted away they are not."""
+    """While the store refuses to reserve more, batches are refused too; with the rule switched off they are not."""
     assert order_some(ReplicatedCluster(), raising=False) <= 0
     with injected("ceiling-ignored"):
         assert order_some(ReplicatedCluster(), raising=False) > 0
@@ -224,7 +224,7 @@ def test_records_have_a_ceiling_of_their_own() -> None:
 
 # --- dead brokers -----------------------------------------------------------------------------------------------------
 def test_a_dead_brokers_log_stays_until_all_of_it_is_durable() -> None:
-    """Replicas copy from it; then it goes at once, since every topic is on disk."""
+    """Replicas copy from it; then it is removed immediately, since every topic is on disk."""
     cluster = ReplicatedCluster()
     lane = cluster.replicated()
     session = cluster.open(lane)
@@ -246,7 +246,7 @@ def test_a_dead_brokers_log_stays_until_all_of_it_is_durable() -> None:
 
 
 def test_a_dead_brokers_log_stays_for_readers_of_topics_without_replicas() -> None:
-    """There is no other place for their records."""
+    """Their records are nowhere else."""
     cluster = ReplicatedCluster()
     lane = cluster.replicated()
     cluster.topic(5, replicas=0)

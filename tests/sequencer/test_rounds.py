@@ -1,4 +1,4 @@
-"""Rounds over the fabric: brokers in, answers out, and what happens when a broker or a topic goes."""
+"""Rounds over the fabric: entries in, results out, and the removal of brokers and topics."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ BATCH, OPEN, CLOSE = EntryKind.BATCH, EntryKind.SESSION_OPEN, EntryKind.SESSION_
 
 
 def sequencer_word(cluster: Cluster, line: int) -> int:
-    """A word of the sequencer's frontiers, as a stranger sees it."""
+    """A word of the sequencer's frontiers, as another process reads it."""
     views = Views(cluster.memory.host("stranger"))
     return views.word(f"epoch-{cluster.sequencer.epoch}/frontiers", frontier_offset(line))
 
 
 def test_altered_topics_are_followed() -> None:
-    """A sequencer learns of a change from the store, and what waits is judged by it."""
+    """A sequencer learns of a change from the store, and applies it to waiting batches."""
     cluster = Cluster()
     lane = cluster.topic(5)
     session = cluster.open(lane)
@@ -56,7 +56,7 @@ def test_altered_topics_are_followed() -> None:
 
 # --- in and out -------------------------------------------------------------------------------------------------------
 def test_a_request_never_waits_for_other_entries_to_gather() -> None:
-    """The client of a session request waits for this very answer; the hash of a name is not a depth."""
+    """The client of a session request waits for this very result; the hash of a name is not a depth."""
     cluster = Cluster()
     lane = cluster.topic(5)
     session = cluster.open(lane)
@@ -86,7 +86,7 @@ def test_a_session_is_ordered_over_several_brokers() -> None:
     assert [two.answers[second + n][1] for n in range(2)] == [2, 4]
 
 
-def test_lanes_are_ordered_apart() -> None:
+def test_lanes_are_ordered_separately() -> None:
     """Entries of several topics in one ring go to their lanes, each with its own positions."""
     cluster = Cluster()
     lanes = [cluster.topic(5), cluster.topic(2)]
@@ -102,7 +102,7 @@ def test_lanes_are_ordered_apart() -> None:
 
 
 def test_rings_wrap_and_positions_stay() -> None:
-    """Many laps of every ring, in rounds of all sizes, with caches doing what they like."""
+    """Many laps of every ring, in rounds of all sizes, with arbitrary cache behavior."""
     cluster = Cluster(seed=3)
     lane = cluster.topic(5)
     session, sent = cluster.open(lane), 0
@@ -117,7 +117,7 @@ def test_rings_wrap_and_positions_stay() -> None:
     assert cluster.stored(lane) == [(session, seq) for seq in range(sent)]
 
 
-def test_the_lane_line_tells_the_end() -> None:
+def test_the_lane_line_contains_the_end() -> None:
     """The frontiers region has the ordered index and the next seq of each lane."""
     cluster = Cluster()
     lane = cluster.topic(2)
@@ -130,8 +130,8 @@ def test_the_lane_line_tells_the_end() -> None:
     assert (views.word(name, line), views.word(name, line + 8)) == (3, 4)
 
 
-def test_an_answered_position_can_be_read_at_once() -> None:
-    """At whatever moment of a round a broker relays an answer, the order already reaches the position it names."""
+def test_an_answered_position_can_be_read_immediately() -> None:
+    """At any moment of a round when a broker relays a result, the order already reaches its position."""
     answered_early = 0
     for moment in range(1, 40):
         cluster = Cluster(brokers=1)
@@ -154,7 +154,7 @@ def test_an_answered_position_can_be_read_at_once() -> None:
 
 
 def test_requests_do_not_overtake_batches_of_their_session() -> None:
-    """A close in the middle of a ring: what came before it is stored, what came after it is refused."""
+    """A close in the middle of a ring: earlier batches are stored, later ones are refused."""
     cluster = Cluster()
     lane = cluster.topic(5)
     session, other = cluster.open(lane), cluster.open(lane)
@@ -172,7 +172,7 @@ def test_requests_do_not_overtake_batches_of_their_session() -> None:
 
 
 def test_a_name_is_taken_after_the_batches_before_it() -> None:
-    """Opening a name in the same ring fences its holder behind the batches that came before."""
+    """Opening a name in the same ring fences its holder after the batches that came before."""
     cluster = Cluster()
     lane = cluster.topic(5)
     session, broker = cluster.open(lane, name=9), cluster.brokers[0]
@@ -185,8 +185,8 @@ def test_a_name_is_taken_after_the_batches_before_it() -> None:
     assert broker.outcome(late) == Outcome.FENCED
 
 
-def test_few_requests_are_taken_in_a_round() -> None:
-    """Requests cost more than batches, so a round takes a bounded number of them; all are answered in the end."""
+def test_a_round_handles_a_bounded_number_of_requests() -> None:
+    """Requests cost more than batches, so a round handles a few of them; all are answered in the end."""
     sizes = FabricSizes(
         pending_slots=1024, order_slots=2048, held_slots=8, log_bytes=4096, chunk_bytes=1024, sessions=512,
         round_entries=512,
@@ -205,8 +205,8 @@ def test_few_requests_are_taken_in_a_round() -> None:
         assert [broker.outcome(first + n) for n in range(200)] == [Outcome.OPENED] * 200
 
 
-def test_a_broker_that_does_not_read_is_not_served_beyond_its_room() -> None:
-    """The results ring never overflows; the others go on; when the broker reads again it gets everything."""
+def test_a_broker_that_does_not_read_is_not_served_beyond_its_space() -> None:
+    """The results ring never overflows; the others continue; when the broker reads again it gets everything."""
     cluster = Cluster()
     lane = cluster.topic(2)
     lazy, busy = cluster.brokers
@@ -231,7 +231,7 @@ def test_a_broker_that_does_not_read_is_not_served_beyond_its_room() -> None:
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
 def test_at_the_bound_the_oldest_gap_of_any_topic_is_fenced() -> None:
-    """Waiting batches of all topics share a bound; at it, the session that waits longest goes, and nobody else."""
+    """Waiting batches of all topics share a bound; at it, only the session that waits longest is fenced."""
     cluster = Cluster()
     first, second = cluster.topic(5), cluster.topic(5)
     oldest, newer, newest = cluster.open(first), cluster.open(second), cluster.open(second)
@@ -251,7 +251,7 @@ def test_at_the_bound_the_oldest_gap_of_any_topic_is_fenced() -> None:
 
 
 def test_a_gap_that_closes_in_the_same_round_is_not_the_oldest() -> None:
-    """When room is needed while the longest wait ends, the next one goes; the session that was served stays open."""
+    """When space is needed while the longest wait ends, the next session is fenced. The served one stays open."""
     cluster = Cluster()
     lane = cluster.topic(5)
     served, other, newest = cluster.open(lane), cluster.open(lane), cluster.open(lane)
@@ -273,7 +273,7 @@ def test_a_gap_that_closes_in_the_same_round_is_not_the_oldest() -> None:
 
 
 def test_a_gap_does_not_block_its_ring() -> None:
-    """While a session waits, its broker's pending slots are free and everybody else goes on."""
+    """While a session waits, its broker's pending slots are free and all others continue."""
     cluster = Cluster()
     lane = cluster.topic(5)
     stuck, other = cluster.open(lane), cluster.open(lane)
@@ -288,7 +288,7 @@ def test_a_gap_does_not_block_its_ring() -> None:
 
 
 def test_the_next_deadline_is_when_a_gap_times_out() -> None:
-    """Without gaps only the expiry of sessions is due; with one, its time-out is, and a round at that time ends it."""
+    """Without gaps only the expiry of sessions is due; with a gap, its timeout is, and a round at that time ends it."""
     cluster = Cluster()
     assert cluster.sequencer.next_deadline_us() is None
     lane = cluster.topic(5, gap_timeout_ms=500)
@@ -305,7 +305,7 @@ def test_the_next_deadline_is_when_a_gap_times_out() -> None:
 
 # --- topics -----------------------------------------------------------------------------------------------------------
 def test_an_unknown_lane_is_answered() -> None:
-    """Entries of a lane that no topic has are refused, also when the number is absurd."""
+    """Entries of a lane without a topic are refused, also when the number is absurd."""
     cluster = Cluster()
     broker = cluster.brokers[0]
     numbers = [broker.batches(lane, 0, 0) for lane in (7, 4_000_000_000)]
@@ -314,7 +314,7 @@ def test_an_unknown_lane_is_answered() -> None:
     assert [broker.outcome(number) for number in numbers] == [Outcome.UNKNOWN_TOPIC] * 2
 
 
-def test_a_deleted_topic_takes_its_regions_and_answers_what_waits() -> None:
+def test_a_deleted_topic_loses_its_regions_and_its_waiting_batches_are_answered() -> None:
     """Its regions are removed, waiting batches are answered, later ones refused; other topics are not touched."""
     cluster = Cluster()
     lane, other = cluster.topic(5), cluster.topic(5)
@@ -335,8 +335,8 @@ def test_a_deleted_topic_takes_its_regions_and_answers_what_waits() -> None:
 
 
 # --- brokers ----------------------------------------------------------------------------------------------------------
-def test_of_a_dead_broker_everything_valid_is_ordered() -> None:
-    """It is told to close; entries beyond its frontier count too; it gets no answers; its successor is attached."""
+def test_all_valid_entries_of_a_dead_broker_are_ordered() -> None:
+    """It is marked closing; entries beyond its frontier count too; it gets no results; its successor is attached."""
     cluster = Cluster()
     lane = cluster.topic(5)
     session, dead = cluster.open(lane), cluster.brokers[0]
@@ -358,7 +358,7 @@ def test_of_a_dead_broker_everything_valid_is_ordered() -> None:
 
 
 def test_nothing_more_is_taken_from_a_closed_broker() -> None:
-    """What a dead incarnation writes after its end is not ordered."""
+    """Entries that a dead incarnation writes after its end are not ordered."""
     cluster = Cluster()
     lane = cluster.topic(5)
     session, dead = cluster.open(lane), cluster.brokers[0]
@@ -390,7 +390,7 @@ def test_a_dead_broker_takes_its_connections_with_it() -> None:
 
 
 def test_a_dead_broker_is_closed_though_every_round_is_one_batch() -> None:
-    """A publisher that waits for each answer keeps the sequencer busy, and nobody else waiting."""
+    """A publisher that waits for each result keeps the sequencer busy, and no one else waits."""
     cluster = Cluster()
     lane = cluster.topic(5)
     dead = cluster.sequencer.brokers.sources[cluster.brokers[0].member.handle]
@@ -405,7 +405,7 @@ def test_a_dead_broker_is_closed_though_every_round_is_one_batch() -> None:
 
 
 def test_a_broken_ring_closes_its_broker_and_no_other() -> None:
-    """An entry below the frontier that is not valid: what is before it counts, the broker is closed and named."""
+    """An entry below the frontier that is not valid: earlier entries count, the broker is closed and named."""
     cluster = Cluster()
     lane = cluster.topic(5)
     session, (bad, good) = cluster.open(lane), cluster.brokers
@@ -430,7 +430,10 @@ def test_a_broken_ring_closes_its_broker_and_no_other() -> None:
 
 
 def test_old_dead_logs_are_removed() -> None:
-    """Logs of dead incarnations are kept up to a bound; beyond it the oldest go, unless a batch of theirs waits."""
+    """Logs of dead incarnations are kept up to a bound.
+
+    Beyond it the oldest are removed, unless a batch of theirs waits.
+    """
     log_bytes = Cluster().memory.regions["broker-0.1/log"].size
     cluster = Cluster(sizes=replace(SIZES, dead_log_bytes=2 * log_bytes))
     lane = cluster.topic(5)
@@ -465,8 +468,8 @@ def test_rings_of_deleted_topics_that_a_dead_broker_left_are_removed() -> None:
     assert [fabric.exists(lane.region) for lane in lanes] == [False, True]
 
 
-def test_the_region_by_which_readers_know_a_broker_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made last, too: while it is there so are the others."""
+def test_the_region_by_which_readers_know_a_broker_is_removed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is created last, too: while it exists so do the others."""
     removed: list[str] = []
     remove = IncoherentHost.remove
     monkeypatch.setattr(IncoherentHost, "remove", lambda host, name: (removed.append(name), remove(host, name)))
@@ -478,7 +481,7 @@ def test_the_region_by_which_readers_know_a_broker_goes_first(monkeypatch: pytes
     assert list(buried) == [f"broker-0.1/{name}" for name in ("pending", "frontiers", "log")]
 
 
-def test_a_broker_that_died_before_it_began_is_forgotten() -> None:
+def test_a_broker_that_died_before_it_started_is_forgotten() -> None:
     """A member without rings is removed once it is dead."""
     cluster = Cluster()
     member = cluster.directory.members.register(5, "localhost", 1, 1)
@@ -489,7 +492,7 @@ def test_a_broker_that_died_before_it_began_is_forgotten() -> None:
     assert [m.broker for m in cluster.directory.members.all()] == [0, 1]
 
 
-# --- reigns -----------------------------------------------------------------------------------------------------------
+# --- leaders ----------------------------------------------------------------------------------------------------------
 def test_the_heartbeat_counts() -> None:
     """A living sequencer moves its heartbeat line."""
     cluster = Cluster()
@@ -514,8 +517,8 @@ def test_a_deposed_sequencer_stops() -> None:
     assert cluster.stored(lane) == [(session, 0)]
 
 
-def test_a_candidate_that_was_overtaken_does_not_start() -> None:
-    """Of two candidates only the one with the newest epoch starts."""
+def test_a_standby_that_was_overtaken_does_not_start() -> None:
+    """Of two standbys only the one with the newest epoch starts."""
     cluster = Cluster()
     taken: list[Sequencer] = []
 
@@ -523,7 +526,7 @@ def test_a_candidate_that_was_overtaken_does_not_start() -> None:
         taken.append(cluster.new_sequencer())
 
     cluster.reigns += 1
-    cluster.at_primitive(3, overtake)  # two are for the look at the epoch table, before it has its epoch
+    cluster.at_primitive(3, overtake)  # two are for reading the epoch table, before it has its epoch
     slow = lead(Env(cluster.clock), cluster.memory.host(cluster.host), cluster.directory, cluster.sizes)
 
     assert slow.deposed
@@ -532,7 +535,10 @@ def test_a_candidate_that_was_overtaken_does_not_start() -> None:
 
 
 def test_regions_of_old_epochs_are_swept() -> None:
-    """Only the last started epoch and its predecessor keep their regions; others go when publishers have gone on."""
+    """Only the last started epoch and its predecessor keep their regions.
+
+    Others are removed when publishers have moved on.
+    """
     cluster = Cluster()
     cluster.topic(5)
     for _ in range(3):
@@ -546,7 +552,7 @@ def test_regions_of_old_epochs_are_swept() -> None:
     assert _epochs(cluster) == {"epoch-3", "epoch-4"}
 
 
-def test_regions_that_a_sleeper_makes_later_are_swept_too() -> None:
+def test_regions_that_a_paused_process_makes_later_are_swept_too() -> None:
     """A broker that was forgotten, or a sequencer of an early epoch, may wake up and make regions at any time."""
     cluster = Cluster()
     cluster.topic(5)
@@ -565,7 +571,10 @@ def test_regions_that_a_sleeper_makes_later_are_swept_too() -> None:
 
 
 def test_nothing_of_another_generation_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder of a fabric has the same name in each, and epochs begin anew: what looks old may be in use."""
+    """The folder of a fabric has the same name in each, and epochs start again at 1.
+
+    An apparently old region may be in use.
+    """
     cluster = Cluster()
     cluster.topic(5)
     cluster.new_sequencer()
@@ -585,8 +594,8 @@ def _epochs(cluster: Cluster) -> set[str]:
     return {owner for owner in owners if owner.startswith("epoch-")}
 
 
-def test_sessions_positions_and_waiting_batches_outlive_reigns() -> None:
-    """Over several takeovers duplicates are recognised, gaps close, names and handles go on."""
+def test_sessions_positions_and_waiting_batches_survive_takeovers() -> None:
+    """Over several takeovers duplicates are recognized, gaps close, names and handles continue."""
     cluster = Cluster()
     lane = cluster.topic(5)
     session, broker = cluster.open(lane, name=3), cluster.brokers[0]
@@ -638,7 +647,7 @@ class StubBell:
             self._at_wait()
 
 
-def test_the_driver_waits_longer_while_idle_and_stops_when_told() -> None:
+def test_the_driver_waits_longer_while_idle_and_stops_on_request() -> None:
     """Idle waits grow, and the loop ends with its stop event."""
     cluster, stop = Cluster(), asyncio.Event()
     bell = StubBell(stop.set)
@@ -649,7 +658,7 @@ def test_the_driver_waits_longer_while_idle_and_stops_when_told() -> None:
     assert bell.waits[-1] > bell.waits[0]
 
 
-def test_the_driver_ends_with_the_reign() -> None:
+def test_the_driver_ends_with_the_leadership() -> None:
     """A deposed sequencer's loop ends by itself."""
     cluster = Cluster()
     old = cluster.sequencer
@@ -661,7 +670,7 @@ def test_the_driver_ends_with_the_reign() -> None:
 
 # --- silence ----------------------------------------------------------------------------------------------------------
 def let_pass(cluster: Cluster, seconds: float, step_s: float = 0.1) -> None:
-    """Time goes by, with a round now and then."""
+    """Advance the time, with a round now and then."""
     for _ in range(round(seconds / step_s)):
         cluster.clock.us += int(step_s * 1e6)
         cluster.run()
@@ -672,7 +681,7 @@ def states(cluster: Cluster) -> dict[int, MemberState]:
 
 
 def test_a_silent_broker_is_closed() -> None:
-    """Its heart stands still: it is dead in the store, and told to close. What it published before is ordered."""
+    """It sends no heartbeat: it is dead in the store, and marked closing. Its earlier entries are ordered."""
     cluster = Cluster()
     lane = cluster.topic(5)
     session = cluster.open(lane)
@@ -689,8 +698,8 @@ def test_a_silent_broker_is_closed() -> None:
     assert not cluster.brokers[1].closing()
 
 
-def test_each_epoch_says_anew_which_brokers_are_open() -> None:
-    """Of one that an earlier epoch has closed and buried it says nothing, though it may still be asleep somewhere."""
+def test_each_epoch_publishes_again_which_brokers_are_open() -> None:
+    """An epoch has no state for a broker that an earlier one removed, though it may still be paused somewhere."""
     cluster = Cluster()
     cluster.run()
     asleep, other = cluster.brokers
@@ -705,11 +714,11 @@ def test_each_epoch_says_anew_which_brokers_are_open() -> None:
     assert {broker.standing() for broker in (again, other)} == {Standing.OPEN}
 
 
-def test_a_pause_of_the_sequencer_is_nobody_elses_silence() -> None:
-    """It was stopped itself for an hour: whoever beats afterwards stays."""
+def test_a_pause_of_the_sequencer_is_not_silence_of_others() -> None:
+    """It was stopped itself for an hour: every broker that sends heartbeats afterwards stays."""
     cluster = Cluster()
     let_pass(cluster, 1.0)
-    for pause_us in (100_000, 3_600_000_000):  # nobody beats meanwhile: all that ever was has been seen
+    for pause_us in (100_000, 3_600_000_000):  # no heartbeats meanwhile: all earlier ones have been seen
         cluster.clock.us += pause_us
         cluster.sequencer.round()
     let_pass(cluster, 1.0)

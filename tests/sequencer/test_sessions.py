@@ -33,8 +33,8 @@ def test_a_new_session_begins_at_zero() -> None:
     assert lane.kinds() == [OPEN, OPEN]
 
 
-def test_a_name_opened_again_fences_its_holder_and_goes_on() -> None:
-    """The earlier holder is out for good; the new one continues its sequences, and duplicates are recognised."""
+def test_a_name_opened_again_fences_its_holder_and_continues() -> None:
+    """The earlier holder is out permanently; the new one continues its sequences, and duplicates are recognized."""
     lane = OneLane()
     first = lane.open(name=5)
     lane.send(first, 0, 1)
@@ -48,8 +48,11 @@ def test_a_name_opened_again_fences_its_holder_and_goes_on() -> None:
     assert int(refused["extra"]) == 2
 
 
-def test_a_name_is_opened_only_over_the_holder_that_was_named() -> None:
-    """A request that comes late takes the name from nobody; it is told who has it, and may ask again over that one."""
+def test_a_name_is_opened_only_over_the_named_holder() -> None:
+    """A late request does not take the name.
+
+    Its answer names the holder, and the client may ask again over that one.
+    """
     lane = OneLane()
     first = int(lane.request(OPEN, name=5, holder=NO_SESSION)["session"])
     late = lane.request(OPEN, name=5, holder=NO_SESSION)
@@ -63,7 +66,7 @@ def test_a_name_is_opened_only_over_the_holder_that_was_named() -> None:
     assert lane.kinds() == [OPEN, FENCE, OPEN, EntryKind.BATCH]
 
 
-def test_a_request_for_a_held_name_tells_where_its_session_is() -> None:
+def test_a_request_for_a_held_name_learns_the_next_sequence() -> None:
     """A caller that names another holder changes nothing, and learns the next sequence of the session."""
     lane = OneLane()
     session = int(lane.request(OPEN, name=5, holder=NO_SESSION)["session"])
@@ -74,8 +77,8 @@ def test_a_request_for_a_held_name_tells_where_its_session_is() -> None:
     assert lane.send(session, 3) == [Outcome.ORDERED]
 
 
-def test_a_name_that_nobody_holds_any_more_is_opened_over_nobody() -> None:
-    """Who names a holder that is gone is told that there is none."""
+def test_a_name_without_a_holder_is_opened_without_naming_one() -> None:
+    """A request that names a former holder learns that there is none."""
     lane = OneLane()
     first = lane.open(name=5)
     lane.request(CLOSE, first)
@@ -86,7 +89,7 @@ def test_a_name_that_nobody_holds_any_more_is_opened_over_nobody() -> None:
 
 
 def test_a_fenced_session_is_continued_by_its_handle() -> None:
-    """After a fence the publisher goes on under a new handle; what waited was refused, and can be sent again."""
+    """After a fence the publisher continues under a new handle; waiting batches were refused, and can be sent again."""
     lane = OneLane()
     first = lane.open()
     lane.send(first, 0, 2)
@@ -112,7 +115,7 @@ def test_an_open_whose_answer_was_lost_can_be_asked_again() -> None:
 
 
 def test_a_chain_that_ended_cannot_be_continued() -> None:
-    """When the newest of a chain is closed, its predecessors know too little to go on."""
+    """When the newest session of a chain is closed, its predecessors cannot be continued."""
     lane = OneLane()
     first = lane.open()
     second = lane.open(resumed=first)
@@ -122,12 +125,12 @@ def test_a_chain_that_ended_cannot_be_continued() -> None:
 
 
 def test_unknown_sessions_cannot_be_continued() -> None:
-    """Resuming what is not known is refused."""
+    """Resuming an unknown session is refused."""
     assert outcome(OneLane().request(OPEN, 3)) == Outcome.UNKNOWN_SESSION
 
 
 def test_order_2_continues_the_window_with_its_holes() -> None:
-    """Unseen sequences of the earlier session can still be stored by the new one; `low` is told."""
+    """Unseen sequences of the earlier session can still be stored by the new one; `low` is reported."""
     lane = OneLane(2)
     first = lane.open(name=5)
     lane.send(first, 3, 5, low=3)
@@ -141,7 +144,7 @@ def test_order_2_continues_the_window_with_its_holes() -> None:
 
 
 def test_closing_forgets_a_session_and_its_name() -> None:
-    """A closed session is unknown, closing it again is done already, and its name begins anew."""
+    """A closed session is unknown, closing it again succeeds, and its name starts again."""
     lane = OneLane()
     session = lane.open(name=5)
     lane.send(session, 0, 2)
@@ -155,7 +158,7 @@ def test_closing_forgets_a_session_and_its_name() -> None:
 
 
 def test_a_full_table_refuses_new_sessions() -> None:
-    """At the bound a new session is refused; a closed one makes room."""
+    """At the bound a new session is refused; a closed one makes space."""
     lane = OneLane(sessions=4)
     handles = [lane.open() for _ in range(4)]
 
@@ -165,7 +168,7 @@ def test_a_full_table_refuses_new_sessions() -> None:
 
 
 def test_a_full_table_forgets_the_oldest_fenced_session() -> None:
-    """Fenced sessions are kept only while nobody needs their rows."""
+    """Fenced sessions are kept only while their rows are not needed."""
     lane = OneLane(sessions=3)
     first, second = lane.open(name=1), lane.open(name=2)
     lane.now_us += 10
@@ -178,7 +181,7 @@ def test_a_full_table_forgets_the_oldest_fenced_session() -> None:
     assert lane.kinds()[-3:-1] == [CLOSE, EntryKind.BATCH]
 
 
-def test_a_session_can_be_continued_again_and_again_in_a_full_table() -> None:
+def test_a_session_can_be_continued_repeatedly_in_a_full_table() -> None:
     """While answers are lost, its publisher knows of no other: it is not forgotten for its own successors."""
     lane = OneLane(sessions=4)
     first, quiet = lane.open(), lane.open()
@@ -194,8 +197,8 @@ def test_a_session_can_be_continued_again_and_again_in_a_full_table() -> None:
     assert lane.send(quiet, 0) == [Outcome.UNKNOWN_SESSION]
 
 
-def test_who_continues_a_session_leaves_the_one_before_it() -> None:
-    """However often a publisher goes on, it has a few rows only, also if half of the answers are lost."""
+def test_continuing_a_session_leaves_the_previous_one() -> None:
+    """However often a publisher continues, it has a few rows only, also if half of the answers are lost."""
     lane = OneLane(sessions=16)
     other, newest = lane.open(), lane.open()
     fence(lane.order, lane.order.table.row_of(other), lane.now_us, FenceReason.IDLE)
@@ -211,7 +214,7 @@ def test_who_continues_a_session_leaves_the_one_before_it() -> None:
 
 
 def test_a_session_can_be_continued_in_a_full_table() -> None:
-    """The new session takes the place of the one it continues."""
+    """The new session takes the row of the one it continues."""
     lane = OneLane(sessions=2)
     first = lane.open()
     lane.open()
@@ -263,7 +266,7 @@ def test_handles_grow_and_rows_are_never_shared(seed: int) -> None:
 
 
 def test_handles_are_not_reused_when_they_run_out() -> None:
-    """Near 2**32 no handle is found any more."""
+    """Near 2**32 no free handle is found."""
     table = SessionTable(4)
     table.next_handle = NO_SESSION - 2
     assert table.free_handle() == NO_SESSION - 2

@@ -1,4 +1,4 @@
-"""Sessions opened at a sequence: work done again under the same name and number is stored once, or refused."""
+"""Sessions opened at a sequence: repeated work under the same name and number is stored once, or refused."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ both_orders = pytest.mark.parametrize("order", [2, 5])
 
 
 @both_orders
-def test_work_done_again_is_recognised_batch_by_batch(order: int) -> None:
-    """A second holder that begins at the same sequence gets DUP_OF for what is in, CONFLICT for other bytes."""
+def test_repeated_work_is_recognized_batch_by_batch(order: int) -> None:
+    """A second holder that starts at the same sequence gets DUP_OF for stored batches, CONFLICT for other bytes."""
     lane = OneLane(order)
     first = lane.open(name=5, at=STEP)
     lane.send(first, STEP, STEP + 1, STEP + 2, low=STEP)
@@ -36,8 +36,8 @@ def test_work_done_again_is_recognised_batch_by_batch(order: int) -> None:
 
 
 @both_orders
-def test_a_whole_window_is_recognised_again(order: int) -> None:
-    """As many batches as a window has are told apart from new ones; one more is not taken (order 2)."""
+def test_a_whole_window_is_recognized_again(order: int) -> None:
+    """As many batches as fit in a window are distinguished from new ones; one more is not accepted (order 2)."""
     lane = OneLane(order)
     everything = range(STEP, STEP + W)
     lane.send(lane.open(name=5, at=STEP), *everything, low=STEP)
@@ -49,8 +49,8 @@ def test_a_whole_window_is_recognised_again(order: int) -> None:
 
 
 @both_orders
-def test_numbers_that_were_passed_over_are_never_called_stored(order: int) -> None:
-    """What comes for a sequence below the newest `at`, and is not in, is STALE and no duplicate."""
+def test_skipped_numbers_are_never_called_stored(order: int) -> None:
+    """A batch with a sequence below the newest `at` that is not stored is STALE and no duplicate."""
     lane = OneLane(order)
     lane.send(lane.open(name=5, at=STEP), STEP, STEP + 1, low=STEP)
     result = lane.request(OPEN, name=5, at=2 * STEP)
@@ -64,7 +64,7 @@ def test_numbers_that_were_passed_over_are_never_called_stored(order: int) -> No
 
 @both_orders
 def test_opening_lower_changes_nothing(order: int) -> None:
-    """The session stays where it is, and says so."""
+    """The session keeps its position, and reports it."""
     lane = OneLane(order)
     lane.open(name=5, at=2 * STEP)
     result = lane.request(OPEN, name=5, at=STEP)
@@ -73,7 +73,7 @@ def test_opening_lower_changes_nothing(order: int) -> None:
 
 
 def test_a_session_that_moves_on_leaves_nothing_behind() -> None:
-    """However often it is opened, it takes one row; its entries say all of it."""
+    """However often it is opened, it takes one row; its entries contain the rest."""
     lane = OneLane(sessions=4)
     for number in range(50):
         lane.open(name=5, at=number * STEP)
@@ -85,7 +85,7 @@ def test_a_session_that_moves_on_leaves_nothing_behind() -> None:
 @both_orders
 @pytest.mark.parametrize("checkpoint_at", [0, 1, 2, 3])
 def test_a_successor_knows_where_sessions_were_opened(order: int, checkpoint_at: int) -> None:
-    """Whatever is in the checkpoint and what after it, a replay gives the same answers."""
+    """Whichever part is in the checkpoint and which after it, a replay gives the same answers."""
     lane, memory = OneLane(order), IncoherentMemory(random.Random(1), 1)
     writer = CheckpointWriter(memory.host("sequencer"), "checkpoint", lane.order.table.capacity)
     steps = [
@@ -108,7 +108,7 @@ def test_a_successor_knows_where_sessions_were_opened(order: int, checkpoint_at:
 
 
 def test_a_fenced_session_with_a_name_is_kept_as_long_as_an_open_one() -> None:
-    """After a restart all sessions are fenced; a name that is opened a day later still knows what is in."""
+    """After a restart all sessions are fenced; a name that is opened a day later still knows its stored batches."""
     lane = OneLane(session_ttl_s=86_400)
     named, nameless = lane.open(name=5), lane.open()
     for session in (named, nameless):

@@ -1,4 +1,4 @@
-"""A sequencer that stands by: when it takes over, and when it does not. Time moves by hand."""
+"""A standby sequencer: when it takes over, and when it does not. The tests advance the time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES = FabricSizes(
 
 
 class Standing:
-    """Candidates on hosts of their own, each with a clock of its own."""
+    """Standbys on hosts of their own, each with a clock of its own."""
 
     def __init__(self, count: int) -> None:
         self.directory = Directory(MemoryStore())
@@ -50,7 +50,7 @@ class Standing:
         return lead(Env(clock), fabric, self.directory, SIZES, epoch=epoch)
 
     def move_to(self, number: int) -> int | None:
-        """A candidate that is asked to take over looks, and need not hurry."""
+        """A standby that is asked to take over polls, and need not hurry."""
         epoch = self.candidates[number].look()
         assert not self.candidates[number].hurries
         return epoch
@@ -65,8 +65,8 @@ class Standing:
         return reigning
 
 
-def test_the_first_candidate_begins_and_the_others_wait() -> None:
-    """Which of several is the first sequencer is no matter of luck; if it never comes, another one begins."""
+def test_the_first_standby_starts_and_the_others_wait() -> None:
+    """The choice of the first sequencer is not random; if it never comes, another one starts."""
     world = Standing(2)
     assert world.candidates[1].look() is None
     world.clocks[1].us += AFTER_US - 1
@@ -75,8 +75,8 @@ def test_the_first_candidate_begins_and_the_others_wait() -> None:
     assert world.candidates[1].look() == 1
 
 
-def test_a_heart_that_beats_is_left_alone() -> None:
-    """However much time passes on the candidate's own clock, beats begin it anew."""
+def test_a_leader_with_heartbeats_is_left_alone() -> None:
+    """However much time passes on the standby's own clock, each heartbeat restarts the timeout."""
     world = Standing(2)
     reigning = world.first()
     for _ in range(20):
@@ -86,8 +86,8 @@ def test_a_heart_that_beats_is_left_alone() -> None:
         assert world.candidates[1].look() is None
 
 
-def test_a_silent_heart_is_replaced_by_the_observers_clock() -> None:
-    """The clock of the one that reigns does not count: it may stand still, or run away."""
+def test_a_silent_leader_is_replaced_by_the_observers_clock() -> None:
+    """The leader's clock does not count: it may stand still, or run fast."""
     world = Standing(2)
     world.first()
     world.clocks[0].us += 100 * AFTER_US
@@ -96,8 +96,8 @@ def test_a_silent_heart_is_replaced_by_the_observers_clock() -> None:
     assert world.candidates[1].look() == 2
 
 
-def test_a_process_that_ended_is_replaced_at_once() -> None:
-    """No time passes. The end of a process that does not reign any more means nothing."""
+def test_a_process_that_ended_is_replaced_immediately() -> None:
+    """No time passes. The end of a process that no longer leads means nothing."""
     world = Standing(2)
     world.first()
     second = world.candidates[1]
@@ -111,8 +111,8 @@ def test_a_process_that_ended_is_replaced_at_once() -> None:
     assert (reign.epoch, reign.candidate, reign.mark, reign.pid) == (2, 1, "boot/101/1", 101)
 
 
-def test_a_mistake_about_a_process_is_forgotten_with_its_reign() -> None:
-    """It was taken for dead and lives: once another one has reigned, it may reign again, and is left alone."""
+def test_a_mistake_about_a_process_is_forgotten_with_its_leadership() -> None:
+    """It was declared dead and lives: after another leader, it may lead again, and is left alone."""
     world = Standing(2)
     world.first()
     second = world.candidates[1]
@@ -125,15 +125,15 @@ def test_a_mistake_about_a_process_is_forgotten_with_its_reign() -> None:
     assert second.look() is None
 
 
-def test_of_two_that_notice_one_wins_and_the_other_waits_for_its_heart() -> None:
-    """The loser sees the winner's epoch, gives it time, and takes over only when that one is silent, too."""
+def test_of_two_that_notice_one_wins_and_the_other_waits_for_its_heartbeat() -> None:
+    """The loser sees the winner's epoch, gives it time, and takes over only when the winner is silent, too."""
     world = Standing(3)
     world.first()
     for candidate in world.candidates[1:]:
         candidate.process_ended("boot/100/1")
     first, second = world.candidates[1:]
     assert first.look() == 2
-    assert second.look() is None  # it has not seen yet that somebody was quicker: the store told it
+    assert second.look() is None  # it has not read yet that another was faster: the store refused it
     winner = world.take(1, 2)
     winner.round()
     world.clocks[2].us += AFTER_US - 1
@@ -142,7 +142,7 @@ def test_of_two_that_notice_one_wins_and_the_other_waits_for_its_heart() -> None
     assert second.look() == 3
 
 
-def test_a_stale_look_loses_the_election() -> None:
+def test_a_stale_view_loses_the_election() -> None:
     """Both decide on the same facts: one transaction goes through, the other changes nothing."""
     directory = Directory(MemoryStore())
     assert [directory.elections.elect(number, f"boot/{number}/1", over=0) for number in (0, 1)] == [1, None]
@@ -150,7 +150,7 @@ def test_a_stale_look_loses_the_election() -> None:
 
 
 def test_a_winner_that_does_not_start_gets_twice_the_time() -> None:
-    """So two candidates that both take the other for dead do not depose each other again and again."""
+    """So two standbys that both take the other for dead do not keep deposing each other."""
     world = Standing(3)
     world.first()
     world.clocks[1].us += AFTER_US
@@ -165,8 +165,8 @@ def test_a_winner_that_does_not_start_gets_twice_the_time() -> None:
     assert world.candidates[1].patience_us == 4 * AFTER_US
 
 
-def test_a_hand_over_is_for_one_candidate_and_one_epoch() -> None:
-    """Whoever is not asked waits; what was asked of an epoch that is over means nothing; once is enough."""
+def test_a_hand_over_is_for_one_standby_and_one_epoch() -> None:
+    """The other standbys wait; a request about a past epoch means nothing; it works once."""
     world = Standing(3)
     reigning = world.first()
     world.directory.elections.ask_hand_over(2, epoch=1)
@@ -179,12 +179,12 @@ def test_a_hand_over_is_for_one_candidate_and_one_epoch() -> None:
     assert reigning.deposed
     world.directory.elections.ask_hand_over(1, epoch=1)
     assert world.candidates[1].look() is None
-    assert world.candidates[0].look() is None  # it stands by now, and watches the new one
+    assert world.candidates[0].look() is None  # it is a standby now, and watches the new leader
     assert world.candidates[0].watched == "boot/102/1"
 
 
-def test_only_a_planned_move_leaves_time_to_get_ready() -> None:
-    """While the other still reigns nobody waits; after a death, or if it dies meanwhile, everybody does."""
+def test_only_a_planned_move_leaves_time_to_prepare() -> None:
+    """While the leader works, a takeover need not hurry; after its death, also during the preparation, it must."""
     world = Standing(3)
     world.first()
     world.directory.elections.ask_hand_over(2, epoch=1)
@@ -198,8 +198,8 @@ def test_only_a_planned_move_leaves_time_to_get_ready() -> None:
     assert world.candidates[1].hurries
 
 
-def test_a_stop_in_order_ends_elections() -> None:
-    """Nobody takes over while the cluster stops; in the next generation somebody begins."""
+def test_an_orderly_stop_ends_elections() -> None:
+    """No standby takes over while the cluster stops; in the next generation one starts."""
     world = Standing(2)
     world.first()
     world.directory.elections.end()
@@ -217,8 +217,8 @@ def test_a_stop_in_order_ends_elections() -> None:
     assert world.directory.elections.elect(0, "boot/1/1", over=0) == 1
 
 
-def test_a_zombie_changes_nothing_and_stands_by_again() -> None:
-    """A sequencer that wakes up after a takeover is deposed in its next round; its candidate watches the new one."""
+def test_a_zombie_has_no_effect_and_stands_by_again() -> None:
+    """A sequencer that wakes up after a takeover is deposed in its next round; its standby watches the new one."""
     world = Standing(2)
     zombie = world.first()
     world.clocks[1].us += AFTER_US
@@ -234,7 +234,7 @@ def test_a_zombie_changes_nothing_and_stands_by_again() -> None:
 
 
 def test_a_hundred_takeovers_leave_no_regions_behind() -> None:
-    """Only the regions of the last two epochs are there, whatever number of sequencers there was."""
+    """Only the regions of the last two epochs exist, however many sequencers there were."""
     world = Standing(2)
     world.first()
     sizes = []
@@ -263,10 +263,10 @@ def _without_room_for(monkeypatch: pytest.MonkeyPatch, fabric: Fabric, part: str
 
 
 @pytest.mark.parametrize("part", ["/frontiers", "/held", "/order-0"])
-def test_takeovers_without_room_leave_nothing_behind_and_use_up_no_epochs(
+def test_takeovers_without_space_leave_nothing_behind_and_use_up_no_epochs(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often it is tried in vain: once there is room, somebody reigns."""
+    """However often it fails: once there is space, one of them leads."""
     world = Standing(2)
     world.directory.topics.create("t", order=5)
     reigning, candidate, fabric = world.first(), world.candidates[1], world.memory.host("host-1")
@@ -289,8 +289,8 @@ def test_takeovers_without_room_leave_nothing_behind_and_use_up_no_epochs(
     assert (reigning.round(), reigning.deposed) == (0, True)
 
 
-def test_what_an_epoch_left_that_has_started_is_not_removed() -> None:
-    """It failed after its transaction: what it wrote is the order."""
+def test_regions_of_a_started_epoch_are_not_removed() -> None:
+    """It failed after its transaction: its entries are the order."""
     world = Standing(1)
     reigning = world.first()
     before = _of(world, "epoch-")
@@ -299,7 +299,7 @@ def test_what_an_epoch_left_that_has_started_is_not_removed() -> None:
 
 
 class Chair:
-    """A throne on which nobody can sit at first."""
+    """A factory of sequencers that fails at first."""
 
     def __init__(self, world: Standing, error: EmbarcaderoError, tries: int, stop: asyncio.Event) -> None:
         self.world, self.error, self.tries, self.stop = world, error, tries, stop
@@ -330,8 +330,8 @@ class Chair:
 
 
 @pytest.mark.parametrize("error", [FabricFull("full", ""), Backpressure("locked", ""), DiskFull("full", "")])
-def test_a_takeover_that_fails_for_now_is_tried_again(error: EmbarcaderoError) -> None:
-    """The process stands by again instead of ending; the first one of all ends, and says why."""
+def test_a_takeover_that_fails_temporarily_is_tried_again(error: EmbarcaderoError) -> None:
+    """The process stands by again instead of ending; the very first one ends, with the reason."""
     world = Standing(2)
     world.first()
 

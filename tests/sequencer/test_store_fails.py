@@ -1,4 +1,4 @@
-"""The store is locked, or its disk is full or broken: the reign goes on, and what needs the store is done later."""
+"""The store is locked, or its disk is full or broken: the leader continues, and work that needs the store waits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _order_one(cluster: ReplicatedCluster, lane: int, session: int, seq: int) ->
 def test_a_range_is_sealed_when_the_store_can_be_written_again(
     error: type[EmbarcaderoError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stays closing until then; ordering goes on, and the journal says once what is wrong."""
+    """It stays closing until then; ordering continues, and the journal reports the cause once."""
     cluster = ReplicatedCluster(replicas=4)
     lane, session = filled(cluster)
     cluster.lines(lane, 3, 3, 3)
@@ -69,7 +69,7 @@ def test_a_range_is_sealed_when_the_store_can_be_written_again(
 
 
 def test_ceilings_are_raised_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lane that grows asks for more positions in every look, until it gets them; though it grows no more."""
+    """A growing lane requests more positions in every poll until it gets them, even if it stops growing."""
     cluster = ReplicatedCluster()
     lane, session = filled(cluster)
     before = cluster.directory.ranges.ceiling(lane)
@@ -85,7 +85,7 @@ def test_ceilings_are_raised_later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_silent_broker_is_closed_and_removed_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its death can't be told, then where its lanes end, then that it may go: each is tried again."""
+    """Its death can't be recorded, then the ends of its lanes, then its removal: each is tried again."""
     cluster = ReplicatedCluster()
     lane, session = filled(cluster)
     silent = cluster.brokers[1]
@@ -111,7 +111,7 @@ def test_a_silent_broker_is_closed_and_removed_later(monkeypatch: pytest.MonkeyP
     assert [found.open for found in cluster.directory.lanes.all() if found.lane == made.lane] == [False]
 
 
-def test_a_batch_of_a_topic_that_nobody_could_tell_of_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_an_undetermined_topic_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the store can't be read, an unknown topic may be a new one; afterwards it is found."""
     cluster = ReplicatedCluster()
     new = cluster.directory.topics.create("new", order=5, replicas=3).lane
@@ -126,7 +126,7 @@ def test_a_batch_of_a_topic_that_nobody_could_tell_of_may_come_again(monkeypatch
 
 @pytest.mark.parametrize("call", ["ceiling", "handle_ceiling", "reopen", "choose"])
 def test_a_lane_comes_back_when_the_store_does(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a clean stop, whatever call of its recovery fails: it begins once, and takes batches."""
+    """After a clean stop, whichever call of its recovery fails: it starts once, and accepts batches."""
     cluster = ReplicatedCluster()
     lane, session = filled(cluster)
     cluster.lines(lane, 7, 7, 7)
@@ -146,10 +146,8 @@ def test_a_lane_comes_back_when_the_store_does(call: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_candidate_stands_by_while_the_store_fails(
-    error: type[EmbarcaderoError], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody is elected, and nobody ends; when it can be, it is."""
+def test_a_standby_waits_while_the_store_fails(error: type[EmbarcaderoError], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No leader is elected, and no process ends; when it becomes possible, one is elected."""
     world = Standing(2)
     world.first()
     world.clocks[1].us += AFTER_US

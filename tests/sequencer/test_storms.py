@@ -1,7 +1,7 @@
-"""Many small worlds: publishers, replicas that die and return, sequencers that die, memory that is lost, clean stops.
+"""Many small runs of a cluster: replicas and sequencers that die, memory that is lost, clean stops.
 
-Whatever happens, a number that somebody counted as durable stays below the end of what is recovered, chains of ranges
-have no overlaps, what is sealed is on enough disks, and no position ever has two different entries, not even across
+Whatever happens, a number that was counted as durable stays below the end of the recovered lane, chains of ranges have
+no overlaps, sealed entries are on enough disks, and no position ever has two different entries, not even across
 restarts.
 """
 
@@ -19,7 +19,7 @@ from tests.sequencer.replicated import HandReplica, ReplicatedCluster
 
 
 class Storm:
-    """One world. Replicas copy like real ones: only what is ordered, each its own pace."""
+    """One cluster. Replicas copy like real ones: only ordered entries, each at its own pace."""
 
     def __init__(self, seed: int) -> None:
         self.cluster = cluster = ReplicatedCluster(seed, replicas=4)
@@ -38,7 +38,7 @@ class Storm:
 
     # --- steps ---
     def step(self) -> None:
-        """Something happens."""
+        """Inject a random action."""
         names, weights = zip(*{
             "publish": 10, "copy": 10, "count": 10, "rest": 4, "kill_replica": 1, "start_replica": 2,
             "crash": 1, "lose": 1, "stop": 0.3,
@@ -69,7 +69,7 @@ class Storm:
         self.cluster.run()
 
     def copy(self) -> None:
-        """Some replicas copy some of what is ordered, or of what they are told to have."""
+        """Some replicas copy some of the ordered entries, or of those up to their target."""
         for replica in self.cluster.replicas:
             if replica.alive and self.random.random() < 0.6:
                 self.copy_one(replica)
@@ -93,7 +93,7 @@ class Storm:
         replica.line(range_, self.copies[key])
 
     def publish_line(self, replica: HandReplica, range_: Range) -> None:
-        """A replica speaks for a range if its very disk is in it."""
+        """A replica publishes a line for a range only if its very disk is in it."""
         if replica.member.disk in {ref.disk for ref in range_.replicas}:
             self.copies.setdefault((replica.member.disk, range_.number), range_.start)
 
@@ -138,7 +138,8 @@ class Storm:
                 break
         self.lose()
 
-    # --- what must hold ---
+    # --- invariants
+    # -----------------------------------------------------------------------------------------------------
     def forget_memory(self) -> None:
         self.session, self.asked, self.counter = NO_SESSION, None, self.cluster.counter()
 
@@ -160,7 +161,7 @@ class Storm:
             assert self.counted <= old.end or self.counted >= new.start, f"{self.counted} is in the gap {lost}"
 
     def settle(self) -> None:
-        """All replicas are up and quick: the lane goes on."""
+        """All replicas are up and fast: the lane continues."""
         for replica in list(self.cluster.replicas):
             if not replica.alive:
                 self.cluster.replica(replica.number)
@@ -174,7 +175,7 @@ class Storm:
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_nothing_that_was_counted_is_lost_and_no_position_is_used_twice(seed: int) -> None:
+def test_no_counted_record_is_lost_and_no_position_is_used_twice(seed: int) -> None:
     """A storm of fifty steps; then calm, in which the lane works again."""
     storm = Storm(seed)
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""A sequencer may crash before any single memory primitive; its successor goes on as if nothing had happened."""
+"""A sequencer may crash before any single memory primitive; its successor continues as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ class Story:
         self.cluster.clock.us += 1_100_000
         yield
         self.opens += [(0, one.request(EntryKind.SESSION_OPEN, self.strong, name=77)) for _ in range(4)]
-        yield  # decides more than a checkpoint covers at once
+        yield  # decides more than a checkpoint covers in one round
         for start in range(7, 23, 8):
             self.send(0, self.strong, self.a, *range(start, start + 8))
             yield
-        for _ in range(2):  # a successor does not know since when a gap is open, nor who is connected
+        for _ in range(2):  # a successor does not know how old a gap is, nor which sessions are connected
             self.cluster.clock.us += 11_000_000
             yield
 
     def play(self, recover: Callable[[], None]) -> None:
-        """Play it; `recover` is called after a crash, and makes another sequencer."""
+        """Run it; `recover` is called after a crash, and makes another sequencer."""
         for _ in self.steps():
             crashed = True
             while crashed:
@@ -79,12 +79,12 @@ class Story:
                     crashed = False
                 except Crash:
                     recover()
-                    self.cluster.read()  # before more is ordered than a ring keeps
+                    self.cluster.read()  # before more is ordered than a ring holds
         self.cluster.memory.interrupt = None
         self.cluster.settle()
 
     def check(self) -> None:
-        """Nothing lost, nothing twice, every answer tells the truth."""
+        """Nothing lost, nothing twice, every result is correct."""
         cluster = self.cluster
         places = {}
         for lane in (self.strong, self.skipping, self.total):
@@ -121,7 +121,7 @@ def crash() -> None:
 
 
 def primitives() -> int:
-    """How many memory primitives the story takes."""
+    """The number of memory primitives in the story."""
     story = Story()
     count = story.cluster.at_primitive(0, crash)
     story.play(crash)
@@ -136,7 +136,7 @@ def test_the_story_holds_without_a_crash() -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_a_crash_at_any_point_loses_nothing_and_moves_nothing(part: int) -> None:
-    """Whatever primitive the crash precedes: no batch lost, no position changed, every entry answered truthfully."""
+    """Whatever primitive the crash precedes: no batch lost, no position changed, every entry answered correctly."""
     for number in range(1 + part, primitives() + 1, 4):
         story = Story(seed=number)
         cluster = story.cluster
@@ -154,7 +154,7 @@ def test_a_crash_at_any_point_loses_nothing_and_moves_nothing(part: int) -> None
 
 @pytest.mark.parametrize("first", [30, 55, 80])
 def test_a_crash_in_or_after_a_takeover_is_taken_over_again(first: int) -> None:
-    """Whatever primitive of a successor's first moments another crash precedes, the third goes on all the same."""
+    """Whatever primitive of a successor's start another crash precedes, the third one continues nevertheless."""
     for number in range(1, 100, 5):
         story = Story(seed=number)
         cluster = story.cluster
@@ -175,8 +175,8 @@ def test_a_crash_in_or_after_a_takeover_is_taken_over_again(first: int) -> None:
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_a_sequencer_that_sleeps_through_its_end_changes_nothing(part: int) -> None:
-    """Paused before any primitive, replaced, and awake again in the middle of its round: nobody notices it."""
+def test_a_sequencer_paused_beyond_its_end_has_no_effect(part: int) -> None:
+    """Paused before any primitive, replaced, and resumed in the middle of its round: no process notices it."""
     total = primitives()
     for number in range(1 + part, total + 1, 6):
         story = Story(seed=number)
@@ -222,8 +222,8 @@ def test_a_checkpoint_never_runs_ahead_of_the_order() -> None:
     assert number > 10
 
 
-def test_what_waits_is_safe_before_a_successors_first_round() -> None:
-    """A successor that starts and crashes at once leaves waiting batches to the next one."""
+def test_waiting_batches_are_safe_before_a_successors_first_round() -> None:
+    """A successor that starts and crashes immediately leaves waiting batches to the next one."""
     cluster = Cluster()
     lane = cluster.topic(5)
     session, broker = cluster.open(lane), cluster.brokers[0]
@@ -239,8 +239,8 @@ def test_what_waits_is_safe_before_a_successors_first_round() -> None:
     assert cluster.stored(lane) == [(session, 0), (session, 1)]
 
 
-def test_a_waiting_batch_of_a_topic_that_goes_gives_its_slot_free_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was ordered and not answered when its sequencer died; then its topic went, and somebody else has the slot."""
+def test_a_waiting_batch_of_a_deleted_topic_frees_its_slot_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was ordered and not answered when its sequencer died; then its topic was deleted, and the slot was reused."""
     cluster = Cluster()
     gone, lane = cluster.topic(5), cluster.topic(5)
     doomed, one, two = cluster.open(gone), cluster.open(lane), cluster.open(lane)
@@ -267,8 +267,8 @@ def test_a_waiting_batch_of_a_topic_that_goes_gives_its_slot_free_once(monkeypat
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 4, 9])
-def test_the_one_that_reigns_goes_on_while_its_successor_gets_ready(rounds: int) -> None:
-    """Whatever it orders, answers, keeps waiting or laps until the successor begins is taken over like all before."""
+def test_the_leader_continues_while_its_successor_prepares(rounds: int) -> None:
+    """Everything it orders, answers, holds or overwrites until the successor starts is taken over as before."""
     for ready_at in range(12):
         story = Story(seed=ready_at)
         cluster, ready = story.cluster, None
@@ -287,8 +287,8 @@ def test_the_one_that_reigns_goes_on_while_its_successor_gets_ready(rounds: int)
         story.check()
 
 
-def test_what_was_ordered_since_is_all_that_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the epoch line open lanes are not read from their checkpoints: all waits for what is read then."""
+def test_only_entries_since_the_preparation_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the epoch line open lanes are not read from their checkpoints: everyone waits for that read."""
     cluster = Cluster()
     lane = cluster.topic(5)
     session = cluster.open(lane)
@@ -302,8 +302,8 @@ def test_what_was_ordered_since_is_all_that_is_read_again(monkeypatch: pytest.Mo
     assert cluster.stored(lane) == [(session, 0), (session, 1)]
 
 
-def test_topics_and_brokers_change_while_a_successor_gets_ready() -> None:
-    """What it made for a topic that is gone goes; what is new is begun; a broker that died is closed."""
+def test_topics_and_brokers_change_while_a_successor_prepares() -> None:
+    """Regions made for a deleted topic are removed; a new topic is started; a broker that died is closed."""
     cluster = Cluster()
     gone, changed = cluster.topic(5), cluster.topic(5)
     session = cluster.open(changed)
@@ -326,8 +326,8 @@ def test_topics_and_brokers_change_while_a_successor_gets_ready() -> None:
     assert ready.brokers.sources[dead.member.handle].closing
 
 
-def test_what_there_is_no_room_for_yet_is_made_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A successor gets ready while the fabric is full; when it begins, there is room."""
+def test_regions_without_space_are_made_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A successor prepares while the fabric is full; when it starts, there is space."""
     cluster = Cluster()
     lanes = [cluster.topic(5), cluster.topic(5)]
     sessions = [cluster.open(lane) for lane in lanes]
@@ -350,8 +350,8 @@ def test_what_there_is_no_room_for_yet_is_made_when_it_is_needed(monkeypatch: py
         assert cluster.stored(lane) == [(session, 0)]
 
 
-def test_one_that_got_ready_too_late_changes_nothing() -> None:
-    """Two get ready; the one with the later epoch begins first, and the other one does not start any more."""
+def test_a_standby_that_prepared_too_late_has_no_effect() -> None:
+    """Two prepare; the one with the later epoch starts first, and the other does not start any more."""
     cluster = Cluster()
     lane = cluster.topic(5)
     session = cluster.open(lane)
@@ -369,7 +369,7 @@ def test_one_that_got_ready_too_late_changes_nothing() -> None:
 
 
 class Bells:
-    """Remembers who was rung."""
+    """Records which doorbells were rung."""
 
     def __init__(self) -> None:
         self.rung: list[str] = []
@@ -378,7 +378,7 @@ class Bells:
         self.rung.append(who)
 
 
-def test_answers_go_before_replicas_after_a_takeover() -> None:
+def test_results_are_written_before_replicas_are_woken_after_a_takeover() -> None:
     """Replicas are woken when the first round is done: until then they would find nothing, and take the processors."""
     cluster, bells = Cluster(), Bells()
     replica = cluster.directory.replicas.register(0, "disk", "folder", "host", 1)
@@ -392,7 +392,10 @@ def test_answers_go_before_replicas_after_a_takeover() -> None:
 
 
 def test_any_number_of_sequencers_may_end_before_they_open_their_line() -> None:
-    """Few epochs run ahead of the last started one. Who comes after one that failed opens its line before all else."""
+    """Few epochs run ahead of the last started one.
+
+    A standby that follows a failed one opens its line before all else.
+    """
     cluster = Cluster()
     lane = cluster.topic(5)
     session = cluster.open(lane)

@@ -1,4 +1,4 @@
-"""Every injected bug is caught by the checker that is there for it: the net has no hole there."""
+"""Every injected bug is caught by the checker for its promise."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ IMPORTANT = (
     "unknown-told-as-failed", "weak-held", "strong-forgotten-at-replay", "late-trim-done", "deleted-memory-left",
     "reference-unchecked", "reference-not-durable",
 )  # fmt: skip
-"""One of each kind, and for each promise one that nothing but its checker notices. All of them are hunted by `make
-bugs`; those of small scopes are in test_exhaustive.py too."""
+"""One of each kind, and for each promise a bug that only its checker detects.
+
+`make bugs` runs all of them; those of small scopes are in test_exhaustive.py too.
+"""
 
 
 @pytest.mark.timeout(900)
 def test_injected_bugs_are_caught() -> None:
-    """Each injected bug breaks its promise in a world that keeps all of them without it; and no checker can be missed.
+    """Each injected bug breaks its promise in a run that keeps all promises without it; and no checker is superfluous.
 
-    Seeds that are known to catch a bug come first; others are tried only if all of those have ceased to.
+    Seeds that are known to catch a bug come first; others are tried only if none of those catches it any more.
     """
     found = BugsReport(bugs=list(hunt_all(seeds=SEEDS, names=IMPORTANT)))
     assert {bug.name for bug in found.bugs} == set(IMPORTANT)
@@ -42,7 +44,7 @@ def test_injected_bugs_are_caught() -> None:
 
 
 def test_another_checker_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug that breaks a promise counts as caught only if it is the one that it has to break."""
+    """A bug counts as caught only if its own promise is the broken one."""
     assert hunt("dedupe-off", seeds=0).caught
     monkeypatch.setitem(BUGS, "dedupe-off", replace(BUGS["dedupe-off"], by="P2, P7"))
     found = hunt("dedupe-off", seeds=0)
@@ -51,8 +53,8 @@ def test_another_checker_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not BugsReport(bugs=[found]).good
 
 
-def test_a_checker_that_could_be_turned_off_is_told() -> None:
-    """All bugs are caught, but one promise is never the only one that is broken: that is not enough."""
+def test_a_superfluous_checker_is_reported() -> None:
+    """All bugs are caught, but one promise is never the only broken one: that is not enough."""
     every = [BugReport(name=promise, seed=0, promise=promise, broken={promise: 1}) for promise in CHECKERS]
     assert BugsReport(bugs=every).good
     every[4].broken = {"P5": 1, "P2": 1}
@@ -61,7 +63,7 @@ def test_a_checker_that_could_be_turned_off_is_told() -> None:
 
 
 def test_a_role_that_fails_is_not_a_checker_of_promises() -> None:
-    """What a role notices by itself is told apart from calls that do not end."""
+    """Errors that a role detects by itself are distinguished from calls that do not end."""
     failed = RoleFailed(at=1, process="sequencer-1", error="Corrupt: a hole")
     assert [*caught_by(History([failed]), check_all(History([failed])))] == [ROLE]
     sent = Sent(at=2, process="s.1", stream="s", lane=0, number=0, digest=1)
@@ -69,8 +71,8 @@ def test_a_role_that_fails_is_not_a_checker_of_promises() -> None:
     assert {*caught_by(history, check_all(history))} == {ROLE, "P8"}
 
 
-def test_the_table_is_whole() -> None:
-    """Each injected bug has a patch point, and a seed or a scope that catches it; scopes know how to leave it out."""
+def test_the_table_is_complete() -> None:
+    """Each injected bug has a patch point, and a seed or a scope that catches it; scopes can leave it out."""
     for name, bug in BUGS.items():
         assert bug.where
         assert bug.witnesses or bug.scope or bug.test
@@ -79,8 +81,8 @@ def test_the_table_is_whole() -> None:
         assert not bug.scope or VARIANTS[name].case == bug.scope
 
 
-def test_nothing_is_injected_unless_asked_for() -> None:
-    """Injected bugs are gone when their world is over, even if it ended badly."""
+def test_nothing_is_injected_unless_requested() -> None:
+    """Injected bugs are gone when their run is over, even if it failed."""
     with pytest.raises(BadValue), injected("dedupe-off"):
         raise BadValue(f"injected: {sorted(ACTIVE)}")
     assert not ACTIVE

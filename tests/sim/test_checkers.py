@@ -43,12 +43,12 @@ def settled(at: int, number: int, index: int | None = None, stream: str = "a", v
 
 
 def named(at: int, number: int, index: int, right: bool = True) -> h.ByReference:
-    """A batch that was sent names what is at an index of the same lane."""
+    """The bytes of a batch are those at an index of the same lane."""
     return h.ByReference(at=at, process="a", stream="a", number=number, lane=LANE, index=index, right=right)
 
 
 def refused(at: int, number: int) -> h.Settled:
-    """A batch by reference ends: what it names is not there."""
+    """A batch by reference ends: its source is missing."""
     return settled(at, number, verdict=Verdict.FAILED, error="BadReference")
 
 
@@ -81,7 +81,7 @@ def tail(began: int, at: int, index: int) -> h.TailRead:
 
 
 def lost(at: int, start: int, stop: int, written: int | None = None) -> list[Event]:
-    """The fabric is lost, and with it a span; `written`: its mirror knows where the lane ended."""
+    """The fabric is lost, and with it a span; `written`: its mirror has the end of the lane."""
     known = [] if written is None else [h.WrittenTo(at=at, lane=LANE, index=written), h.MirrorLeft(at=at)]
     return [*known, h.FabricLost(at=at), h.LostSpan(at=at, lane=LANE, start=start, stop=stop)]
 
@@ -96,7 +96,7 @@ def lost_span(at: int, start: int, stop: int) -> h.LostSpan:
 
 
 def trimmed(at: int, index: int, asked: int | None = None) -> list[Event]:
-    """A lane is trimmed, as somebody asked for."""
+    """A lane is trimmed on request."""
     ask = h.TrimAsked(at=at, lane=LANE, index=index if asked is None else asked)
     return [ask, h.TrimmedTo(at=at, lane=LANE, index=index)]
 
@@ -136,45 +136,45 @@ def stuck(at: int, until: int, stream: str = "b") -> h.Stuck:
 
 GOOD: dict[str, dict[str, list[Event]]] = {
     "P1": {
-        "a reference to what was trimmed is refused": [
+        "a reference to a trimmed batch is refused": [
             topic(replicas=2), sent(1, 0), named(1, 0, 3), *trimmed(2, 4), refused(3, 0)],
-        "a reference to what was lost is refused": [
+        "a reference to a lost batch is refused": [
             topic(replicas=2), sent(1, 0), named(1, 0, 3), *lost(2, 3, 9), refused(3, 0)],
         "a wrong reference is refused": [topic(replicas=2), sent(1, 0), named(1, 0, 3, right=False), refused(3, 0)],
         "a reader hears that all it got of a lost span is lost": [
             topic(replicas=2), sent(1, 0), sent(1, 1), moved(1, 4), got(2, 4, 0), got(2, 5, 1), *lost(3, 4, 900),
             h.Healed(at=5), gap(6, "LOST", 4, 900), ended(9)],
-        "a reader of what is durable hears that the rest never was": [
+        "a durable reader learns that the rest never was durable": [
             topic(replicas=2), sent(1, 0), moved(1, 4), got(2, 4, 0, durable=True), *lost(3, 5, 900),
             gap(6, "NEVER_DURABLE", 5, 900)],
         "one gap of two losses in a row": [
             topic(replicas=2), moved(1, 4), *lost(3, 4, 900), *lost(4, 900, 1_000), gap(6, "LOST", 4, 1_000)],
-        "what was acked is read back": [
+        "acked batches are read back": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 0), h.Healed(at=5), moved(6, 0), got(7, 0, 0), ended(9)],
-        "what was acked as durable is read back and on disk": [
+        "a durably acked batch is read back and on disk": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2), h.FabricLost(at=3), h.Healed(at=5), moved(6, 0),
             got(7, 0, 0), on_disk(8, 0, 0), ended(9)],
         "ack 1 does not outlive the fabric": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900), h.Healed(at=5), moved(6, 4),
             gap(7, "LOST", 4, 900), ended(9)],
-        "what is trimmed need not be there": [
+        "trimmed batches need not be there": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2), *trimmed(3, 1), h.Healed(at=5), moved(6, 0),
             gap(7, "TRIMMED", 0, 1), ended(9)],
-        "a publisher that goes on after a loss is told": [
+        "a publisher that continues after a loss is informed": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
             h.LossTold(at=4, process="a", lane=LANE, index=4), sent(5, 1), settled(6, 1, 900)],
-        "a publisher that is closed after a loss is told": [
+        "a publisher that is closed after a loss is informed": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
             h.LossTold(at=5, process="a", lane=LANE, index=4), h.PublisherEnded(at=6, process="a", since=4)],
         "a publisher was closing when the loss came": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
             h.PublisherEnded(at=4, process="a", since=2)],
-        "a publisher that goes on in another lane of a broker is told": [
+        "a publisher that continues in another lane of a broker is informed": [
             *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9),
             h.LossTold(at=6, process="a", lane=LANE, index=4), ended(9)],
-        "a publisher that goes on in another lane has not been told yet": [
+        "a publisher that continues in another lane is not informed yet": [
             *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9)],
-        "a publisher that goes on in another lane dies before it is told": [
+        "a publisher that continues in another lane dies before it is informed": [
             *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9),
             h.Died(at=6, process="a"), ended(9)],
         "a publisher of lanes of brokers that has sent nothing since the loss": [
@@ -190,34 +190,34 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a history that has not ended yet": [topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2)],
         "with a mirror the gap ends with the order": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 7, written=6)],
-        "a loss that readers hear of only after a clean stop": [
+        "a loss that readers learn of only after a clean stop": [
             topic(replicas=2), h.FabricLost(at=3), stopped(5, (4, 9)), lost_span(6, 4, 9), moved(6, 4),
             gap(7, "LOST", 4, 9)],
         "a clean stop, and then the fabric is lost": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 0), stopped(3), sent(5, 1), settled(6, 1, 4),
             stopped(7, clean=False), *lost(7, 4, 9)],
-        "what was acked between two losses goes with the second": [
+        "batches acked between two losses go with the second": [
             topic(replicas=2), *lost(3, 4, 9), sent(5, 0), settled(6, 0, 10), stopped(7, (4, 9), clean=False),
             *lost(7, 10, 900)],
-        "a trim below what was asked for": [topic(replicas=2), *trimmed(1, 3, asked=4)],
-        "what was acked without a position is somewhere": [
+        "a trim below the requested position": [topic(replicas=2), *trimmed(1, 3, asked=4)],
+        "a batch acked without a position is somewhere": [
             topic(replicas=2), sent(1, 0), h.FabricLost(at=2), opened(3), settled(4, 0, ack=2), h.Healed(at=5),
             moved(6, 0), got(7, 3, 0), on_disk(8, 3, 0), ended(9)],
-        "an ack without a position that comes late, of what went with the fabric": [
+        "a late ack without a position, of a batch lost with the fabric": [
             topic(replicas=2), sent(1, 0), *lost(3, 4, 900), settled(4, 0), opened(5), h.Healed(at=6), ended(9)],
-        "an ack without a position of what went with the fabric later": [
+        "an ack without a position of a batch lost later with the fabric": [
             topic(replicas=2), sent(1, 0), opened(1), settled(2, 0), *lost(3, 4, 900), h.Healed(at=6), ended(9)],
-        "an ack without a position of what nobody read before it was trimmed": [
+        "an ack without a position of a batch trimmed before any read": [
             topic(replicas=2), sent(1, 0), settled(2, 0, ack=2), *trimmed(3, 1), h.Healed(at=5), ended(9)],
-        "a reader that hears that what it got is lost": [
+        "a reader that learns that its records are lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
             gap(5, "END_OF_LANE", 4, 4), ended(9)],
-        "a reader that hears of it after a durable reader heard of the recorded end": [
+        "a reader that learns it after a durable reader learned the recorded end": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 3, 5), h.Healed(at=4),
             gap(5, "END_OF_LANE", 5, 5, reader="s"), gap(6, "END_OF_LANE", 3, 3), ended(9)],
     },
     "P2": {
-        "a reader that begins at the end of a lane that has lost what was acked": [
+        "a reader that starts at the end of a lane that lost acked batches": [
             topic(0), lane(), sent(1, 0), settled(2, 0, 0), *lost(3, 0, 4), moved(4, None),
             gap(5, "END_OF_LANE", 0, 0), passed(6, 4)],
         "a right reference is stored": [topic(), sent(1, 0), named(1, 0, 3), settled(2, 0, 5)],
@@ -242,7 +242,7 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             settled(5, 0, verdict=Verdict.FAILED)],
         "an acked batch that was trimmed before anyone looked": [
             topic(), sent(1, 0), settled(2, 0, 0), moved(3, 0), gap(4, "TRIMMED", 0, 3), passed(5, 3)],
-        "orders 0 and 1 may store what is sent again": [
+        "orders 0 and 1 may store resent batches": [
             topic(0), lane(), sent(1, 0), settled(2, 0, 0), moved(2, 0), got(3, 0, 0), got(4, 1, 0)],
         "a batch that was lost with the fabric is stored again": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), moved(2, 4), got(3, 4, 0), *lost(4, 4, 900),
@@ -262,7 +262,7 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             topic(5, replicas=2), *(sent(1, n) for n in range(4)), settled(2, 0, 0), settled(2, 1, 1), *lost(3, 1, 9),
             moved(4, 0), got(5, 0, 0), gap(6, "LOST", 1, 9), got(7, 9, 2, session=7, session_seq=1),
             got(7, 10, 3, session=7, session_seq=2)],
-        "after a loss a session closes up behind what was acked in between": [
+        "after a loss a session renumbers after batches acked in between": [
             topic(5, replicas=2), *(sent(1, n) for n in range(3)), settled(2, 1, 1), *lost(3, 0, 9), moved(4, 0),
             gap(6, "LOST", 0, 9), got(7, 9, 0, session=7, session_seq=0), got(7, 10, 2, session=7, session_seq=1)],
         "two readers agree": [topic(), sent(1, 0), sent(1, 0, "b"), got(2, 0, 0), got(2, 1, 0, "b"),
@@ -272,13 +272,13 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a hole that a SKIPPED gap declares": [
             topic(5, "skip"), sent(1, 0), sent(1, 1), sent(1, 2), moved(2, 0), got(2, 0, 0), gap(3, "SKIPPED", 1, 2, 1),
             got(4, 2, 2)],
-        "a hole in what was trimmed before anyone read it": [
+        "a hole in a part trimmed before any read": [
             topic(5), sent(1, 0), sent(1, 1), settled(2, 1, 9), moved(3, 0), gap(3, "TRIMMED", 0, 9), got(4, 9, 1)],
         "append times that stand still": [
             topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, append_us=9), got(2, 1, 1, append_us=9)],
         "overlapping sends may come in any order": [
             topic(), sent(1, 0), sent(2, 0, "b"), settled(3, 0, 1), settled(4, 0, 0, "b")],
-        "an ack without a position, of what was lost and stored again": [
+        "an ack without a position, of a batch lost and stored again": [
             topic(replicas=2), sent(1, 0), settled(2, 0), sent(3, 0, "b"), *lost(4, 4, 9), settled(5, 0, 9, "b"),
             moved(6, 9), got(7, 10, 0)],
         "one after the other, in that order": [
@@ -287,7 +287,7 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             topic(0), lane(0), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 1), got(3, 1, 0)],
         "order 1 with holes and copies": [
             topic(1), lane(1), *(sent(1, n) for n in range(4)), moved(2, 0), got(2, 0, 1), got(3, 1, 3), got(4, 2, 1)],
-        "a broker's lane where nobody saw the first copies": [
+        "a broker's lane whose first copies were never read": [
             topic(1), lane(1), sent(1, 0), sent(1, 1), moved(1, 1), got(2, 1, 1), got(3, 2, 0), got(4, 3, 1)],
     },
     "P4": {
@@ -301,39 +301,39 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a filter leaves out other partitions": [
             topic(), sent(1, 0, partition=0), sent(1, 1, partition=1), moved(2, 0), got(2, 0, 0),
             got(2, 1, 1, partition=1), moved(3, 0, "s", (1,)), got(3, 1, 1, reader="s", partition=1)],
-        "a start at what was acked first": [topic(replicas=2), sent(1, 0), settled(2, 0, 4), start(3, 4, 4)],
-        "a start above what was trimmed": [
+        "a start at the first acked batch": [topic(replicas=2), sent(1, 0), settled(2, 0, 4), start(3, 4, 4)],
+        "a start above the trim": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), h.TrimAsked(at=3, lane=LANE, index=5), start(4, 5, 5)],
-        "a start above what was lost": [
+        "a start above a loss": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900), start(4, 5, 900)],
-        "a start above what was acked after it was asked for": [
+        "a start above a batch acked after the request": [
             topic(replicas=2), sent(1, 0), settled(4, 0, 4), start(3, 5, 9)],
         "memory of a topic without replicas starts anywhere": [
             topic(), sent(1, 0), settled(2, 0, 4), start(3, 4, 9)],
         "a tail read sees all acks before it": [topic(), sent(1, 0), settled(2, 0, 4), tail(3, 4, 5)],
-        "a tail before what was on its way to a reader when the fabric was lost": [
+        "a tail before a batch in flight to a reader when the fabric was lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), *lost(3, 4, 1 << 62), got(4, 4, 0), tail(5, 6, 4)],
         "a tail read need not see acks that came while it was asked": [
             topic(), sent(1, 0), tail(1, 4, 0), settled(2, 0, 4)],
-        "a broker's lane that ends below what was lost with the fabric": [
+        "a broker's lane that ends below the loss of the fabric": [
             topic(1, replicas=2), lane(1), sent(1, 0), sent(1, 1), settled(2, 0, 3, ack=2), settled(2, 1, 4),
             tail(3, 4, 5), *lost(5, 4, 99), tail(6, 7, 4)],
-        "a reader that is told of the end below its place, after a loss": [
+        "a reader that gets the end below its position, after a loss": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99),
             gap(4, "END_OF_LANE", 4, 4), passed(5, 4)],
-        "a reader that is told of the sealed end at the recorded one, after a loss": [
+        "a reader that gets the sealed end at the recorded one, after a loss": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 5),
             gap(4, "END_OF_LANE", 5, 5, reader="s"), gap(4, "END_OF_LANE", 4, 4), passed(5, 5)],
         "a question about a broker's lane that the loss of the fabric overtakes": [
             topic(1, replicas=2), lane(1), sent(1, 0), settled(2, 0, 4), tail(3, 6, 4), *lost(5, 4, 99)],
-        "only what is ordered is read": [topic(), sent(1, 0), ordered(2, 1), moved(2, 0), got(3, 0, 0)],
+        "only ordered batches are read": [topic(), sent(1, 0), ordered(2, 1), moved(2, 0), got(3, 0, 0)],
         "a lane that ends behind its last batch": [
             topic(0), lane(), sent(1, 0), settled(2, 0, 0), moved(2, 0), got(3, 0, 0), gap(4, "END_OF_LANE", 1, 1)],
     },
     "P5": {
         "an epoch starts where the last one ended": [
             topic(), sent(1, 0), settled(2, 0, 4), moved(2, 4), got(3, 4, 0), tail(3, 4, 5), epoch(5, 5)],
-        "an epoch starts above all that was told": [topic(), sent(1, 0), settled(2, 0, 4), epoch(3, 9)],
+        "an epoch starts above all reported ones": [topic(), sent(1, 0), settled(2, 0, 4), epoch(3, 9)],
         "what the new epoch orders": [topic(), epoch(3, 4), sent(4, 0), settled(5, 0, 4), epoch(6, 5, 3)],
         "a lane that an epoch does not have yet": [
             topic(), sent(1, 0), settled(2, 0, 4), h.EpochStarted(at=3, epoch=2, ends={LANE + 1: 0})],
@@ -354,9 +354,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             h.PassingChanged(at=3, topic=1, change=h.Change.ALTERED)],
     },
     "P6": {
-        "a reference to what lasts is stored": [
+        "a reference to a lasting batch is stored": [
             topic(replicas=2), sent(1, 0), named(1, 0, 3), settled(2, 0, 1), *lost(3, 4, 9)],
-        "a reference to what is lost is not stored": [
+        "a reference to a lost batch is not stored": [
             topic(replicas=2), sent(1, 0), named(1, 0, 3), refused(2, 0), *lost(3, 3, 9)],
         "enough disks": [copies(1, 0, 2), copies(1, 1, 3)],
         "a topic without replicas": [copies(1, 0, 0, needed=0)],
@@ -366,10 +366,10 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "disks that agree": [on_disk(1, 0, 0), on_disk(1, 1, 1), on_disk(2, 0, 0)],
     },
     "P7": {
-        "what was sent is read": [sent(1, 0), got(2, 0, 0)],
-        "what was sent is read twice": [sent(1, 0), got(2, 0, 0), got(3, 0, 0, reader="s")],
-        "what was sent is on disk": [sent(1, 0), on_disk(2, 0, 0)],
-        "nobody reads": [sent(1, 0)],
+        "sent bytes are read": [sent(1, 0), got(2, 0, 0)],
+        "sent bytes are read twice": [sent(1, 0), got(2, 0, 0), got(3, 0, 0, reader="s")],
+        "sent bytes are on disk": [sent(1, 0), on_disk(2, 0, 0)],
+        "no reader reads": [sent(1, 0)],
         "a partition is kept": [sent(1, 0, partition=3), got(2, 0, 0, partition=3)],
     },
     "P8": {
@@ -381,7 +381,7 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "the dead need no answer": [sent(1, 0), h.Died(at=2, process="a"), ended(9)],
         "a reader reaches the tail": [moved(1, 0), tail(2, 3, 4), got(4, 2, 0), passed(5, 4), ended(9)],
         "a tail that was lost since": [moved(1, 0), tail(2, 3, 9), *lost(4, 5, 1 << 62), passed(6, 5), ended(9)],
-        "what was under way in bad times may fail in good ones, with all that came after it": [
+        "calls started during faults may fail later, with all later ones": [
             fault(0), h.Began(at=1, process="a", stream="a"), opened(1), sent(1, 0), h.Healed(at=2), sent(3, 1),
             settled(4, 0, verdict=Verdict.UNKNOWN), settled(4, 1, verdict=Verdict.UNKNOWN), ended(9)],
         "a stream of which a batch went astray may fail later": [
@@ -408,22 +408,22 @@ GOOD: dict[str, dict[str, list[Event]]] = {
 
 BAD: dict[str, dict[str, list[Event]]] = {
     "P1": {
-        "a reference to what is there is refused": [
+        "a reference to an existing batch is refused": [
             topic(replicas=2), sent(1, 0), named(1, 0, 4), *trimmed(2, 4), refused(3, 0)],
-        "a reader that got what is lost, and is told of an end above that": [
+        "a reader that got lost records, and gets an end above them": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 3, 5), h.Healed(at=4),
             gap(5, "END_OF_LANE", 5, 5), ended(9)],
-        "a reader of what is ordered that is told as one of what is durable": [
+        "an ordered reader that gets the answer of a durable one": [
             topic(replicas=2), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 5, 900),
             gap(6, "NEVER_DURABLE", 5, 900)],
-        "positions that are there, told as never durable": [
+        "existing positions, reported as never durable": [
             topic(replicas=2), moved(1, 4), *lost(3, 5, 900), gap(6, "NEVER_DURABLE", 4, 900)],
-        "a reader that hears of only a part of what it got and is lost": [
+        "a reader that learns of only a part of its lost records": [
             topic(replicas=2), sent(1, 0), sent(1, 1), moved(1, 4), got(2, 4, 0), got(2, 5, 1), *lost(3, 4, 900),
             h.Healed(at=5), gap(6, "LOST", 6, 900), ended(9)],
         "with a mirror positions are lost that were never ordered": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 8, written=6)],
-        "an acked batch that nobody finds in the end": [
+        "an acked batch that no reader finds in the end": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 0), moved(2, 0), got(3, 0, 0), h.Healed(at=5), moved(6, 0),
             ended(9)],
         "an acked batch in whose place is another": [
@@ -436,57 +436,57 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(replicas=2), sent(1, 0), settled(2, 0, 4, ack=2), *lost(3, 4, 900)],
         "a batch read as durable that went with the fabric": [
             topic(replicas=2), sent(1, 0), moved(1, 4), got(2, 4, 0, durable=True), *lost(3, 4, 900)],
-        "a loss that its publisher is not told": [
+        "a loss that its publisher does not learn": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900), sent(5, 1), settled(6, 1, 900)],
-        "what was acked without a position after a loss, and is nowhere": [
+        "a batch acked without a position after a loss, and is nowhere": [
             topic(replicas=2), sent(1, 0), *lost(2, 4, 900), opened(3), settled(4, 0), h.Healed(at=5), ended(9)],
-        "what was acked without a position, and is only where all was lost": [
+        "a batch acked without a position, only in the lost part": [
             topic(replicas=2), sent(1, 0), moved(1, 4), got(1, 4, 0), *lost(2, 4, 900), opened(3), settled(4, 0),
             h.Healed(at=5), gap(6, "LOST", 4, 900), ended(9)],
-        "what was sent after a loss and acked without a position, and is nowhere": [
+        "a batch sent after a loss and acked without a position, and nowhere": [
             topic(replicas=2), *lost(2, 4, 900), sent(3, 0), settled(4, 0), h.Healed(at=5), ended(9)],
-        "what was acked as durable without a position, and went with the fabric": [
+        "durably acked without a position, and lost with the fabric": [
             topic(replicas=2), sent(1, 0), settled(2, 0, ack=2), *lost(3, 4, 900), h.Healed(at=5), ended(9)],
-        "what was acked as durable without a position, and is on no disk": [
+        "durably acked without a position, and on no disk": [
             topic(replicas=2), sent(1, 0), settled(2, 0, ack=2), h.Healed(at=5), moved(6, 0), got(7, 3, 0), ended(9)],
-        "what was acked without a position, above all that was trimmed, and is nowhere": [
+        "acked without a position, above the trim, and nowhere": [
             topic(replicas=2), sent(1, 0), settled(1, 0, 4, ack=2), sent(2, 1), settled(3, 1), *trimmed(3, 5),
             h.Healed(at=5), ended(9)],
-        "a publisher that goes on in another lane of a broker is never told": [
+        "a publisher that continues in another lane of a broker is never informed": [
             *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9),
             ended(9)],
         "the same, of a lane that was closed before all of it was durable": [
             *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 5), sent(4, 1), settled(5, 1, 0, lane=9),
             ended(9)],
-        "a publisher is told of one lost batch in a lane of a broker, and not of the other": [
+        "a publisher learns of one lost batch in a lane of a broker, not of the other": [
             *broker_lanes(), sent(1, 0), sent(1, 1), settled(2, 0, 4), settled(2, 1, 5), *lost(3, 4, 1 << 62),
             sent(4, 2), settled(5, 2, 0, lane=9), h.LossTold(at=6, process="a", lane=LANE, index=5), ended(9)],
-        "a publisher that is closed, or fails, after a loss is never told": [
+        "a publisher that is closed, or fails, after a loss is never informed": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
             h.PublisherEnded(at=5, process="a", since=4)],
         "a loss that is none": [topic(replicas=2), h.LossTold(at=4, process="a", lane=LANE, index=4)],
-        "a reader that never hears that what it got is lost": [
+        "a reader that never learns that its records are lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
             passed(5, 5), ended(9)],
         "a loss without a cause": [topic(replicas=2), lost_span(3, 4, 9)],
-        "a LOST gap over what is there": [
+        "a LOST gap over existing batches": [
             topic(replicas=2), *lost(3, 4, 9), moved(4, 0), gap(5, "LOST", 3, 9)],
-        "a TRIMMED gap over what nobody trimmed": [
+        "a TRIMMED gap over batches that were not trimmed": [
             topic(replicas=2), *trimmed(1, 3), moved(4, 0), gap(5, "TRIMMED", 0, 4)],
-        "a trim that nobody asked for": [topic(replicas=2), h.TrimmedTo(at=1, lane=LANE, index=3)],
+        "a trim without a request": [topic(replicas=2), h.TrimmedTo(at=1, lane=LANE, index=3)],
         "a trim of more than was asked for": [topic(replicas=2), *trimmed(1, 3), *trimmed(2, 5, asked=4)],
         "a loss after a clean stop, although the fabric was lost before": [
             topic(replicas=2), *lost(3, 4, 9), stopped(5, (4, 9)), lost_span(6, 20, 30)],
         "a loss by a clean stop that is seen only when the fabric is lost": [
             topic(replicas=2), stopped(5), stopped(7, (4, 9), clean=False), h.FabricLost(at=7), lost_span(8, 4, 9)],
-        "what was sent after the fabric was lost goes with it": [
+        "a batch sent after the loss of the fabric is lost with it": [
             topic(replicas=2), *lost(3, 4, 900), sent(5, 0), settled(6, 0, 800)],
-        "what was acked to a session that was opened after the fabric was lost goes with it": [
+        "a batch acked in a session opened after the loss is lost with it": [
             topic(replicas=2), sent(2, 0), *lost(3, 4, 900), opened(5), settled(6, 0, 800)],
-        "what was lost with one fabric, and was sent and acked between that and the next": [
+        "lost with one fabric, though sent and acked between that and the next": [
             topic(replicas=2), *lost(3, 4, 900), sent(5, 0), settled(6, 0, 800), stopped(7, (4, 900), clean=False),
             h.FabricLost(at=7)],
-        "a reader gets what was sent after the fabric was lost that takes it": [
+        "a reader gets a batch sent after the loss of the fabric that takes it": [
             topic(replicas=2), *lost(3, 4, 900), sent(5, 0), moved(6, 800), got(7, 800, 0)],
     },
     "P2": {
@@ -555,25 +555,25 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, append_us=9), got(2, 1, 1, append_us=8)],
         "a later send that comes first": [
             topic(), sent(1, 0), settled(2, 0, 1), sent(3, 0, "b"), settled(4, 0, 0, "b")],
-        "a later send that comes before what was acked without a position": [
+        "a later send before a batch acked without a position": [
             topic(), sent(1, 0), settled(2, 0), sent(3, 0, "b"), settled(4, 0, 0, "b"), moved(5, 1), got(6, 1, 0)],
     },
     "P4": {
         "a reader goes back": [topic(), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 1, 1), got(3, 0, 0)],
         "a reader skips what another found": [
             topic(), sent(1, 0), sent(1, 1), got(2, 0, 0, reader="s"), moved(2, 0), got(3, 1, 1)],
-        "a reader skips what was acked": [topic(), sent(1, 0), sent(1, 1), settled(2, 0, 0), moved(2, 0), got(3, 1, 1)],
+        "a reader skips acked batches": [topic(), sent(1, 0), sent(1, 1), settled(2, 0, 0), moved(2, 0), got(3, 1, 1)],
         "a reader passes over a batch at the end": [topic(), sent(1, 0), settled(2, 0, 3), moved(2, 0), passed(3, 5)],
         "a prefix changes": [topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0), moved(3, 0), got(4, 0, 1)],
-        "a start above what was acked": [topic(replicas=2), sent(1, 0), settled(2, 0, 4, ack=2), start(3, 4, 900)],
-        "a start above what was read, in brokers only": [
+        "a start above an acked batch": [topic(replicas=2), sent(1, 0), settled(2, 0, 4, ack=2), start(3, 4, 900)],
+        "a start above batches that were read, in brokers only": [
             topic(replicas=2), sent(1, 0), moved(1, 4), got(2, 4, 0), start(3, 4, 4, hot_index=900)],
         "a tail before an acked batch": [topic(), sent(1, 0), settled(2, 0, 4), tail(3, 4, 4)],
-        "a tail before one told earlier": [tail(1, 2, 7), tail(3, 4, 6)],
-        "a tail before what was read": [topic(), sent(1, 0), moved(1, 3), got(2, 3, 0), tail(3, 4, 3)],
+        "a tail before an earlier tail": [tail(1, 2, 7), tail(3, 4, 6)],
+        "a tail before batches that were read": [topic(), sent(1, 0), moved(1, 3), got(2, 3, 0), tail(3, 4, 3)],
         "a tail before an acked batch that is lost only later": [
             topic(1, replicas=2), lane(1), sent(1, 0), settled(2, 0, 4), tail(3, 4, 4), *lost(5, 4, 99)],
-        "a tail before what was acked as durable, after a loss": [
+        "a tail before a durably acked batch, after a loss": [
             topic(1, replicas=2), lane(1), sent(1, 0), settled(2, 0, 4, ack=2), *lost(3, 4, 99), tail(5, 6, 4)],
         "a tail before a durable one, after a loss": [
             topic(1, replicas=2), lane(1),
@@ -592,7 +592,7 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(0), lane(), moved(2, 0), gap(4, "END_OF_LANE", 1, 1), gap(4, "END_OF_LANE", 2, 2, reader="s")],
         "a reader that reaches the end of a lane without all of it": [
             topic(0), lane(), sent(1, 0), settled(2, 0, 0), moved(2, 0), gap(4, "END_OF_LANE", 1, 1)],
-        "a partition nobody asked for": [topic(), sent(1, 0), moved(2, 0, partitions=(1,)), got(3, 0, 0)],
+        "a partition without a request": [topic(), sent(1, 0), moved(2, 0, partitions=(1,)), got(3, 0, 0)],
     },
     "P5": {
         "an ack above the end of the order": [topic(), sent(1, 0), settled(2, 0, 4), epoch(3, 4)],
@@ -600,10 +600,10 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a tail above the end of the order": [topic(), tail(1, 2, 5), epoch(3, 4)],
         "an epoch that forgets what the last one ordered": [
             topic(), epoch(1, 4), sent(2, 0), settled(3, 0, 4), epoch(5, 4, 3)],
-        "a batch of a fenced session behind the one that goes on with it": [
+        "a batch of a fenced session after its continuation": [
             topic(), sent(1, 0), sent(1, 1), sent(1, 2), moved(1, 0), got(2, 0, 0), got(3, 1, 1, session=3),
             got(4, 2, 2)],
-        "the only batch of a fenced session, behind all of the one that goes on with it": [
+        "the only batch of a fenced session, after all of its continuation": [
             topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, session=3), got(3, 1, 1)],
         "the same, as another reader sees it": [
             topic(), sent(1, 0), sent(1, 1), sent(1, 2), moved(1, 0), got(2, 0, 0), got(3, 1, 1, session=3),
@@ -619,7 +619,7 @@ BAD: dict[str, dict[str, list[Event]]] = {
             h.PassingChanged(at=3, topic=1, change=h.Change.TRIMMED)],
     },
     "P6": {
-        "a reference to what is lost is stored": [
+        "a reference to a lost batch is stored": [
             topic(replicas=2), sent(1, 0), named(1, 0, 3), settled(2, 0, 1), *lost(3, 3, 9)],
         "a copy that is not as the others after a rest": [
             h.CopyDiffers(at=5, replica=1, lane=0, index=3, what="lacks")],
@@ -631,11 +631,11 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "disks that disagree": [on_disk(1, 0, 0), on_disk(1, 0, 1)],
     },
     "P7": {
-        "content that nobody sent": [sent(1, 0), got(2, 0, 7)],
-        "content that nobody sent, on a disk": [sent(1, 0), on_disk(2, 0, 7)],
+        "content that was never sent": [sent(1, 0), got(2, 0, 7)],
+        "content that was never sent, on a disk": [sent(1, 0), on_disk(2, 0, 7)],
         "a batch with another number of records": [sent(1, 0), got(2, 0, 0, count=2)],
         "a batch of another partition": [sent(1, 0, partition=3), got(2, 0, 0)],
-        "damage that nobody repairs": [h.DamageLeft(at=1, replica=0, path="lane-0000000000/x.log")],
+        "damage that is never repaired": [h.DamageLeft(at=1, replica=0, path="lane-0000000000/x.log")],
     },
     "P8": {
         "a publish without an end": [sent(1, 0), ended(9)],
@@ -646,9 +646,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a question without an answer": [h.Asked(at=1, process="x", call="tail", number=0), ended(9)],
         "a reader that stops before the tail": [moved(1, 0), got(2, 2, 0), tail(2, 3, 4), ended(9)],
         "a reader that never starts": [moved(1, 0), tail(2, 3, 4), ended(9)],
-        "a reader that stops before what was lost": [
+        "a reader that stops before a loss": [
             moved(1, 0), tail(2, 3, 9), *lost(4, 5, 1 << 62), passed(6, 4), ended(9)],
-        "a reader that stops at what was lost": [
+        "a reader that stops at a loss": [
             moved(1, 0), tail(2, 3, 9), *lost(4, 5, 20), passed(6, 5), tail(7, 8, 21), ended(9)],
         "a stream that begins when all is well and fails": [
             fault(0), h.Healed(at=1), h.Began(at=2, process="a", stream="a"), sent(3, 0),
@@ -687,7 +687,7 @@ def test_a_history_that_keeps_the_promise_is_accepted(promise: str, events: list
 
 @pytest.mark.parametrize(("promise", "events"), cases(BAD))
 def test_a_history_that_breaks_the_promise_is_rejected(promise: str, events: list[Event]) -> None:
-    """A checker finds the break, names its promise, and says it in words."""
+    """A checker finds the violation, names its promise, and describes it."""
     found = CHECKERS[promise](History(events))
     assert found
     assert all(violation.promise == promise and len(violation.sentence) > 20 for violation in found)
@@ -701,6 +701,6 @@ def test_each_checker_has_enough_histories_of_its_own(promise: str) -> None:
 
 
 def test_a_history_survives_being_written_down() -> None:
-    """What is dumped as JSON lines is loaded as the same events."""
+    """Events dumped as JSON lines are loaded as the same events."""
     events = [event for table in (GOOD, BAD) for named in table.values() for case in named.values() for event in case]
     assert h.load(h.dump(History(events))).events == events

@@ -1,4 +1,4 @@
-"""The command line of the simulator refuses what it cannot run."""
+"""The command line of the simulator refuses invalid input."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from embarcadero_proof.cli.main import app
 
 
 @pytest.mark.parametrize("seeds", ["5", "5:5", "x:y"])
-def test_a_span_of_seeds_that_is_none_is_refused(seeds: str) -> None:
-    """The exit code is 2, with one line that says what a span looks like."""
+def test_an_invalid_span_of_seeds_is_refused(seeds: str) -> None:
+    """The exit code is 2, with one line that shows the form of a span."""
     shown = CliRunner().invoke(app, ["sim", "--seeds", seeds])
     assert shown.exit_code == 2
     assert "FIRST:LAST" in shown.stderr

@@ -1,4 +1,4 @@
-"""Simulated disks: what a power cut, a failed sync, a full disk and rot leave behind."""
+"""Simulated disks: the state after a power cut, a failed sync, a full disk and bit rot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def new_disk(seed: int = 0) -> tuple[SimDisk, Mount]:
     return disk, Mount(lambda: disk)
 
 
-def test_what_was_synced_survives_a_power_cut() -> None:
+def test_synced_bytes_survive_a_power_cut() -> None:
     """A file and its name, both synced, are there afterwards, byte for byte."""
     for seed in SEEDS:
         disk, mount = new_disk(seed)
@@ -30,7 +30,7 @@ def test_what_was_synced_survives_a_power_cut() -> None:
         assert mount.open("a").pread(9_999, 0) == b"kept" * 500
 
 
-def test_what_was_not_synced_is_lost_in_any_part_sector_by_sector() -> None:
+def test_unsynced_bytes_are_lost_in_any_part_sector_by_sector() -> None:
     """Over some seeds everything happens: all, nothing, holes in the middle; each sector is whole or untouched."""
     outcomes = set()
     for seed in SEEDS:
@@ -100,7 +100,7 @@ def test_after_a_failed_sync_a_later_one_succeeds_without_the_bytes() -> None:
 
 
 def test_a_full_disk_takes_a_part_and_then_refuses() -> None:
-    """A write fails with DiskFull, and a part of it may be there; overwriting what is there still works."""
+    """A write fails with DiskFull, and a part of it may be there; overwriting existing bytes still works."""
     disk, mount = new_disk()
     file = mount.open("a", create=True)
     file.pwrite([b"abc"], 0)
@@ -115,7 +115,7 @@ def test_a_full_disk_takes_a_part_and_then_refuses() -> None:
 
 
 def test_a_read_only_disk_is_read_only() -> None:
-    """Everything that changes it fails; reading works."""
+    """Every change fails; reading works."""
     disk, mount = new_disk()
     file = mount.open("a", create=True)
     file.pwrite([b"abc"], 0)
@@ -133,8 +133,8 @@ def test_a_read_only_disk_is_read_only() -> None:
     assert file.pread(9, 0) == b"abc"
 
 
-def test_a_bit_that_flips_is_one_bit() -> None:
-    """One bit of one chosen file differs, for all who read it, also after a power cut."""
+def test_a_flipped_bit_is_one_bit() -> None:
+    """One bit of one chosen file differs, for every reader, also after a power cut."""
     disk, mount = new_disk()
     for name in ("a", "b"):
         file = mount.open(name, create=True)
@@ -159,8 +159,8 @@ def test_the_locks_of_a_process_end_with_it() -> None:
     first.lock("lock")
 
 
-def test_a_long_write_can_be_seen_half_done() -> None:
-    """Whoever runs in the middle of a long write finds a part of it."""
+def test_a_long_write_can_be_seen_partially() -> None:
+    """A process that runs in the middle of a long write finds a part of it."""
     disk = SimDisk("test")
     sizes: list[int] = []
     mount = Mount(lambda: disk, lambda: sizes.extend(len(file.live) for file in disk.names.files()))
@@ -175,7 +175,7 @@ WRITES = st.lists(st.tuples(st.integers(0, 2_000), st.binary(max_size=1_500), st
 def test_a_power_cut_keeps_every_synced_byte_that_was_not_written_again(
     writes: list[tuple[int, bytes, bool]], seed: int
 ) -> None:
-    """Whatever is written when, a byte reads as it was last synced, or as some later write left it."""
+    """Whatever is written at any time, a byte reads as it was last synced, or as some later write left it."""
     disk, mount = new_disk(seed)
     file = mount.open("a", create=True)
     mount.sync_folder("")

@@ -13,7 +13,7 @@ _VARIANTS = [name for name, variant in VARIANTS.items() if variant.small]
 
 @pytest.mark.parametrize("name", _CASES)
 def test_a_scope_holds(name: str) -> None:
-    """No order of steps, write-backs and crashes breaks what must hold."""
+    """No order of steps, write-backs and crashes violates an invariant."""
     report = explore_case(CASES[name])
 
     assert not report.wrong, "\n".join(report.story)
@@ -22,7 +22,7 @@ def test_a_scope_holds(name: str) -> None:
 
 @pytest.mark.parametrize("name", _VARIANTS)
 def test_every_step_is_needed(name: str) -> None:
-    """With the step left out there is a counterexample, and its story is told; nothing stays injected."""
+    """With the step left out there is a counterexample, and its story is printed; nothing stays injected."""
     variant = VARIANTS[name]
     report = explore_case(CASES[variant.case], variant)
 

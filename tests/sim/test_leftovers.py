@@ -1,4 +1,4 @@
-"""What a cluster keeps when nothing happens any more is within its bounds, and anything beyond them is noticed."""
+"""The resources of an idle cluster are within their bounds, and anything beyond them is noticed."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from embarcadero_proof.sim.run import run_world
 from embarcadero_proof.sim.world import World
 
 BRIEF = 4_003
-"""A world with replicas that is over soon."""
+"""A run with replicas that is over soon."""
 
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    """A world that has ended."""
+    """A run that has ended."""
     return run_world(BRIEF)
 
 
 def too_much(world: World) -> set[str]:
-    """Of what there is more than there may be."""
+    """Resources beyond their bounds."""
     return {amount.what for amount in leftovers(world) if amount.value > amount.bound}
 
 
-def test_a_world_that_ended_keeps_what_it_may(world: World) -> None:
-    """All of it is on record, and P9 holds."""
+def test_a_finished_run_keeps_only_allowed_resources(world: World) -> None:
+    """All of it is recorded, and P9 holds."""
     seen = {sampled.what for sampled in world.history.of(Sampled)}
     assert {amount.what for amount in leftovers(world)} <= seen
     assert not too_much(world)
@@ -101,8 +101,8 @@ def an_object_of_a_sequencer(world: World) -> None:
         (an_object_of_a_sequencer, "objects of deleted topics (without_memory)"),
     ],
 )
-def test_what_is_left_behind_is_noticed(world: World, leave: Callable[[World], None], what: str) -> None:
-    """One thing too many, and P9 says so."""
+def test_leftovers_are_noticed(world: World, leave: Callable[[World], None], what: str) -> None:
+    """One thing too many, and P9 reports it."""
     leave(world)
     assert what in too_much(world)
     see_leftovers(world)
@@ -110,7 +110,7 @@ def test_what_is_left_behind_is_noticed(world: World, leave: Callable[[World], N
 
 
 def test_too_many_epochs_are_noticed(world: World) -> None:
-    """Those that were, those that never began, and answers that nobody will read."""
+    """Past epochs, epochs that never started, and results that no broker will read."""
     started = world.directory.elections.started_epoch()
     for name in ("epoch-00/held", "epoch-000/held", *(f"epoch-{started + ahead}/held" for ahead in range(1, 6))):
         a_region(name)(world)

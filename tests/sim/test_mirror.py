@@ -1,4 +1,4 @@
-"""Worlds whose fabric has a mirror."""
+"""Runs whose fabric has a mirror."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from embarcadero_proof.sim.plan import make_plan
 from embarcadero_proof.sim.run import run_seed, run_world
 
 
-def test_a_reader_that_had_read_everything_hears_of_the_loss() -> None:
-    """Seed 17: without a position left out behind the loss it would have gone on as if nothing had happened."""
+def test_a_reader_that_had_read_everything_learns_of_the_loss() -> None:
+    """Seed 17: without a position left out after the loss it would have continued as if nothing had happened."""
     assert make_plan(17).durable.mirror
     assert not run_seed(17).violations
 
 
-def test_mirrored_worlds_lose_positions_exactly() -> None:
-    """Their LOST gaps are short, where others' reach up to a ceiling far above; the same seed is the same world."""
+def test_mirrored_runs_lose_positions_exactly() -> None:
+    """Their LOST gaps are short, where others' reach up to a ceiling far above; the same seed is the same run."""
     world = run_world(10)
     assert len(world.history.of(MirrorLeft)) == len(world.history.of(FabricLost)) > 1
     lost = [span.stop - span.start for span in world.history.of(LostSpan) if span.stop < 1 << 62]
@@ -23,7 +23,7 @@ def test_mirrored_worlds_lose_positions_exactly() -> None:
     assert run_world(10).trace.digest() == world.trace.digest()
 
 
-def test_only_worlds_that_lose_their_fabric_have_one() -> None:
+def test_only_runs_that_lose_their_fabric_have_one() -> None:
     """Some of them; and few of these lose the mirror with it now and then."""
     plans = [make_plan(seed) for seed in range(400)]
     having = [plan.durable for plan in plans if plan.durable.mirror]

@@ -1,4 +1,4 @@
-"""What is drawn for a seed."""
+"""The plan drawn for a seed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from embarcadero_proof.sim.run import run_world
 from embarcadero_proof.sim.world import World
 
 ROUND_AND_ROUND = 70_063
-"""A world with a long stream that is over soon."""
+"""A run with a long stream that is over soon."""
 
 BRIEF = 4_003
-"""A world with replicas that is over soon."""
+"""A run with replicas that is over soon."""
 
 
 def long_streams(first: int, count: int) -> list[StreamPlan]:
@@ -23,8 +23,8 @@ def long_streams(first: int, count: int) -> list[StreamPlan]:
     return [stream for plan in plans for stream in plan.streams if stream.batches > SESSION_WINDOW]
 
 
-def test_from_some_seed_on_a_third_of_the_worlds_has_a_stream_that_is_longer_than_two_windows() -> None:
-    """Of an ordered topic: others have no windows. Worlds before that stay as they were."""
+def test_from_some_seed_on_a_third_of_the_runs_has_a_stream_that_is_longer_than_two_windows() -> None:
+    """Of an ordered topic: others have no windows. Runs before that stay as they were."""
     found = long_streams(LONG_FROM_SEED, 120)
     assert 25 <= len(found) <= 55
     assert all(stream.batches > 2 * SESSION_WINDOW and stream.topic.order > Order.BROKER for stream in found)
@@ -40,7 +40,7 @@ def test_a_session_goes_round_its_window_twice() -> None:
 
 
 def test_nothing_is_lost_once_all_is_healed() -> None:
-    """Also not where a loss was planned for the next ack: what is read from then on is final."""
+    """Also not where a loss was planned for the next ack: batches read from then on are final."""
     plan = make_plan(BRIEF)
     with injected() as wrap:
         world = World(plan, wrap)

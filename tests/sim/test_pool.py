@@ -1,4 +1,4 @@
-"""Worker processes end with the one that asked for them."""
+"""Worker processes end with their owner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_no_worker_outlives_a_killed_owner() -> None:
-    """kill -9 leaves nobody behind who waits for worlds that never come."""
+    """kill -9 leaves no process behind that waits for runs that never come."""
     owner = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     worker = int(owner.stdout.readline())

@@ -1,4 +1,4 @@
-"""Results of seeds are on record: a run goes on where it was, and several runs add up."""
+"""Results of seeds are recorded: a run continues where it stopped, and several runs add up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _report(seed: int, **changes: object) -> SeedReport:
     return msgspec.structs.replace(report, **changes)
 
 
-def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_continues_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after two seeds; the same command again runs the other three, and all five are in the report."""
     ran: list[int] = []
 
@@ -48,8 +48,8 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.
     assert len(list(load(newest(results)))) == 5
 
 
-def test_another_commit_starts_anew_unless_a_file_is_named(tmp_path: Path) -> None:
-    """In a folder each version has its own file; a file that is named is gone on with."""
+def test_another_commit_starts_again_unless_a_file_is_named(tmp_path: Path) -> None:
+    """In a folder each version has its own file; a named file is continued."""
     first = Record(tmp_path, "aaa")
     first.add(_report(1))
     assert Record(tmp_path, "bbb").missing(0, 3) == [0, 1, 2]
@@ -59,8 +59,8 @@ def test_another_commit_starts_anew_unless_a_file_is_named(tmp_path: Path) -> No
     assert summary(named.all(), 1.0).commits == ["aaa", "bbb"]
 
 
-def test_a_line_that_was_not_written_to_its_end_does_not_count(tmp_path: Path) -> None:
-    """A killed run leaves one at the end at most; it is cut, and that seed is run again."""
+def test_an_incomplete_line_does_not_count(tmp_path: Path) -> None:
+    """A killed run leaves at most one at the end; it is cut, and that seed is run again."""
     record = Record(tmp_path, "aaa")
     record.add(_report(1))
     with record.path.open("ab") as file:
@@ -74,8 +74,8 @@ def test_a_line_that_was_not_written_to_its_end_does_not_count(tmp_path: Path) -
         list(load(again.path))
 
 
-def test_the_report_has_a_verdict_per_promise_and_how_fast_it_was(tmp_path: Path) -> None:
-    """P5 counts where somebody may have been deposed, P6 where something was durable; rests are told apart."""
+def test_the_report_has_a_verdict_per_promise_and_the_speed(tmp_path: Path) -> None:
+    """P5 counts where a process may have been deposed, P6 where records were durable; the others are distinguished."""
     broken = [Violation("P1", 5, "a batch is gone")]
     total = summary([_report(1), _report(2, violations=broken), _report(3, faults={}, durable=True)], 1.0)
     assert total.failing == {2: "P1: a batch is gone"}

@@ -1,4 +1,4 @@
-"""A world, or a run of many, that shows too little is not taken for a good one."""
+"""A run, or a series of many, that shows too little is not taken for a good one."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ def report(seed: int, stored_in_trouble: int | None = None) -> SeedReport:
     )  # fmt: skip
 
 
-def test_a_run_in_which_hardly_anything_was_acked_before_all_was_healed_is_not_good() -> None:
-    """Of single worlds it is told; too many of them show too little. Records of earlier code did not count."""
+def test_a_series_with_hardly_any_acks_before_healing_is_not_good() -> None:
+    """Single runs of this kind are reported; too many of them show too little.
+
+    Records of earlier code did not count.
+    """
     some = [report(seed, stored_in_trouble=80) for seed in range(FEW_FROM_SEEDS)]
     little = [report(seed, stored_in_trouble=FEW_ACKS - 1) for seed in range(1_000, 1_000 + FEW_FROM_SEEDS)]
     total = summary([*some, *little[:5], report(5_000)], 1.0)
     assert (total.few, total.stored_in_trouble) == (5, 80 * FEW_FROM_SEEDS + 5 * (FEW_ACKS - 1))
     assert total.good
     assert not summary([*some, *little], 1.0).good
-    assert summary(little[:10], 1.0).good, "of a few worlds nothing can be said"
+    assert summary(little[:10], 1.0).good, "a few runs show nothing"
     screen = Console(record=True, width=100)
     screen.print(total.table())
     assert "stored before all was healed" in screen.export_text()
 
 
-def test_what_was_acked_before_all_was_healed_is_told_apart() -> None:
-    """An ack of a batch that was not stored is none."""
+def test_acks_before_healing_are_counted_separately() -> None:
+    """An ack of a batch that was not stored does not count."""
     sent = {"process": "a", "stream": "a", "lane": 0}
     acks = [Settled(at=at, number=at, verdict=Verdict.STORED, **sent) for at in (1, 5, 6)]
     refused = Settled(at=2, number=2, verdict=Verdict.FAILED, **sent)
     assert acks_in_trouble(History([acks[0], refused, acks[1], Healed(at=5), acks[2]])) == 2
 
 
-def test_a_world_shows_nothing_of_a_topic_that_nobody_reads_when_all_is_healed() -> None:
-    """A topic without acks need not be read; one that was read only before that is no better."""
+def test_a_run_shows_nothing_about_a_topic_that_is_not_read_after_healing() -> None:
+    """A topic without acks need not be read; reading only before healing does not help."""
     made = [TopicMade(at=0, lane=lane, name=f"t{lane}", order=2, on_gap="fence") for lane in (0, 1, 2)]
     acks = [Settled(at=1, process="a", stream="a", lane=lane, number=0, verdict=Verdict.STORED, index=0)
             for lane in (0, 1)]  # fmt: skip
@@ -54,7 +57,7 @@ def test_a_world_shows_nothing_of_a_topic_that_nobody_reads_when_all_is_healed()
     assert [(violation.promise, "of t1 were acked" in violation.sentence) for violation in found] == [("RUN", True)]
 
 
-def test_lanes_of_brokers_are_of_their_topic() -> None:
+def test_lanes_of_brokers_belong_to_their_topic() -> None:
     """Acks and reads of a topic of order 0 or 1 are in lanes of brokers."""
     made = [TopicMade(at=0, lane=0, name="t", order=0, on_gap="fence"), LaneMade(at=0, lane=4096, topic=0, order=0)]
     ack = Settled(at=1, process="a", stream="a", lane=4096, number=0, verdict=Verdict.STORED, index=0)

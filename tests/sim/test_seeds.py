@@ -1,4 +1,4 @@
-"""Whole clusters in simulated trouble keep every promise, and the same seed is the same world."""
+"""Whole clusters under simulated faults keep every promise, and the same seed is the same run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from embarcadero_proof.sim.run import run_seed, run_seeds, story
 SEEDS = 5
 
 NEWER = [90_000, 110_000, 160_000, 170_000]
-"""Worlds from these seeds on have more in them: strong and weak publishers in one lane, for example."""
+"""Runs from these seeds on have more in them: strong and weak publishers in one lane, for example."""
 
 KEPT = list(csv.DictReader((Path(__file__).parent / "kept-seeds.tsv").read_text().splitlines(), delimiter="\t"))
-"""Worlds that broke a promise once. World: `swarm`, or `plain` for one without the further kinds of trouble."""
+"""Runs that broke a promise once. Kind: `swarm`, or `plain` for a run without the further kinds of faults."""
 
 STANDBYS = {
     1003: "three candidates, killed, stopped, asked to hand over and wrong about each other",
     1011: "two that end in the middle of takeovers, with replicas in trouble",
 }
-"""Worlds with sequencers that stand for election: they begin with seed 1,000."""
+"""Runs with sequencers that stand for election: they start with seed 1,000."""
 
 
 @pytest.mark.timeout(900)
 def test_every_promise_holds_on_every_seed() -> None:
-    """Some worlds and those kept, half of them with replicas, on all cores, without one violation."""
+    """Some runs and the recorded ones, half of them with replicas, on all cores, without one violation."""
     kept = {world: [int(row["seed"]) for row in KEPT if row["world"] == world] for world in ("swarm", "plain")}
     assert sum(map(len, kept.values())) == len(KEPT)
     newer = [first + number for first in NEWER for number in range(3)]
@@ -42,7 +42,7 @@ def test_every_promise_holds_on_every_seed() -> None:
 
 
 @pytest.mark.parametrize("seed", [6, 20006])
-def test_the_same_seed_is_the_same_world_wherever_it_runs(seed: int) -> None:
+def test_the_same_seed_is_the_same_run_wherever_it_runs(seed: int) -> None:
     """Twice in one process, and with other hash seeds and other addresses: the same trace, event by event."""
     script = f"from embarcadero_proof.sim.run import run_seed; print(run_seed({seed}).trace)"
     command, environment = [sys.executable, "-c", script], {**os.environ, "PYTHONHASHSEED": "1"}
@@ -50,6 +50,6 @@ def test_the_same_seed_is_the_same_world_wherever_it_runs(seed: int) -> None:
     assert [run_seed(seed).trace for _ in range(2)] == [elsewhere] * 2
 
 
-def test_different_seeds_are_different_worlds() -> None:
+def test_different_seeds_are_different_runs() -> None:
     """A seed changes what happens, not only its name."""
     assert run_seed(1).trace != run_seed(2).trace

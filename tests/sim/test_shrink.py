@@ -1,4 +1,4 @@
-"""A failing world is made smaller, and told as a story."""
+"""A failing run is minimized, and printed as a story."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from embarcadero_proof.sim.shrink import Outcome, Shrinker, left_out
 
 
 def test_an_injected_bug_shrinks_to_fewer_faults_and_still_fails_the_same_way() -> None:
-    """Of the faults of this world few are enough; the story names them, and the promise that is broken."""
+    """Few faults of this run are enough; the story names them, and the broken promise."""
     shrinker, told = shrink(151, ["dedupe-off"], tries=5)
     assert shrinker is not None
     assert shrinker.outcome.faults < shrinker.first.faults
@@ -19,8 +19,8 @@ def test_an_injected_bug_shrinks_to_fewer_faults_and_still_fails_the_same_way() 
     assert len(told.splitlines()) < 200
 
 
-def test_everything_that_is_not_needed_is_left_out() -> None:
-    """In a world where only the third fault and the second stream matter, little more than these is left."""
+def test_everything_unneeded_is_left_out() -> None:
+    """In a run where only the third fault and the second stream matter, little more than these remains."""
     whole = make_plan(4)
     needed = whole.streams[1].name
 

@@ -1,6 +1,6 @@
-"""Whoever crashes at a named step, or stops there past every lease and goes on, breaks no promise.
+"""A process that crashes at a named step, or pauses there beyond every lease and continues, breaks no promise.
 
-`embarcadero-proof sim --steps` goes through all of them; here are those on which most depends.
+`embarcadero-proof sim --steps` covers all of them; here are the most important ones.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ PAUSED = (
 CRASHED = (Step.TAKEOVER_REISSUED, Step.ROUND_FRONTIERS, Step.SEAL_DECIDED, Step.REPLICA_SYNCED)
 
 
-def test_trouble_at_a_step_breaks_no_promise() -> None:
-    """Each world gets to its step, somebody is struck there, and all checkers are content."""
+def test_a_fault_at_a_step_breaks_no_promise() -> None:
+    """Each run reaches its step, a process is hit there, and all checkers are satisfied."""
     cases = [*((step, Way.PAUSE) for step in PAUSED), *((step, Way.CRASH) for step in CRASHED)]
     reports = list(run_steps(cases, jobs=1))
     assert {f"{report.step} {report.way}": report.violations for report in reports if not report.good} == {}
     assert all(report.reached for report in reports)
 
 
-def test_a_rule_that_is_left_out_is_noticed_at_its_step() -> None:
-    """A broker that ends with places given in its lane, and had moved its frontier before it wrote their entries."""
+def test_an_omitted_rule_is_noticed_at_its_step() -> None:
+    """A broker stops after it moved its frontier and before it wrote the entries."""
     assert run_step(Step.LANE_STAGED, Way.CRASH).good
     assert run_step(Step.LANE_STAGED, Way.CRASH, bugs=["lane-frontier-before-entries"]).broken
 
 
-def test_every_step_is_gone_through_both_ways() -> None:
+def test_every_step_is_covered_both_ways() -> None:
     """The long run leaves none out."""
     assert len(CASES) == len(Step) * len(Way)
 
 
-def test_ordinary_worlds_draw_such_trouble_now_and_then() -> None:
+def test_ordinary_runs_draw_such_faults_now_and_then() -> None:
     """Some do, the same ones each time, and quiet ones never."""
     drawn = {seed: draw_step_faults(seed, 10 * SECOND_US) for seed in range(300)}
     share = sum(bool(faults) for faults in drawn.values()) / len(drawn)

@@ -1,4 +1,4 @@
-"""Range storage on simulated disks: whatever breaks, what a sync promised is there, and nothing else is."""
+"""Range storage on simulated disks: whatever breaks, synced records are there, and nothing else is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 40
 
 
 class Storm:
-    """One range on one disk, in trouble. `promised` is what the last sync said."""
+    """One range on one disk, under faults. `promised` is the end of the last sync."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(f"storm-{seed}")
@@ -28,7 +28,7 @@ class Storm:
         self.promised = START
 
     def step(self) -> None:
-        """Something happens."""
+        """Inject a random action."""
         act = self.rng.choice([self.append] * 5 + [self.sync] * 4 + [
             self.power_cut, self.kill, self.failing_sync, self.full, self.cut])  # fmt: skip
         act()
@@ -88,14 +88,14 @@ class Storm:
         self.disk.full = False
 
     def cut(self) -> None:
-        """A range was sealed below what this copy has."""
+        """Seal a range below the end of this copy."""
         if self.rng.random() < 0.3:
             index = self.rng.randint(START, self.log.end)
             self.log.cut(index)
             self.promised = min(self.promised, index)
 
     def check(self) -> None:
-        """All that was promised is here, and all that is here is right, for us and for one who sees the medium."""
+        """All promised records are here, and all records here are correct, for readers and on the medium itself."""
         assert self.promised <= self.log.end
         assert not self.log.damage
         assert matches(open_reader(self.mount), self.source, START, self.log.end)
@@ -104,11 +104,11 @@ class Storm:
 
 
 class _Killed(BaseException):
-    """The process ends here."""
+    """Kill the process."""
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_what_a_sync_promised_survives_everything(seed: int) -> None:
+def test_synced_records_survive_everything(seed: int) -> None:
     """Random appends, syncs, power cuts, kills, failed syncs, full disks and cuts; recovery is interrupted too."""
     storm = Storm(seed)
     for _ in range(STEPS):
@@ -118,7 +118,7 @@ def test_what_a_sync_promised_survives_everything(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_flipped_bit_is_never_served_and_cuts_nothing_off(seed: int) -> None:
-    """After a bit rots and a restart, a reader gets right records or an error; nothing behind the damage is dropped."""
+    """After bit rot and a restart, a reader gets correct records or an error; nothing after the damage is dropped."""
     storm = Storm(seed)
     for _ in range(25):
         storm.append()

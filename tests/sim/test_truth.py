@@ -1,4 +1,4 @@
-"""Who sees into all disks counts replicas that have a batch, not disks that have something in its place."""
+"""The checker that sees all disks counts replicas that have a batch, not disks with any bytes at its position."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def copies(truth: Truth, range_: Range, digest: int | None = None) -> list[int]:
 
 
 def test_each_replica_that_has_synced_counts() -> None:
-    """What was written and not synced does not; what is behind the last record does not, either."""
+    """Unsynced bytes do not count; neither do bytes after the last record."""
     truth, source = Truth(), Source()
     write(truth, 0, source)
     write(truth, 1, source)
@@ -40,14 +40,14 @@ def test_each_replica_that_has_synced_counts() -> None:
 
 
 def test_two_disks_of_one_replica_count_once() -> None:
-    """One was wiped, or is a zombie's, and the other came in its place."""
+    """One was wiped, or is a zombie's, and the other replaced it."""
     truth, source = Truth(), Source()
     write(truth, 0, source)
     write(truth, 0, source)
     assert copies(truth, a_range(0, 1)) == [1] * COUNT
 
 
-def test_a_replica_that_is_not_of_the_range_does_not_count() -> None:
+def test_a_replica_outside_the_range_does_not_count() -> None:
     """Whatever it has there."""
     truth, source = Truth(), Source()
     write(truth, 0, source)
@@ -56,8 +56,8 @@ def test_a_replica_that_is_not_of_the_range_does_not_count() -> None:
     assert copies(truth, a_range(0, 3)) == [2] * COUNT
 
 
-def test_other_bytes_in_the_same_place_do_not_count() -> None:
-    """Neither for one who knows what should be there, nor for one who only hears that it is durable."""
+def test_other_bytes_in_the_same_position_do_not_count() -> None:
+    """Neither if the expected bytes are known, nor if only their durability was reported."""
     truth, source = Truth(), Source(1)
     write(truth, 0, source)
     write(truth, 1, Source(2))

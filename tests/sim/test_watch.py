@@ -1,4 +1,4 @@
-"""A run of many seeds says how far it is, and names failing seeds at once."""
+"""A run of many seeds reports its progress, and names failing seeds immediately."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_without_a_terminal_there_is_a_line_now_and_then(capsys: pytest.CaptureF
     assert out == ""
 
 
-def test_a_failing_seed_is_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """No time has passed, and yet it is told."""
+def test_a_failing_seed_is_named_immediately(capsys: pytest.CaptureFixture[str]) -> None:
+    """No time has passed, and yet it is reported."""
     with Watch(Console(), 2, clock=_Clock()) as seen:
         seen.seed_done(9, 500, 1_000_000, "P1: a batch is gone")
         assert capsys.readouterr().err == "seed 9 fails: P1: a batch is gone\n"

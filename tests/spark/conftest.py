@@ -40,5 +40,5 @@ def log() -> Iterator[emb.Log]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic name of this test's own; the test creates it as it likes."""
+    """A topic name for this test; the test creates the topic as it needs."""
     return str(request.node.name).replace("[", "-").replace("]", "")[:100]

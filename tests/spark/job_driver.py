@@ -1,6 +1,6 @@
 """A job in a process of its own that is killed: `python -m tests.spark.job_driver plan.json`.
 
-It replays a topic, and SIGKILL ends the process when the commit of the second step comes to publish.
+It replays a topic, and SIGKILL ends the process when the commit of the second step starts to publish.
 """
 
 from __future__ import annotations

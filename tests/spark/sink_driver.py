@@ -1,11 +1,10 @@
-"""A driver in a process of its own, for tests that kill: a read of a topic if one is named, then files -> shuffle ->
-topic, with planted faults.
+"""A driver in a process of its own, for tests that kill, with injected faults.
 
-`python -m tests.spark.sink_driver plan.json`. A fault strikes once: `batch` and `task` say in whose work (READ: the
-read's), `when` says at which moment (half: half of its rows are read, or staged; done: all of them are; append, decide,
-publish, finish: the commit comes to that step; half, of no task: it has published some batches; commit: the sink has
-committed, Spark has not noted it yet), `what` says what happens: the task raises, or the driver's or executor's JVM is
-killed.
+It reads a topic if one is named, then runs files -> shuffle -> topic: `python -m tests.spark.sink_driver plan.json`. A
+fault strikes once. `batch` and `task` name the work in which it strikes (READ: the read). `when` is the moment: half
+(half of its rows are read, or staged), done (all of them are), append, decide, publish, finish (the commit reaches that
+step), half without a task (the commit has published some batches), commit (the sink has committed, Spark has not
+recorded it yet). `what` is the effect: the task raises, or the driver's or executor's JVM is killed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from embarcadero.staging.ledger import Publication, TopicLedger
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_SENT = 5  # batches of a commit are on their way before it is killed in their midst
+_SENT = 5  # batches of a commit are in flight before it is killed halfway
 
 READ = -1
 """The "batch" of a task that reads."""
@@ -42,7 +41,7 @@ READ = -1
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, where, once."""
+    """A fault and its place; it strikes once."""
 
     folder: str
     batch: int
@@ -51,7 +50,7 @@ class Fault:
     what: str
 
     def strikes(self, batch: int, task: int, when: str) -> bool:
-        """Whether it is time; then it never is again."""
+        """Whether it is time; true only once."""
         flag = Path(self.folder) / f"struck-{self.batch}-{self.task}-{self.when}"
         if (batch, task, when) != (self.batch, self.task, self.when) or flag.exists():
             return False
@@ -59,7 +58,7 @@ class Fault:
         return True
 
     def strike(self) -> None:
-        """Do it."""
+        """Strike."""
         if self.what == "executor":  # the worker's parent is Spark's daemon, whose parent is the executor
             daemon = Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(")", 1)[1].split()
             os.kill(int(daemon[1]), signal.SIGKILL)
@@ -106,7 +105,7 @@ class FaultySink(StreamSink):
                 fault.strike()
 
     def _kill_before(self, kind: type, step: str, when: str, batch: int, calls: int = 1) -> None:
-        """Let a fault strike when the commit comes to a step, or does it for the so-manieth time."""
+        """Let a fault strike when the commit reaches a step, or reaches it for the n-th time."""
         whole, done = getattr(kind, step), []
 
         async def struck(*given: Any) -> Any:
@@ -127,7 +126,7 @@ class FaultyReader(BatchReader):
         self._faults = faults
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: half of its rows are on their way when it strikes."""
+        """In a task: half of its rows are passed on when it strikes."""
         context = TaskContext.get()
         assert context is not None
         for rows in super().read(partition):
@@ -143,7 +142,7 @@ class FaultySource(EmbarcaderoSource):
     """The data source, with faults."""
 
     def schema(self) -> StructType:
-        """As it is without them."""
+        """As in production, without faults."""
         return frame_schema(self._plain()[0])
 
     def reader(self, schema: StructType) -> FaultyReader:
@@ -169,7 +168,7 @@ class FaultySource(EmbarcaderoSource):
 
 
 def main(path: str) -> None:
-    """Read what is to be read, then run the stream until all files are in the topic."""
+    """Read the named topic, then run the stream until all files are in the topic."""
     plan = json.loads(Path(path).read_text())
     folder = Path(plan["folder"])
     spark = session("driver", plan["master"], plan["config"])

@@ -1,4 +1,4 @@
-"""The source as Spark would call it, without Spark: quick, and every detail can be looked at."""
+"""The source as Spark would call it, without Spark: fast, and every detail can be inspected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def unlimited(log: emb.Log, topic: str | None, **options: Any) -> UnlimitedReade
 
 
 def column(reader: BatchReader | StreamReader, tasks: list[Any], name: str = "seq") -> list[Any]:
-    """A column of what tasks give, in workers that got the reader and the task as Spark sends them."""
+    """A column of the tasks' results, in workers that got the reader and the task as Spark sends them."""
     sent = pickle.loads(pickle.dumps(reader))
     return [
         value for task in tasks for rows in sent.read(pickle.loads(pickle.dumps(task)))
@@ -52,7 +52,7 @@ def column(reader: BatchReader | StreamReader, tasks: list[Any], name: str = "se
 
 
 def again(offset: Any) -> Any:
-    """An offset as it comes back from the checkpoint."""
+    """An offset as read back from the checkpoint."""
     return json.loads(json.dumps(offset))
 
 

@@ -1,4 +1,4 @@
-"""The audit on real Spark: a right log holds, and planted damage is found wherever it is planted."""
+"""The audit on real Spark: a correct log passes, and injected damage is found at any position."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _fill(log: emb.Log, topic: str, order: int, batches: int = 40, publisher_ord
 
 
 @pytest.mark.parametrize("order", [0, 2, 5])
-def test_a_right_log_holds(spark: SparkSession, log: emb.Log, topic: str, order: int) -> None:
-    """Every entry is looked at, in several spans, and nothing is found."""
+def test_a_correct_log_passes(spark: SparkSession, log: emb.Log, topic: str, order: int) -> None:
+    """Every entry is checked, in several spans, and nothing is found."""
     _fill(log, topic, order)
     report = audit(spark, log, topic, span_bytes=8_000)
     assert report.findings == []
@@ -57,15 +57,15 @@ def test_a_right_log_holds(spark: SparkSession, log: emb.Log, topic: str, order:
     assert all(lane.sessions_unknown == 0 for lane in report.lanes)
 
 
-def test_an_empty_topic_holds(spark: SparkSession, log: emb.Log, topic: str) -> None:
-    """Nothing to look at is nothing wrong."""
+def test_an_empty_topic_passes(spark: SparkSession, log: emb.Log, topic: str) -> None:
+    """No entries, no findings."""
     log.create_topic(topic, replicas=1)
     assert audit(spark, log, topic).holds
 
 
 @pytest.mark.parametrize(("order", "unknown"), [(2, 1), (5, 0)])
-def test_a_trimmed_topic_holds(spark: SparkSession, log: emb.Log, topic: str, order: int, unknown: int) -> None:
-    """Sessions that were opened before the start are no strangers. In order 2 their kind is unknown: reported so."""
+def test_a_trimmed_topic_passes(spark: SparkSession, log: emb.Log, topic: str, order: int, unknown: int) -> None:
+    """Sessions that were opened before the start are accepted. In order 2 their kind is unknown: reported so."""
     _fill(log, topic, order)
     log.trim(topic, before_index=25)
     report = audit(spark, log, topic)
@@ -74,8 +74,8 @@ def test_a_trimmed_topic_holds(spark: SparkSession, log: emb.Log, topic: str, or
     assert report.lanes[0].sessions_unknown == unknown
 
 
-def test_a_raw_topic_holds(spark: SparkSession, log: emb.Log, topic: str) -> None:
-    """Raw records are looked at in the same way."""
+def test_a_raw_topic_passes(spark: SparkSession, log: emb.Log, topic: str) -> None:
+    """Raw records are checked in the same way."""
     log.create_topic(topic, order=5, replicas=1)
     with log.publisher(topic, ack=2) as publisher:
         for number in range(1_000):
@@ -86,13 +86,13 @@ def test_a_raw_topic_holds(spark: SparkSession, log: emb.Log, topic: str) -> Non
 
 
 class _Liar:
-    """A client whose scans leave out, double or change something: what an audit is for."""
+    """A client whose scans leave out, duplicate or change something, which an audit has to find."""
 
     def __init__(self, log: emb.Log, lie: str) -> None:
         self._log, self._lie = log, lie
 
     def scan(self, *arguments: object, **options: object) -> Iterator[list[Batch]]:
-        """What the log says, with one lie in it."""
+        """The content of the log, with one deviation."""
         for batches in self._log.scan(*arguments, **options):  # type: ignore[arg-type]
             changed = list(batches)
             if self._lie == "missing" and len(changed) > 5:
@@ -111,18 +111,18 @@ LIES = {"missing": "index-hole", "twice": "index-twice", "swapped": "session-ord
 
 @pytest.mark.parametrize("order", [2, 5])
 @pytest.mark.parametrize("lie", LIES)
-def test_a_task_finds_what_is_wrong(log: emb.Log, lie: str, order: int) -> None:
-    """The same span that Spark runs, fed with a lie, tells it by its name: default publishers are strong."""
+def test_a_task_finds_each_problem(log: emb.Log, lie: str, order: int) -> None:
+    """The same span that Spark runs, with a deviation, is reported by its kind: default publishers are strong."""
     assert LIES[lie] in _told(log, f"lies-{lie}-{order}", lie, order)
 
 
 def test_weak_publishers_promise_no_order(log: emb.Log) -> None:
-    """What is a lie about a strong session is none about a weak one in the same kind of topic."""
+    """A deviation in a strong session is none in a weak one in the same kind of topic."""
     assert _told(log, "lies-weak", "swapped", 2, "total") == set()
 
 
 def _told(log: emb.Log, topic: str, lie: str, order: int, publisher_order: str | None = None) -> set[str]:
-    """The kinds of findings when the log lies."""
+    """The kinds of findings when scans deviate."""
     _fill(log, topic, order, publisher_order=publisher_order)
     about, tail = log.describe(topic), log.tail(topic)
     (facts,) = lane_facts(about, tail)
@@ -140,7 +140,7 @@ def _tier(log: emb.Log, topic: str, folder: Path, hot_retention_s: int) -> TierS
 
 
 def test_a_table_is_compared_with_the_log(spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path) -> None:
-    """What is in both is read from both; a table with one other value, and one with a row too few, are found."""
+    """Records in both are read from both; a table with one other value, and one with a row too few, are found."""
     _fill(log, topic, 5)
     _tier(log, topic, tmp_path, hot_retention_s=3_600)
     _publish_more(log, topic)
@@ -152,10 +152,10 @@ def test_a_table_is_compared_with_the_log(spark: SparkSession, log: emb.Log, top
         assert _found_with(log, topic, change) & {"table", "rows"}
 
 
-def test_what_is_only_in_the_table_is_looked_at_there(
+def test_records_only_in_the_table_are_checked_there(
     spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path
 ) -> None:
-    """Brokers gave it up: the table is all there is, and a file that is damaged, or gone, is found."""
+    """Brokers dropped them: only the table has them, and a file that is damaged, or gone, is found."""
     _fill(log, topic, 5)
     _tier(log, topic, tmp_path, hot_retention_s=0)
     _publish_more(log, topic)
@@ -191,7 +191,7 @@ def _fewer_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _found_with(log: emb.Log, topic: str, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> set[str]:
-    """What the tasks find when the table's rows are changed on their way."""
+    """The tasks' findings when the table's rows are changed in flight."""
     about, tail = log.describe(topic), log.tail(topic)
     (facts,) = lane_facts(about, tail)
     kinds: set[str] = set()
@@ -213,7 +213,7 @@ def test_a_table_keeps_which_sessions_are_strong(
     spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool,
     unknown: int,
 ) -> None:  # fmt: skip
-    """Of older tables, which do not, the report says of how many sessions the order was not checked."""
+    """For older tables, which do not, the report has the number of sessions whose order was not checked."""
     if not kept:
         real = columns._kept_value
         monkeypatch.setattr(
@@ -237,7 +237,7 @@ def test_a_table_keeps_which_sessions_are_strong(
 
 
 def _other_order(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The sequences of batches the other way round in each row group that has several of one session."""
+    """Reverse the sequences of batches in each row group that has several of one session."""
     kinds, numbers = rows.column("_kind").to_numpy(), rows.column("_session_seq").to_numpy().copy()
     own = kinds == 1
     sessions = rows.column("_session").to_numpy()
@@ -247,8 +247,8 @@ def _other_order(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.set_column(rows.schema.get_field_index("_session_seq"), "_session_seq", pa.array(numbers))
 
 
-def test_spark_brings_sessions_of_both_kinds_together(spark: SparkSession) -> None:
-    """Runs of two spans: of the strong session the disorder is found, the weak one is left alone, one is unknown."""
+def test_spark_merges_runs_of_sessions_of_both_kinds(spark: SparkSession) -> None:
+    """Runs of two spans: the disorder of the strong session is found, the weak one is accepted, one is unknown."""
     sessions, none = np.array([0, 1, 2] * 2), np.zeros(6, np.int64)
     kinds, sequences = np.array([2, 2, 1, 1, 1, 1]), np.array([0, 0, 1, 1, 1, 0])
     flags = np.array([OPEN_STRONG, 0, 0, 0, 0, 0])
@@ -266,7 +266,7 @@ def test_spark_brings_sessions_of_both_kinds_together(spark: SparkSession) -> No
 
 
 def test_damage_on_the_disk_is_found(spark: SparkSession, tmp_path: Path) -> None:
-    """A bit flipped in the only copy of a segment, after a restart: the audit says what can't be read, and where."""
+    """A bit flipped in the only copy of a segment, after a restart: the audit names the unreadable records."""
     data = tmp_path / "cluster"
     with emb.local(brokers=1, replicas=1, data_dir=str(data)) as log:
         _fill(log, "orders", 5)

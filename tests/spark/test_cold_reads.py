@@ -1,4 +1,4 @@
-"""Hot, warm and cold as one for Spark: each record once, from the table or from brokers, whatever moves meanwhile."""
+"""Hot, warm and cold records as one for Spark: each once, from the table or from brokers, whatever moves meanwhile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _small_row_groups() -> pytest.MonkeyPatch:
 
 
 def tiered(log: emb.Log, topic: str, folder: Path, *, below: int = 300, forgotten: int = 200) -> Tierer:
-    """600 records; those below a seq are in the table, in two files, and brokers have forgotten some of them."""
+    """600 records; those below a seq are in the table, in two files, and brokers have dropped some of them."""
     log.create_topic(topic, replicas=1, partitions=2)
     fill(log, topic, COUNT)
     tierer, lane = Tierer(log, topic, folder), log.describe(topic).lane
@@ -45,14 +45,14 @@ def tiered(log: emb.Log, topic: str, folder: Path, *, below: int = 300, forgotte
 
 @pytest.fixture(scope="module")
 def filled(log: emb.Log, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiered topic that nobody changes."""
+    """A tiered topic that no test changes."""
     tiered(log, "filled", tmp_path_factory.mktemp("tier"))
     return "filled"
 
 
 @pytest.mark.parametrize("tasks", [1, 7, 64])
 def test_a_table_and_brokers_are_one_frame(log: emb.Log, filled: str, tasks: int) -> None:
-    """Each record once, in order, with all that the log says about it."""
+    """Each record once, in order, with all metadata of the log."""
     reader = batch(log, filled, minPartitions=tasks, columns="topic,seq,index,value,session")
     plan = reader.partitions()
     rows = pa.Table.from_batches([rows for task in plan for rows in reader.read(task)])
@@ -66,10 +66,10 @@ def test_a_table_and_brokers_are_one_frame(log: emb.Log, filled: str, tasks: int
     assert set(rows["topic"].to_pylist()) == {filled}
 
 
-def test_a_table_in_a_folder_that_cannot_be_seen_is_read_through_brokers(
+def test_a_table_in_an_inaccessible_folder_is_read_through_brokers(
     log: emb.Log, filled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """A folder of another machine: planning and tasks go through brokers, and a warning says so."""
+    """A folder of another machine: planning and tasks go through brokers, and a warning reports it."""
     assert reads.table_visible("1", "s3://lake/v1.metadata.json", "t")
     assert not reads.table_visible("2", f"file://{tmp_path}/v1.metadata.json", "t")
     assert "can't see" in caplog.text
@@ -97,13 +97,13 @@ def test_a_table_in_a_folder_that_cannot_be_seen_is_read_through_brokers(
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 5), (17, 142), (149, 151), (295, 305), (150, 300), (13, 588)])
 def test_reads_start_and_stop_at_records_of_the_table(log: emb.Log, filled: str, start: int, stop: int) -> None:
-    """Inside of batches, files, and over the frontier."""
+    """Inside batches, files, and across the frontier."""
     reader = batch(log, filled, startingOffsets=start, endingOffsets=stop, minPartitions=3)
 
     assert column(reader, reader.partitions()) == list(range(start, stop))
 
 
-def test_filters_and_partitions_count_in_the_table(log: emb.Log, filled: str) -> None:
+def test_filters_and_partitions_apply_to_the_table(log: emb.Log, filled: str) -> None:
     """As they do for brokers."""
     known = {each.seq: each for batches in log.scan(filled) for each in batches if each.count}
     wanted = [seq for first, each in known.items() if each.partition == 1 for seq in range(first, first + each.count)]
@@ -114,7 +114,7 @@ def test_filters_and_partitions_count_in_the_table(log: emb.Log, filled: str) ->
     assert column(pushed, pushed.partitions()) == list(range(COUNT))
 
 
-def test_a_stream_goes_from_the_table_to_brokers(log: emb.Log, filled: str) -> None:
+def test_a_stream_continues_from_the_table_to_brokers(log: emb.Log, filled: str) -> None:
     """Limits are exact there, too."""
     records = stream(log, filled, startingOffsets="earliest", maxRecordsPerTrigger=70)
     found, _ = micro_batches(records, records.initialOffset())
@@ -131,8 +131,8 @@ def test_a_stream_goes_from_the_table_to_brokers(log: emb.Log, filled: str) -> N
     assert [len(each) for each in micro_batches(all_of_it, all_of_it.initialOffset(), ALL)[0]] == [COUNT]
 
 
-def test_what_moves_between_planning_and_reading_is_read_once(log: emb.Log, tmp_path: Path) -> None:
-    """Tiered and forgotten after the tasks were planned, between two of them, and within one."""
+def test_records_that_move_between_planning_and_reading_are_read_once(log: emb.Log, tmp_path: Path) -> None:
+    """Tiered and dropped after the tasks were planned, between two of them, and within one."""
     tierer = tiered(log, "moving", tmp_path, below=100, forgotten=0)
     lane = log.describe("moving").lane
     reader = batch(log, "moving", minPartitions=6)
@@ -141,7 +141,7 @@ def test_what_moves_between_planning_and_reading_is_read_once(log: emb.Log, tmp_
     found: list[int] = []
     for task in tasks:
         middle = (task.value.start.seq + task.value.stop.seq) // 20 * 10
-        if middle > 100:  # so the frontier is within the span, and above what was planned
+        if middle > 100:  # the frontier is within the span, and above the planned one
             tierer.tier(lane, log.position_of("moving", seq=middle).index, middle)
         for rows in reader.read(task):
             found += rows.column("seq").to_pylist()
@@ -154,7 +154,7 @@ def test_what_moves_between_planning_and_reading_is_read_once(log: emb.Log, tmp_
 
 
 def test_a_column_younger_than_the_table_is_null(log: emb.Log, tmp_path: Path) -> None:
-    """The table learns of a new column when something new is tiered; readers may want it before."""
+    """The table learns of a new column when new records are tiered; readers may need it before."""
     schema = pa.schema([("n", pa.uint32()), ("at", pa.time32("s"))])
     log.create_topic("young", replicas=1, schema=schema)
     with log.publisher("young", ack=2) as publisher:
@@ -175,8 +175,8 @@ def test_a_column_younger_than_the_table_is_null(log: emb.Log, tmp_path: Path) -
     ]  # fmt: skip
 
 
-def test_what_is_gone_from_the_table_is_data_loss(log: emb.Log, tmp_path: Path) -> None:
-    """Trimmed for all, or a file that is not there: named, never passed over."""
+def test_records_missing_from_the_table_are_data_loss(log: emb.Log, tmp_path: Path) -> None:
+    """Trimmed for all, or a missing file: named, never skipped."""
     tierer = tiered(log, "holes", tmp_path)
     flow = stream(log, "holes", startingOffsets="earliest")
     start = flow.initialOffset()
@@ -194,8 +194,8 @@ def test_what_is_gone_from_the_table_is_data_loss(log: emb.Log, tmp_path: Path) 
     assert tierer.topic == "holes"
 
 
-def test_holes_and_damage_in_a_table_are_told() -> None:
-    """A hole in the index is what a crash took; a batch that was damaged when it was tiered is no row of nulls."""
+def test_holes_and_damage_in_a_table_are_reported() -> None:
+    """A hole in the index is the loss of a crash; a batch that was damaged when it was tiered is no row of nulls."""
     assert reads._holes(np.array([5, 5, 6, 9, 9, 12]), 3) == [(3, 5), (7, 9), (10, 12)]
 
     rows = pa.record_batch({"_index": [1, 2], "_damage": pa.array([None, "no Arrow"], pa.string())})
@@ -203,7 +203,7 @@ def test_holes_and_damage_in_a_table_are_told() -> None:
         reads._check_damage(rows)
 
 
-def test_rows_are_handed_on_as_they_lie_or_copied_together() -> None:
+def test_rows_are_passed_on_as_slices_or_copied_together() -> None:
     """Few runs are slices, many are one copy; the rows are the same."""
     group = pa.record_batch({"_kind": [1] * 200, "_seq": list(range(200)), "_partition": [0, 1] * 100})
     span = TaskSpan(0, RecordPosition(0, 10), RecordPosition(9, 190), "t")
@@ -230,7 +230,7 @@ def test_a_row_group_goes_to_java_in_portions(monkeypatch: pytest.MonkeyPatch, m
 
 
 def test_a_lost_part_of_a_table_stops_a_stream(log: emb.Log, filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it would if brokers had told it: one that reads what is not durable."""
+    """As it would if brokers had reported it: a stream that reads records before they are durable."""
     flow = stream(log, filled, startingOffsets="earliest", read="ordered")
     start = flow.initialOffset()
     tasks = flow.partitions(start, flow.latestOffset(start, ALL))

@@ -1,4 +1,4 @@
-"""Commits while the disk is full and while the whole cluster is away, on a cluster that is killed: without Spark.
+"""Commits during a full disk and an outage of the whole cluster, without Spark.
 
 All processes are away for AWAY_S seconds. `make matrix` sets it to three minutes, longer than a publisher waits for one
 batch; here that wait is short.
@@ -40,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestartableClu
 
 @pytest.fixture
 def address(cluster: RestartableCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The cluster's brokers, and a client that does not wait long, unless the cluster is away for long."""
+    """The cluster's brokers, and a client with a short timeout, unless the outage is long."""
     if AWAY_S < 60:
         for name, value in _SHORT.items():
             monkeypatch.setenv(name, value)
@@ -52,7 +52,7 @@ def address(cluster: RestartableCluster, monkeypatch: pytest.MonkeyPatch) -> Ite
 def written(
     address: str, topic: str, *tasks: range, text: str, write: str = "w"
 ) -> tuple[TaskWriter, list[StagedMessage]]:
-    """A writer, and what its tasks tell the driver."""
+    """A writer, and its tasks' messages to the driver."""
     with emb.connect(address) as log:
         options = WriteOptions(brokers=address, topic=topic, batch_bytes=200 * len(text))
         writer = TaskWriter(options, shape_of(log.describe(topic), SCHEMA, options, 0))
@@ -70,11 +70,13 @@ def stored(address: str, topic: str) -> list[int]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("step", "text"), [("append", LITTLE), ("publish", MUCH)], ids=["append", "publish"])
-def test_a_commit_outlives_a_cluster_that_is_away(
+def test_a_commit_survives_an_outage_of_the_cluster(
     cluster: RestartableCluster, address: str, monkeypatch: pytest.MonkeyPatch, step: str, text: str
 ) -> None:
-    """All of its processes die, and their memory is lost: before the decision, or after it. The commit goes on by
-    itself when the cluster is back."""
+    """All of its processes die, and their memory is lost: before the decision, or after it.
+
+    The commit continues by itself when the cluster is back.
+    """
     topic = f"away-{step}"
     with emb.connect(address) as log:
         log.create_topic(topic, order=5, replicas=1, schema=SCHEMA)
@@ -99,13 +101,13 @@ def test_a_commit_outlives_a_cluster_that_is_away(
 def test_a_commit_gives_up_in_the_end(
     cluster: RestartableCluster, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says what that means; the sweep, or the same write again, completes what was decided."""
+    """The error explains the state; the sweep, or the same write again, completes a decided commit."""
     with emb.connect(address) as log:
         log.create_topic("late", order=5, replicas=1, schema=SCHEMA)
     writer, messages = written(address, "late", range(50), text=LITTLE)
 
     async def never(*_: object) -> None:
-        raise OutcomeUnknown("nobody answers", "")
+        raise OutcomeUnknown("no answer", "")
 
     with monkeypatch.context() as patch:
         patch.setattr(sink, "STAGED_PATIENCE_S", 0)
@@ -113,13 +115,13 @@ def test_a_commit_gives_up_in_the_end(
         with pytest.raises(OutcomeUnknown, match="either all of its rows will be visible, or none"):
             sink.publish(writer, messages)
     assert stored(address, "late") == []
-    sink.give_up(writer, messages)  # as Spark does, when a commit has failed
+    sink.give_up(writer, messages)  # as Spark does when a commit has failed
     sink.publish(*written(address, "late", range(70, 80), text=LITTLE))
     assert stored(address, "late") == list(range(50))
 
 
 def test_a_disk_that_is_full_fails_the_task_and_shows_nothing(cluster: RestartableCluster, address: str) -> None:
-    """No file of the replica may grow while the rows are staged. When there is room again, the write is done again."""
+    """No file of the replica may grow while the rows are staged. When there is space again, the write is repeated."""
     with emb.connect(address) as log:
         log.create_topic("full", order=5, replicas=1, schema=SCHEMA)
     replica = cluster.pids()["replica:0"]
@@ -137,7 +139,7 @@ def test_a_disk_that_is_full_fails_the_task_and_shows_nothing(cluster: Restartab
 
 
 def test_the_manifest_of_a_large_write_fits() -> None:
-    """A write of 5 GB in batches of 1 MiB; and how many there may be."""
+    """A write of 5 GB in batches of 1 MiB; and the maximum number of batches."""
     def of(batches: int) -> Manifest:
         return Manifest("w", 0, [Target("t", 1, 1)], [ManifestPart(b"\xff" * (REFERENCE.itemsize * batches))])
 

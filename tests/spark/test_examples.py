@@ -1,4 +1,4 @@
-"""The examples with Spark do what they say, also when something fails in between. Those of Connect: tests/matrix."""
+"""The Spark examples have the documented results, also when a step fails. Those of Connect: tests/matrix."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def test_json_is_asked_as_variant(spark: SparkSession, log: emb.Log) -> None:
-    """Paths into it, a row for each item; a record that is no JSON is null."""
+def test_json_is_queried_as_variant(spark: SparkSession, log: emb.Log) -> None:
+    """Paths into it, a row for each item; a record that is not JSON is null."""
     example = load("spark_json")
     example.fill(log)
     events = example.events(spark, log.address)

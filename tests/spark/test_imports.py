@@ -1,4 +1,4 @@
-"""What a process loads that only reads: each stream starts one, and each worker of a batch read is one."""
+"""Modules loaded by a process that only reads: each stream starts one, and each worker of a batch read is one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ELSEWHERE = (
 )
 
 
-def test_a_source_does_not_load_what_publishes() -> None:
+def test_a_source_does_not_load_the_publishing_code() -> None:
     """Nor brokers, nor the code of tables, which only a topic with a table needs."""
     told = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=True).stdout.split()
 
@@ -54,11 +54,11 @@ PUBLIC = {
     "api.aio_calls", "api.aio_log", "api.aio_streams", "api.sync_log", "results", "arguments",
     "encoding",
 }  # fmt: skip
-"""Modules of the client with calls, what these take and give, and what makes payloads for publish_encoded()."""
+"""Modules of the client with calls, their arguments and results, and those that make payloads for publish_encoded()."""
 
 
 def test_spark_and_tables_use_public_calls_of_the_client() -> None:
-    """No module of the client below its calls, and nothing of a Log that only the client knows."""
+    """No module of the client below its calls, and no internals of a Log."""
     source = Path(embarcadero.__file__).parent
     texts = [path.read_text() for folder in FOLDERS for path in (source / folder).rglob("*.py")]
     used = {name for text in texts for name in re.findall(r"embarcadero\.client\.([\w.]+) import", text)}

@@ -1,4 +1,4 @@
-"""Which Python runs workers on this machine: without the archives of PySpark, or as it always was."""
+"""Which Python runs workers on this machine: without the archives of PySpark, or as usual."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def manager():
 """
 
 
-def test_the_script_drops_the_archives_and_nothing_else(tmp_path: Path) -> None:
+def test_the_script_drops_only_the_archives(tmp_path: Path) -> None:
     """Arguments and the user's own folders stay, with spaces and all; so does the interpreter."""
     spark = "/opt/spark/python/lib"
     archives = f"{spark}/pyspark.zip:{spark}/py4j-0.10.9.9-src.zip:/opt/spark/jars/spark-core_2.13-4.3.0.jar"
@@ -62,7 +62,7 @@ def test_the_script_drops_the_archives_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_session_on_this_machine_chooses_the_script() -> None:
-    """What the user chose stays; and all variables are known to the configuration."""
+    """The user's choice stays; and all variables are known to the configuration."""
     environ: dict[str, str] = {}
     prepare(environ, "local[3]")
     assert environ == {
@@ -75,7 +75,7 @@ def test_a_session_on_this_machine_chooses_the_script() -> None:
 
 
 def test_a_session_on_a_cluster_chooses_nothing() -> None:
-    """Executors have a Python of their own: what an earlier session of this process chose is taken back."""
+    """Executors have a Python of their own: the choice of an earlier session of this process is undone."""
     environ: dict[str, str] = {}
     prepare(environ, "local[*]")
     prepare(environ, "spark://10.0.0.7:7077")
@@ -86,7 +86,7 @@ def test_a_session_on_a_cluster_chooses_nothing() -> None:
 
 
 def test_executors_of_a_cluster_on_this_machine_run_this_python() -> None:
-    """Found without them: executors of `local-cluster` ran another Python, without our packages."""
+    """Executors of `local-cluster` used to run another Python, without our packages."""
     environ: dict[str, str] = {}
     prepare(environ, "local[*]")
     prepare(environ, "local-cluster[2,1,1024]")
@@ -94,7 +94,7 @@ def test_executors_of_a_cluster_on_this_machine_run_this_python() -> None:
     assert (environ["PYSPARK_PYTHON"], environ["PYSPARK_DRIVER_PYTHON"]) == (sys.executable, sys.executable)
 
 
-def test_without_another_pyspark_at_hand_the_archives_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_another_usable_pyspark_the_archives_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Spark of another home, a PySpark that a new Python does not find, a script that can't be run."""
     for environ in ({"SPARK_HOME": str(tmp_path)}, {}, {}):
         if "SPARK_HOME" not in environ:
@@ -122,14 +122,14 @@ def test_cores_of_a_master(master: str | None, cores: int | None) -> None:
 
 
 @pytest.mark.parametrize(("told", "cores"), [("8", 8), ("", None), ("0", None), ("many", None), ("²", None)])
-def test_cores_that_were_told(told: str, cores: int | None) -> None:
-    """Whatever else is in the variable counts for nothing."""
+def test_the_number_of_cores_in_the_variable(told: str, cores: int | None) -> None:
+    """Any other content of the variable is ignored."""
     assert known_cores({CORES: told}) == cores
     assert known_cores({}) is None
 
 
 def test_workers_load_pyspark_from_site_packages(spark: SparkSession, log: emb.Log) -> None:
-    """In tasks; and what a source is told of the cores reaches the process that plans."""
+    """In tasks; and the number of cores that a source gets reaches the process that plans."""
     where = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.modules["pyspark"].__file__).first()
     assert ".zip" not in where
     log.create_topic("cores", replicas=1, schema=pa.schema([("n", pa.int64()), ("text", pa.string())]))
@@ -140,7 +140,7 @@ def test_workers_load_pyspark_from_site_packages(spark: SparkSession, log: emb.L
 
 
 def test_sockets_of_workers_are_in_a_folder_of_this_user() -> None:
-    """If the script runs the workers, for only it drops the tracebacks of those that are let go of."""
+    """If the script runs the workers, as only it suppresses the tracebacks of released workers."""
     environ: dict[str, str] = {}
     prepare(environ, "local[2]")
     found = unix_sockets(environ)

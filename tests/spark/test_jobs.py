@@ -1,4 +1,4 @@
-"""compact, replay, load on a real cluster: right results, each record once, whatever dies between two starts."""
+"""compact, replay, load on a real cluster: correct results, each record once, whatever dies between two starts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MOMENTS = ["planned", "append", "decide", "publish", "finish", "done"]
 
 
 class Died(Exception):
-    """What ends a job in place of a kill: nothing but the next start follows."""
+    """Ends a job where a kill would: only the next start follows."""
 
 
 def dies(monkeypatch: pytest.MonkeyPatch, moment: str, step: int = 0) -> None:
@@ -80,8 +80,8 @@ def fails(call: Callable[[], object]) -> None:
 
 
 # --- facts ------------------------------------------------------------------------------------------------------------
-def test_of_a_fact_that_two_record_the_first_counts_for_ever(log: emb.Log, topic: str) -> None:
-    """Also after checkpoints, which two processes make at the same time; what is no longer needed goes."""
+def test_the_first_of_two_recordings_of_a_fact_counts_permanently(log: emb.Log, topic: str) -> None:
+    """Also after checkpoints that two processes make at the same time; facts that are no longer needed are removed."""
     target = log.create_topic(topic, order=5, replicas=1)
     one, other = JobLedger(log, target), JobLedger(log, target)
     assert one.newest_done("job") is None
@@ -102,7 +102,7 @@ def test_of_a_fact_that_two_record_the_first_counts_for_ever(log: emb.Log, topic
     one.refresh()
     for each in (one, other):
         each.checkpoint(records=3)
-    late._append(next(iter(one._facts.values())))  # what a slow process had on its way
+    late._append(next(iter(one._facts.values())))  # in flight from a slow process
     assert log.tail(jobs_topic(target.id)).start_seq >= 12
 
     for each in (late, JobLedger(log, target)):
@@ -121,7 +121,7 @@ def test_of_a_fact_that_two_record_the_first_counts_for_ever(log: emb.Log, topic
 # --- compact ----------------------------------------------------------------------------------------------------------
 @dataclass
 class Customers:
-    """A topic of keyed records, and what is the newest of each key."""
+    """A topic of keyed records, and the newest record of each key."""
 
     log: emb.Log
     topic: str
@@ -131,13 +131,13 @@ class Customers:
     version: int = 0
 
     def create(self) -> Customers:
-        """With partitions, so that order is that of the topic and not of a partition."""
+        """With partitions, so that the order is that of the topic and not of a partition."""
         kind = {"schema": CUSTOMERS, "key": "id"} if self.typed else {}
         self.log.create_topic(self.topic, replicas=1, partitions=2, **kind)
         return self
 
     def change(self, count: int, keys: int) -> None:
-        """So many changes of random keys, some of them deletes, in small batches."""
+        """This many changes of random keys, some of them deletes, in small batches."""
         rows: list[tuple[Any, Any, bool]] = []
         for _ in range(count):
             self.version += 1
@@ -176,7 +176,7 @@ class Customers:
         return found
 
     def values(self) -> dict[Any, Any]:
-        """What should be the newest."""
+        """The expected newest records."""
         return {key: value[0] if self.typed else value for key, value in self.newest.items()}
 
     def seen(self, frame: DataFrame) -> list[tuple[Any, Any]]:
@@ -194,15 +194,18 @@ def customers(request: pytest.FixtureRequest, log: emb.Log, topic: str) -> Custo
 
 
 def stored(log: emb.Log, topic: str) -> pa.Table:
-    """All that is in a topic from its start."""
+    """All records of a topic from its start."""
     return log.read(topic, log.tail(topic).start_seq)
 
 
 def test_the_newest_record_of_each_key_is_kept(
     spark: SparkSession, customers: Customers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over several runs, deletes among them: one row for each live key. A run reads only what came since the last one;
-    a full one leaves one record for each live key, equal to the original to the nanosecond."""
+    """Over several runs, deletes among them: one row for each live key.
+
+    A run reads only records that came since the last one; a full one leaves one record for each live key, equal to the
+    original to the nanosecond.
+    """
     log, topic = customers.log, customers.topic
     read: list[tuple[int, int]] = []
     write = compaction._Compaction.write
@@ -243,7 +246,7 @@ def test_the_newest_record_of_each_key_is_kept(
 def test_a_compaction_that_dies_is_completed_by_the_next(
     spark: SparkSession, log: emb.Log, topic: str, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """In the middle of its second step: each of its rows is there once, and nothing is left out."""
+    """In the middle of its second step: each of its rows is there once, and nothing is missing."""
     customers = Customers(log, topic, typed=False).create()
     customers.change(100, 30)
     compact(spark, log, topic)
@@ -254,7 +257,7 @@ def test_a_compaction_that_dies_is_completed_by_the_next(
     with monkeypatch.context() as patch:
         dies(patch, moment, 1 if moment in (PLANNED, DONE) else 0)
         fails(lambda: compact(spark, log, topic))
-    customers.change(20, 30)  # what came since is the next step's
+    customers.change(20, 30)  # later records belong to the next step
     more = set(log.read(topic, start + 51)["key"].to_pylist()) - {None}
     compact(spark, log, topic)
 
@@ -262,10 +265,10 @@ def test_a_compaction_that_dies_is_completed_by_the_next(
     assert log.tail(topic + "_latest").seq == before + len(changed) + len(more)
 
 
-def test_two_compactions_at_once_do_nothing_twice(
+def test_two_parallel_compactions_do_nothing_twice(
     spark: SparkSession, log: emb.Log, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Side by side; and one that slept while another one did its step, rewrote the target and trimmed it."""
+    """In parallel; and one job paused while another did its step, rewrote the target and trimmed it."""
     customers = Customers(log, topic, typed=False).create()
     customers.change(200, 30)
     problems: list[BaseException] = []
@@ -300,7 +303,7 @@ def test_two_compactions_at_once_do_nothing_twice(
     assert stored(log, topic + "_latest").num_rows == len(customers.newest)
 
 
-def test_what_can_not_be_compacted_is_refused(spark: SparkSession, log: emb.Log, topic: str) -> None:
+def test_invalid_compactions_are_refused(spark: SparkSession, log: emb.Log, topic: str) -> None:
     """No keys, no order, itself, foreign records, other deletes, another topic of that name, records that are gone."""
     schema = pa.schema([("id", pa.int64()), pa.field("n", pa.int64(), nullable=False), ("op", pa.string())])
     log.create_topic(f"{topic}-values", replicas=1)
@@ -358,12 +361,12 @@ def publish(log: emb.Log, topic: str, numbers: range) -> None:
 
 
 def records(log: emb.Log, topic: str, start: int = 0, end: int | None = None) -> pa.Table:
-    """Everything of records but where they are."""
+    """Everything about records except their positions."""
     return log.read(topic, start, end).drop_columns(["_seq"])
 
 
-def test_a_range_is_copied_as_it_is(spark: SparkSession, log: emb.Log, topic: str) -> None:
-    """In its order, with keys, headers and times, in the partitions it was in. The end is that of the first start."""
+def test_a_range_is_copied_unchanged(spark: SparkSession, log: emb.Log, topic: str) -> None:
+    """In its order, with keys, headers and times, in the same partitions. The end is that of the first start."""
     log.create_topic(topic, replicas=1, partitions=3)
     publish(log, topic, range(500))
     done = replay(spark, log, topic, into=f"{topic}-a", start=10, step_bytes=6_000)
@@ -391,10 +394,10 @@ def test_a_range_is_copied_as_it_is(spark: SparkSession, log: emb.Log, topic: st
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_replay_that_dies_goes_on(
+def test_a_replay_that_dies_continues(
     spark: SparkSession, log: emb.Log, topic: str, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """At every moment of its second step; records that came since are not of the range. Its steps may change size."""
+    """At every moment of its second step; later records are not in the range. Its steps may change size."""
     log.create_topic(topic, order=5, replicas=1, schema=CUSTOMERS)
     with log.publisher(topic, ack=2) as publisher:
         for number in range(20):
@@ -410,11 +413,13 @@ def test_a_replay_that_dies_goes_on(
     assert log.read(f"{topic}-to")["id"].to_pylist() == list(range(400))
 
 
-def test_what_can_not_be_replayed_is_refused(
+def test_invalid_replays_are_refused(
     spark: SparkSession, log: emb.Log, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Into itself, into other columns, ranges that are none, another range by the same name; a job that slept for so
-    long that its target may have forgotten it."""
+    """Into itself, into other columns, invalid ranges, another range by the same name.
+
+    Also a job that was paused for so long that its target may have forgotten it.
+    """
     log.create_topic(topic, replicas=1)
     publish(log, topic, range(50))
     log.create_topic(f"{topic}-typed", replicas=1, schema=CUSTOMERS)
@@ -481,8 +486,10 @@ def write_files(kind: str, folder: Path) -> None:
 def test_files_are_loaded_once(
     spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Into a new topic with their columns, also those in names of folders; from where a load died; and no file that
-    changed meanwhile."""
+    """Into a new topic with their columns, also those in names of folders; from where a load died.
+
+    No file that changed meanwhile is loaded.
+    """
     write_files(kind, tmp_path / "in")
     source = FilesSource(paths=[str(tmp_path / "in")], format=kind)
     with monkeypatch.context() as patch:
@@ -506,8 +513,8 @@ def test_files_are_loaded_once(
         load(spark, log, topic, source, key="id")
 
 
-def test_what_can_not_be_loaded_is_refused(spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path) -> None:
-    """Nothing there, no format, a row that is none, other columns than the topic's, another key: no row of it comes."""
+def test_invalid_loads_are_refused(spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path) -> None:
+    """No files, no format, an invalid row, other columns than the topic's, another key: none of its rows is loaded."""
     (tmp_path / "bad.json").write_text('{"id": 1}\n{"id": \n')
     (tmp_path / "good.csv").write_text("city;id\nOslo;1\n")
     (tmp_path / "other.csv").write_text("id;city\n2;Rome\n")
@@ -534,7 +541,7 @@ def test_what_can_not_be_loaded_is_refused(spark: SparkSession, log: emb.Log, to
 def test_a_snapshot_of_a_table_is_loaded_once(
     spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one of the first start: rows that were added or deleted since are not of it."""
+    """The snapshot of the first start: rows that were added or deleted since are not in it."""
     from pyiceberg.catalog import load_catalog
 
     properties = sqlite_catalog(tmp_path) | {"warehouse": f"file://{tmp_path / 'warehouse'}"}
@@ -568,7 +575,7 @@ def test_a_snapshot_of_a_table_is_loaded_once(
 # --- kill -------------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def plan(log: emb.Log, topic: str, tmp_path: Path) -> Path:
-    """What job_driver is to do: replay a topic in steps."""
+    """The plan of job_driver: replay a topic in steps."""
     log.create_topic(topic, replicas=1)
     publish(log, topic, range(300))
     path = tmp_path / "plan.json"
@@ -577,7 +584,7 @@ def plan(log: emb.Log, topic: str, tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(300)
-def test_a_job_whose_process_is_killed_goes_on(spark: SparkSession, log: emb.Log, topic: str, plan: Path) -> None:
+def test_a_job_whose_process_is_killed_continues(spark: SparkSession, log: emb.Log, topic: str, plan: Path) -> None:
     """kill -9 when its second step is decided and half of it may be published; then it runs in another process."""
     command = [sys.executable, "-m", "tests.spark.job_driver", str(plan)]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}

@@ -33,8 +33,8 @@ def test_the_lag_is_what_is_between_two_offsets() -> None:
     assert lags_of("sums", latest, end) == [Lag("sums", "orders", 0, "")]
 
 
-def test_seqs_that_a_restart_passed_over_are_no_lag() -> None:
-    """The end of a topic tells its holes; a query that read up to one is behind by what is above it."""
+def test_seqs_skipped_by_a_restart_are_no_lag() -> None:
+    """The end of a topic includes its holes; a query that read up to a hole lags by the records above it."""
     holes = ((40, 4_294_967_296),)
     there = Offset("orders", "", {0: LaneOffset(RecordPosition(4_194_306, 4_294_967_299), holes=holes)})
 
@@ -42,7 +42,7 @@ def test_seqs_that_a_restart_passed_over_are_no_lag() -> None:
 
 
 def test_each_of_several_topics_has_its_lag() -> None:
-    """One that is new counts from its beginning; one that is gone has none."""
+    """A new topic counts from its beginning; a deleted topic has none."""
     clicks = Offset("clicks", "", {3: LaneOffset(RecordPosition(2, 20))}, 5)
     read = StreamOffset("spark-1", {"orders": replace(READ, topic_id=4)}, several=True)
     there = StreamOffset("", {"orders": replace(THERE, topic_id=4), "clicks": clicks}, several=True)
@@ -54,7 +54,7 @@ def test_each_of_several_topics_has_its_lag() -> None:
     assert lags_of("sums", json.dumps(there.json()), json.dumps(read.json())) == [Lag("sums", "orders", 0, "")]
 
 
-def test_offsets_of_other_sources_are_passed_over() -> None:
+def test_offsets_of_other_sources_are_ignored() -> None:
     """A query may read more than one source; and before the first micro-batch there is none."""
     end = json.dumps(READ.json())
     foreign = [(None, end), (end, None), ('{"logOffset":0}', end), ("-", end)]

@@ -1,4 +1,4 @@
-"""Options, offsets and plans: pure, so everything is tried."""
+"""Options, offsets and plans: pure functions, tested exhaustively."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_option_is_understood() -> None:
 
 
 def test_a_table_starts_at_its_beginning_and_a_stream_at_the_end() -> None:
-    """Unless told otherwise."""
+    """By default."""
     assert read_options(GIVEN, streaming=False).starting == EARLIEST
     assert read_options(GIVEN, streaming=True).starting == LATEST
     assert read_options(GIVEN | {"startingTimestamp": "2026-01-31T12:00:00+01:00"}, streaming=True).starting == Where(
@@ -87,7 +87,7 @@ def test_what_a_progress_report_shows_can_be_given_back() -> None:
 
 
 def test_several_topics_are_named_or_matched() -> None:
-    """A pattern matches whole names; places are given by topic, then by lane."""
+    """A pattern matches whole names; positions are given by topic, then by lane."""
     given = {"brokers": "127.0.0.1:9092"}
     for name in ("topic", "topics", "path"):
         options = read_options(given | {name: "orders, clicks"}, streaming=True)
@@ -128,8 +128,8 @@ def test_several_topics_are_named_or_matched() -> None:
         ({"topic": "a", "startingOffsets": '{"a": -5}'}, "topic 'a' has -5, which is neither places by lane"),
     ],
 )
-def test_what_is_wrong_with_a_choice_of_topics_is_named(wrong: dict[str, str], says: str) -> None:
-    """With what is allowed."""
+def test_an_invalid_choice_of_topics_is_reported(wrong: dict[str, str], says: str) -> None:
+    """With the allowed choices."""
     with pytest.raises(BadValue, match=says):
         read_options({"brokers": "127.0.0.1:9092"} | wrong, streaming=True)
 
@@ -150,7 +150,7 @@ def test_a_time_ends_a_batch_read() -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "é", "x" * 256])
 def test_the_name_of_a_reader_is_checked(name: str) -> None:
-    """It is shown, and typed by operators to remove it."""
+    """It is shown, and operators type it to remove it."""
     assert read_options(GIVEN | {"reader": "daily.sums-1"}, streaming=True).reader == "daily.sums-1"
     with pytest.raises(BadValue, match=r"option 'reader' is .*not the name of a reader .*1 to 255 of A-Z"):
         read_options(GIVEN | {"reader": name}, streaming=True)
@@ -188,14 +188,14 @@ def test_the_name_of_a_reader_is_checked(name: str) -> None:
         ({"endingOffsets": "5"}, "'endingOffsets' does not go with a stream"),
     ],
 )
-def test_what_is_wrong_with_an_option_is_named(wrong: dict[str, str], says: str) -> None:
+def test_an_invalid_option_is_named(wrong: dict[str, str], says: str) -> None:
     """With the allowed values."""
     with pytest.raises(BadValue, match=says):
         read_options(GIVEN | wrong, streaming=True)
 
 
 def test_options_of_streams_do_not_go_with_batch_reads() -> None:
-    """They would be silently without effect."""
+    """They would silently have no effect."""
     for name in ("maxRecordsPerTrigger", "maxBytesPerTrigger"):
         with pytest.raises(BadValue, match=f"{name!r} does not go with a batch read"):
             read_options(GIVEN | {name: "1"}, streaming=False)
@@ -205,7 +205,7 @@ def test_options_of_streams_do_not_go_with_batch_reads() -> None:
 
 # --- offsets ----------------------------------------------------------------------------------------------------------
 def _places(numbers: list[tuple[int, int, int]]) -> list[RecordPosition]:
-    """Growing places: each step is some batches, some records, some of them within a batch."""
+    """Growing positions: each step is some batches, some records, some of them within a batch."""
     found, at = [], RecordPosition(0, 0)
     for batches, records, within in numbers:
         at = RecordPosition(at.index + batches, at.seq + records, min(within, records))
@@ -218,7 +218,7 @@ PLACES = st.lists(STEPS, min_size=2, max_size=6).map(_places)
 
 
 @given(st.dictionaries(st.integers(0, 5_000), PLACES, max_size=4))
-def test_offsets_survive_the_checkpoint_and_tell_the_same_tasks(lanes: dict[int, list[RecordPosition]]) -> None:
+def test_offsets_survive_the_checkpoint_and_define_the_same_tasks(lanes: dict[int, list[RecordPosition]]) -> None:
     """Tasks are the pieces between cuts: all of it, nothing twice, in order."""
     start = Offset("t", "r", {lane: LaneOffset(places[0]) for lane, places in lanes.items()})
     end = Offset("t", "r", {lane: LaneOffset(places[-1], tuple(places[1:-1])) for lane, places in lanes.items()})
@@ -230,8 +230,8 @@ def test_offsets_survive_the_checkpoint_and_tell_the_same_tasks(lanes: dict[int,
     assert spans(end, end) == []
 
 
-def test_a_lane_that_came_since_is_read_from_its_beginning() -> None:
-    """And one that is gone from the end has no tasks."""
+def test_a_new_lane_is_read_from_its_beginning() -> None:
+    """And a lane that is gone from the end has no tasks."""
     start = Offset("t", "r", {4_096: LaneOffset(RecordPosition(3, 30), ended=True)})
     end = Offset("t", "r", {4_097: LaneOffset(RecordPosition(2, 20))})
 
@@ -239,8 +239,8 @@ def test_a_lane_that_came_since_is_read_from_its_beginning() -> None:
     assert parse_offset(start.json()).lanes[4_096].ended
 
 
-def test_an_offset_says_of_which_topic_it_is() -> None:
-    """As 16 hexadecimal digits: JSON readers round large numbers. Offsets of earlier versions do not say it."""
+def test_an_offset_contains_its_topic() -> None:
+    """As 16 hexadecimal digits: JSON readers round large numbers. Offsets of earlier versions do not have it."""
     offset = Offset("t", "r", {0: LaneOffset(RecordPosition(3, 30))}, topic_id=(1 << 63) - 1)
     told = json.loads(json.dumps(offset.json()))
     assert told["id"] == "7fffffffffffffff"
@@ -280,7 +280,7 @@ def test_offsets_of_several_topics_name_them_by_id() -> None:
         {"reader": "r", "topics": {"5": {"topic": "t", "0": {"index": 1, "seq": 2, "first": [1]}}}},
     ],
 )
-def test_offsets_of_several_topics_that_make_no_sense_are_refused(told: object) -> None:
+def test_invalid_offsets_of_several_topics_are_refused(told: object) -> None:
     """As those of one topic are."""
     with pytest.raises(BadValue, match=r"no offset of this source|twice"):
         parse_stream_offset(told)
@@ -300,7 +300,7 @@ def test_offsets_of_several_topics_that_make_no_sense_are_refused(told: object) 
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(told: object, says: str) -> None:
-    """A query that was changed must not go on in the wrong place."""
+    """A query that was changed must not continue at a wrong position."""
     with pytest.raises(BadValue, match=says):
         parse_offset(told, "t")
 
@@ -308,7 +308,7 @@ def test_a_checkpoint_of_something_else_is_refused(told: object, says: str) -> N
 # --- plans ------------------------------------------------------------------------------------------------------------
 @given(st.integers(1, 10_000), st.dictionaries(st.integers(0, 9), st.integers(1, 5_000), min_size=1))
 def test_shares_add_up_to_the_limit(limit: int, waiting: dict[int, int]) -> None:
-    """Or to all there is; nobody gets more than waits, and nobody's share is off by more than one."""
+    """Or to all records; no share exceeds its backlog, and none is off by more than one."""
     given_out = shares(limit, waiting)
     total = sum(waiting.values())
 
@@ -320,7 +320,7 @@ def test_shares_add_up_to_the_limit(limit: int, waiting: dict[int, int]) -> None
 
 @given(st.integers(1, 1_000), st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 500), min_size=1))
 def test_a_limit_is_shared_evenly_by_topics(limit: int, waiting: dict[str, int]) -> None:
-    """A topic with a backlog gets no more than one that is not served in full, but for the rest of a division."""
+    """No topic gets more than another that is not served in full, except for the rest of a division."""
     given_out = fair_shares(limit, waiting)
 
     assert sum(given_out.values()) == min(limit, sum(waiting.values()))
@@ -330,14 +330,14 @@ def test_a_limit_is_shared_evenly_by_topics(limit: int, waiting: dict[str, int])
         assert max(waiting.values()) == max(waiting[topic] for topic in waiting if given_out[topic])
 
 
-def test_lanes_share_what_their_topic_has() -> None:
-    """In proportion to what waits."""
+def test_lanes_share_the_part_of_their_topic() -> None:
+    """In proportion to their backlogs."""
     waiting = {("big", 0): 9_000, ("big", 1): 1_000, ("small", 2): 7}
     assert lane_shares(107, waiting) == {("big", 0): 90, ("big", 1): 10, ("small", 2): 7}
 
 
 def test_tasks_are_neither_tiny_nor_huge() -> None:
-    """4 to 32 MiB, unless more tasks are asked for or there would be too many."""
+    """4 to 32 MiB, unless more tasks are requested or there would be too many."""
     assert task_bytes(1 * MIB, None) == 4 * MIB
     assert task_bytes(80 * MIB, None) == 20 * MIB
     assert task_bytes(32_000 * MIB, None) == 32 * MIB
@@ -348,7 +348,7 @@ def test_tasks_are_neither_tiny_nor_huge() -> None:
 
 @given(st.integers(1, 100_000 * MIB), st.integers(1, 64))
 def test_tasks_come_in_multiples_of_the_cores(total: int, cores: int) -> None:
-    """So that all cores are busy until the end; little is not cut into tiny tasks for that."""
+    """So that all cores are busy until the end; a small amount is not cut into tiny tasks for that."""
     size = task_bytes(total, None, cores)
     tasks = -(-total // size)
     assert 4 * MIB <= size <= 32 * MIB
@@ -366,7 +366,7 @@ def test_a_limit_on_bytes_is_kept_in_whole_pieces() -> None:
 
 
 def test_cuts_are_between_start_and_stop() -> None:
-    """Also when both are inside of batches, and never too many."""
+    """Also when both are inside batches, and never too many."""
     pieces = [Cut(index, index * 10, 1) for index in range(1, 8)]
 
     assert cut_positions(RecordPosition(2, 25, 5), RecordPosition(5, 52, 2), pieces) == (
@@ -386,8 +386,8 @@ def test_cuts_are_between_start_and_stop() -> None:
 
 
 @given(st.integers(0, 9), st.integers(1, 50), st.integers(1, 80))
-def test_one_batch_is_cut_by_seq_when_more_tasks_are_asked_for(within: int, records: int, tasks: int) -> None:
-    """As many tasks as asked for, if there are so many records; together they are the whole."""
+def test_one_batch_is_cut_by_seq_when_more_tasks_are_requested(within: int, records: int, tasks: int) -> None:
+    """As many tasks as requested, if there are that many records; together they cover the whole."""
     start, stop = RecordPosition(3, 30 + within, within), RecordPosition(4, 30 + within + records)
     cuts = finer(start, stop, (), tasks)
 

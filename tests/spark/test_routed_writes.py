@@ -51,7 +51,7 @@ def rows(names: Sequence[str | None], numbers: range, text: str) -> Iterator[pa.
 def staged(
     log: emb.Log, names: Sequence[str | None], *tasks: range, write: str, epoch: int = 0, text: str = LITTLE
 ) -> list[StagedMessage]:
-    """What tasks tell the driver."""
+    """The tasks' messages to the driver."""
     task, work = writer(log), WriteWork(write, epoch, "attempt")
     return [StagedMessage(task.write(work, number, rows(names, numbers, text))) for number, numbers in enumerate(tasks)]
 
@@ -84,7 +84,7 @@ def test_each_row_goes_to_the_topic_that_it_names(log: emb.Log, names: list[str]
 def test_a_driver_that_dies_leaves_all_or_nothing(
     log: emb.Log, names: list[str], monkeypatch: pytest.MonkeyPatch, moment: str, text: str, helper: str
 ) -> None:
-    """Also between two topics. The next driver, with other rows, or the sweep completes what was decided."""
+    """Also between two topics. The next driver, with other rows, or the sweep completes a decided write."""
     if moment == "second":
         whole, count = Publication.publish, []
 
@@ -112,7 +112,7 @@ def test_a_driver_that_dies_leaves_all_or_nothing(
 
 
 def test_the_option_wins_over_the_column(log: emb.Log, names: list[str]) -> None:
-    """And a write into one topic is another one than a routed write of the same name: neither hides the other."""
+    """And a write into one topic differs from a routed write of the same name: neither hides the other."""
     given = WriteOptions(brokers=log.address, topic=names[0])
     plain = TaskWriter(given, shape_of(log.describe(names[0]), FRAME, given, 0))
     sink.publish(
@@ -122,7 +122,7 @@ def test_the_option_wins_over_the_column(log: emb.Log, names: list[str]) -> None
     assert stored(log, names[0]) == [*range(10), *range(30, 60, 3)]
 
 
-def test_a_topic_that_is_deleted_after_the_decision_does_not_hold_up_the_others(
+def test_a_topic_that_is_deleted_after_the_decision_does_not_block_the_others(
     log: emb.Log, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the decision it is an error, and nothing is visible."""
@@ -146,7 +146,7 @@ def test_a_topic_that_is_deleted_after_the_decision_does_not_hold_up_the_others(
 
 
 def test_rows_that_name_no_topic_fail_the_task(log: emb.Log, names: list[str]) -> None:
-    """Each error names the value and what to do; nothing of the write is visible."""
+    """Each error names the value and the remedy; nothing of the write is visible."""
     log.create_topic(f"{names[0]}.weak", order=0)
     log.create_topic(f"{names[0]}.typed", schema=pa.schema([("id", pa.int64())]))
     staging = staging_topic(log.describe(names[0]).id)
@@ -172,7 +172,7 @@ def test_rows_that_name_no_topic_fail_the_task(log: emb.Log, names: list[str]) -
         (FRAME.set(0, pa.field("topic", pa.int64())).remove(2), "column 'value' is missing; column 'topic' is int64"),
     ],
 )
-def test_a_frame_that_can_not_be_routed_is_refused_before_any_task(
+def test_a_frame_that_cannot_be_routed_is_refused_before_any_task(
     log: emb.Log, frame: pa.Schema, words: str
 ) -> None:
     """On the driver."""

@@ -1,4 +1,4 @@
-"""The session helper: it finds Java, says what to install, and sets what our sources rely on."""
+"""The session helper: it finds Java, names the package to install, and sets the options that our sources need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _java(folder: Path, version: str, *, release: bool = True) -> Path:
 
 @pytest.mark.parametrize("release", [True, False])
 @pytest.mark.parametrize(("version", "feature"), [("1.8.0_402", 8), ("11.0.2", 11), ("17.0.15", 17), ("25", 25)])
-def test_the_version_of_a_java_is_read_from_its_files_or_asked_for(
+def test_the_version_of_a_java_is_read_from_its_files_or_its_output(
     tmp_path: Path, version: str, feature: int, release: bool
 ) -> None:
     """Old and new ways to number versions."""
@@ -38,7 +38,7 @@ def test_the_version_of_a_java_is_read_from_its_files_or_asked_for(
 
 
 def test_java_home_comes_first_then_the_path_then_the_usual_folders(tmp_path: Path) -> None:
-    """And one that is too old is passed over for one that is not."""
+    """A version that is too old is skipped in favor of a newer one."""
     home, path, usual = (_java(tmp_path / name, "17.0.1") for name in ("home", "path", "usual/jdk-17"))
     old = _java(tmp_path / "old", "11.0.2")
     folders = [str(usual.parent), str(tmp_path / "absent")]
@@ -48,7 +48,7 @@ def test_java_home_comes_first_then_the_path_then_the_usual_folders(tmp_path: Pa
     assert processes.find_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": ""}, folders) == usual
 
 
-def test_without_java_the_error_says_what_to_install(tmp_path: Path) -> None:
+def test_without_java_the_error_names_the_package_to_install(tmp_path: Path) -> None:
     """None at all, and only an old one."""
     with pytest.raises(NotAvailable, match=r"none is installed.*apt install openjdk-17"):
         processes.find_java({"PATH": str(tmp_path)}, [])
@@ -66,7 +66,7 @@ def test_a_session_without_java_fails_before_anything_is_started(
         make_session()
 
 
-def test_settings_of_the_caller_are_above_ours() -> None:
+def test_settings_of_the_caller_override_the_defaults() -> None:
     """And only a session on this machine is bound to the loopback interface."""
     mine = settings(True, {"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Xss4m"})
 
@@ -79,7 +79,7 @@ def test_settings_of_the_caller_are_above_ours() -> None:
 
 
 def test_a_session_is_ready_for_the_log(spark: SparkSession) -> None:
-    """UTC, push-down, loopback, no web pages, and workers run the Python that runs this."""
+    """UTC, push-down, loopback, no web pages, and workers run the same Python as this process."""
     config = spark.sparkContext.getConf()
 
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
@@ -101,13 +101,13 @@ def test_a_session_is_ready_for_the_log(spark: SparkSession) -> None:
         ({"brokers": "127.0.0.1:1"}, "brokers '127.0.0.1:1' without topics=True"),
     ],
 )
-def test_a_place_that_makes_no_sense_is_refused(given: dict[str, str], says: str) -> None:
-    """Before anything is started or asked."""
+def test_an_invalid_address_is_refused(given: dict[str, str], says: str) -> None:
+    """Before anything is started or contacted."""
     with pytest.raises(BadValue, match=says):
         make_session(**given)
 
 
-def test_a_session_on_a_server_says_which_packages_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_on_a_server_names_the_packages_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """PySpark comes without them."""
     for name in [name for name in sys.modules if name.startswith("pyspark.sql.connect")]:
         monkeypatch.delitem(sys.modules, name)
@@ -116,7 +116,7 @@ def test_a_session_on_a_server_says_which_packages_it_needs(monkeypatch: pytest.
         make_session(remote="sc://127.0.0.1:15002")
 
 
-def test_all_topics_are_views_if_that_is_asked_for(spark: SparkSession) -> None:
+def test_all_topics_are_views_on_request(spark: SparkSession) -> None:
     """Hidden ones are not."""
     with emb.local(brokers=1, replicas=1) as log:
         for name in ("orders", "my-topic", "__staged.0123456789abcdef"):

@@ -20,14 +20,14 @@ Rows = list[tuple[str, int]]
 
 
 def made(log: emb.Log, counts: dict[str, int], **options: Any) -> None:
-    """Topics with so many records each."""
+    """Topics with this many records each."""
     for name, count in counts.items():
         log.create_topic(name, replicas=1, **options)
         fill(log, name, count)
 
 
 def rows(reader: StreamReader, start: Any, end: Any) -> Rows:
-    """Topic and seq of each record between two offsets, as tasks give them."""
+    """Topic and seq of each record between two offsets, as returned by tasks."""
     tasks = reader.partitions(again(start), again(end))
     return list(zip(column(reader, tasks, "topic"), column(reader, tasks), strict=True))
 
@@ -38,7 +38,7 @@ def all_of(counts: dict[str, int]) -> Rows:
 
 
 def test_a_batch_read_has_the_records_of_all_topics(log: emb.Log) -> None:
-    """Each topic in its order; with places by topic; of several lanes, too; hidden topics never match."""
+    """Each topic in its order; with positions by topic; of several lanes, too; hidden topics never match."""
     counts = {"b-orders": 50, "b-clicks": 30, "b-views": 20}
     made(log, {name: count for name, count in counts.items() if name != "b-views"})
     made(log, {"b-views": counts["b-views"]}, order=0)
@@ -71,7 +71,7 @@ def test_a_batch_read_has_the_records_of_all_topics(log: emb.Log) -> None:
 
 
 def test_a_time_ends_a_read_of_each_topic(log: emb.Log) -> None:
-    """The first batch appended then or later is not read; a range by time is the same whenever it is read."""
+    """The first batch appended at that time or later is not read; a range by time is the same whenever it is read."""
     made(log, {"time-a": 30, "time-b": 30})
     fill(log, "time-a", 20, first=30)
     moments = {name: [each for batches in log.scan(name) for each in batches] for name in ("time-a", "time-b")}
@@ -93,7 +93,7 @@ def test_a_time_ends_a_read_of_each_topic(log: emb.Log) -> None:
 
 
 def test_a_topic_with_a_schema_is_refused_by_name(log: emb.Log) -> None:
-    """When the frame is loaded, and when one comes that the pattern matches."""
+    """When the frame is loaded, and when a new topic matches the pattern."""
     made(log, {"t-raw": 10})
     flow = stream(log, None, topicPattern="t-.*", startingOffsets="earliest")
     start = flow.initialOffset()
@@ -106,7 +106,7 @@ def test_a_topic_with_a_schema_is_refused_by_name(log: emb.Log) -> None:
         flow.latestOffset(start, ALL)
 
 
-def test_a_stream_reads_several_topics_and_those_that_come(log: emb.Log, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_reads_several_topics_and_new_ones(log: emb.Log, caplog: pytest.LogCaptureFixture) -> None:
     """Each record once, in order, over a restart; a new topic from its earliest record; a deleted one is named."""
     counts = {"s-a": 40, "s-b": 25}
     made(log, counts)
@@ -129,12 +129,12 @@ def test_a_stream_reads_several_topics_and_those_that_come(log: emb.Log, caplog:
     assert "first" not in json.dumps(third)
     renamed = stream(log, None, topicPattern="s-.", reader="mart")
     assert again(renamed.latestOffset(second, ALL)) == third | {"reader": "mart"}
-    assert later.latestOffset(third, ALL) == third  # which tells the cluster how far it is
+    assert later.latestOffset(third, ALL) == third  # which reports its progress to the cluster
     while not all([(each.reader, each.lag) for each in log.readers(name)] == [("shop", 0)] for name in ("s-a", "s-c")):
         later.commit(third)
     assert [each["topic"] for each in later.reportLatestOffset()["topics"].values()] == ["s-a", "s-b", "s-c"]
 
-    log.trim("s-c", before_seq=50)  # the second micro-batch began below: it is not taken for a new topic's start
+    log.trim("s-c", before_seq=50)  # the second micro-batch began below: this is not a new topic's start
     with pytest.raises(Trimmed, match=r"records \[20, 50\) of lane .* of topic 's-c' were trimmed"):
         rows(stream(log, None, topicPattern="s-."), first, second)
 
@@ -157,7 +157,10 @@ def test_a_stream_reads_several_topics_and_those_that_come(log: emb.Log, caplog:
 
 
 def test_limits_are_shared_by_topics(log: emb.Log) -> None:
-    """To the record; a backlog of one topic does not keep the others waiting; AvailableNow ends with what was there."""
+    """To the record.
+
+    A backlog of one topic does not delay the others; AvailableNow ends at the records that were there.
+    """
     counts = {"l-big": 400, "l-mid": 60, "l-small": 10}
     made(log, counts)
     flow = stream(log, None, topicPattern="l-.*", startingOffsets="earliest", maxRecordsPerTrigger=50)
@@ -189,8 +192,8 @@ def test_limits_are_shared_by_topics(log: emb.Log) -> None:
 
 
 @pytest.mark.parametrize("kind", ["limited", "unlimited"])
-def test_a_query_of_one_topic_goes_on_with_several(log: emb.Log, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """From an offset of one topic, with an id and without; a topic that is left out is missed; other topics refused."""
+def test_a_query_of_one_topic_continues_with_several(log: emb.Log, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """From an offset of one topic, with an id and without; an omitted topic is missed; other topics are refused."""
     one, two = f"one-{kind}", f"two-{kind}"
     made(log, {one: 30, two: 20})
     make, latest = (stream, lambda flow, at: flow.latestOffset(at, ALL)) if kind == "limited" else (

@@ -27,7 +27,7 @@ def save(log: emb.Log, topic: str, frame: DataFrame, mode: str = "append", **opt
 
 
 def refusal(call: Callable[[], None]) -> str:
-    """What Spark says when it is refused."""
+    """The error from Spark when a write is refused."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark has several kinds, and passes ours on as text
         call()
     return str(caught.value)
@@ -78,7 +78,7 @@ def test_rows_go_to_the_partition_that_their_column_names(spark: SparkSession, l
 
 
 def test_bad_writes_are_refused_before_any_task_runs(spark: SparkSession, log: emb.Log, topic: str) -> None:
-    """Types, columns, modes, topics, brokers: each is named with what to do."""
+    """Types, columns, modes, topics, brokers: each is named with the remedy."""
     log.create_topic(topic, replicas=1, schema=SCHEMA)
     good = spark.range(3).selectExpr("id", "string(id) name")
 
@@ -116,7 +116,7 @@ def test_a_write_with_an_id_is_done_once(spark: SparkSession, log: emb.Log, topi
 
 
 def test_a_write_with_an_id_and_other_rows_keeps_the_first(spark: SparkSession, log: emb.Log, topic: str) -> None:
-    """The id names the write: what was stored under it stays, whatever the rows and tasks of another run are."""
+    """The id names the write: rows stored under it stay, whatever the rows and tasks of another run are."""
     log.create_topic(topic, replicas=1, schema=SCHEMA)
     save(log, topic, spark.range(0, 200, 1, 3).selectExpr("id", "string(id) name"), writeId="job")
     save(log, topic, spark.range(0, 300, 1, 2).selectExpr("id", "string(rand()) name"), writeId="job")
@@ -124,7 +124,7 @@ def test_a_write_with_an_id_and_other_rows_keeps_the_first(spark: SparkSession, 
 
 
 def failing_once(folder: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for mapInArrow that fails once, after it has passed most of its rows on."""
+    """A function for mapInArrow that fails once, after it has passed on most of its rows."""
     flag = str(folder / "failed")
 
     def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -153,7 +153,7 @@ def test_an_operator_that_fails_once_leaves_no_rows(
 
 
 def test_writes_without_an_id_are_separate(spark: SparkSession, log: emb.Log, topic: str) -> None:
-    """Each is exactly once, and each is another one."""
+    """Each is written exactly once, and each is a separate write."""
     log.create_topic(topic, replicas=1, schema=SCHEMA)
     for _ in range(2):
         save(log, topic, spark.range(10).selectExpr("id", "string(id) name"))
@@ -161,7 +161,7 @@ def test_writes_without_an_id_are_separate(spark: SparkSession, log: emb.Log, to
 
 
 def test_rows_choose_their_topic(spark: SparkSession, log: emb.Log, topic: str) -> None:
-    """By the column `topic`, in one commit; and a row that has none fails the write."""
+    """By the column `topic`, in one commit; a row without a topic fails the write."""
     names = [f"{topic}.{letter}" for letter in "ab"]
     for name in names:
         log.create_topic(name, replicas=1)
@@ -177,8 +177,8 @@ def test_rows_choose_their_topic(spark: SparkSession, log: emb.Log, topic: str) 
     assert [log.tail(name).durable_seq for name in names] == [10, 30]
 
 
-def test_new_columns_are_added_if_that_is_asked_for(spark: SparkSession, log: emb.Log, topic: str) -> None:
-    """At the end, of any type that Spark has, once; without the option the error says what would do it."""
+def test_new_columns_are_added_on_request(spark: SparkSession, log: emb.Log, topic: str) -> None:
+    """At the end, of any type that Spark has, once; without the option the error names it."""
     log.create_topic(topic, replicas=1, schema=SCHEMA)
     frame = spark.range(3).selectExpr(
         "id", "string(id) name", "cast(id as byte) small", "cast(id as decimal(9, 2)) price", "timestamp_micros(id) at",
@@ -221,7 +221,7 @@ def feed(spark: SparkSession, folder: Path, first: int, count: int) -> None:
 def test_a_stream_survives_rollbacks_of_sparks_commit_log(
     spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path
 ) -> None:
-    """A micro-batch whose end Spark did not note is run again on restart, and adds nothing."""
+    """A micro-batch whose end Spark did not record is run again on restart, and adds nothing."""
     log.create_topic(topic, replicas=1, partitions=2, schema=SCHEMA)
     for number in range(2):
         feed(spark, tmp_path, 100 * number, 100)
@@ -240,7 +240,7 @@ def test_a_stream_survives_rollbacks_of_sparks_commit_log(
     assert ids(log, topic) == list(range(300))
 
 
-def test_streams_that_can_not_be_written_say_so(
+def test_invalid_streams_are_refused(
     spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path
 ) -> None:
     """Before a task runs: an option of batch writes, a mode that takes rows back."""

@@ -1,5 +1,7 @@
-"""Exactly once when things die: tasks, the driver between the sink's commit and Spark's, executors in the middle of
-reading and of writing. One cluster of executors for all of it: it takes long to start."""
+"""Exactly once under kills: tasks, the driver between two commits, executors during reads and writes.
+
+The two commits are the sink's and Spark's. One cluster of executors serves all of it: it takes long to start.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def prepare(log: emb.Log, topic: str, folder: Path, files: int, **settings: Any) -> None:
-    """A topic, and files whose rows are to be in it."""
+    """A topic, and files whose rows belong in it."""
     log.create_topic(topic, replicas=1, schema=SCHEMA, **settings)
     (folder / "in").mkdir()
     for number in range(files):
@@ -45,7 +47,7 @@ def drive(
     log: emb.Log, topic: str, folder: Path, faults: list[dict[str, Any]], master: str, read: str | None = None,
     **config: str,
 ) -> int:  # fmt: skip
-    """One life of a driver, which reads a topic first if one is named; its exit code."""
+    """One run of a driver, which reads a topic first if one is named; its exit code."""
     plan = {
         "folder": str(folder), "faults": faults, "master": master, "config": config | {JAVA_OPTIONS: QUICK_START},
         "options": {"brokers": log.address, "topic": topic, "batchBytes": "2000"},
@@ -69,8 +71,11 @@ def struck(folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def first_life(log: emb.Log, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a driver with two executors, each of which was killed in the middle: the first while it read a
-    topic, the second while it staged rows. Then the driver was killed after a task had staged all of its rows."""
+    """The folder of a driver after the kills.
+
+    Two executors were each killed halfway: the first while it read a topic, the second while it staged rows. Then the
+    driver was killed after a task had staged all of its rows.
+    """
     folder = tmp_path_factory.mktemp("lives")
     prepare(log, TOPIC, folder, 4, order=5)
     log.create_topic(READ_TOPIC, replicas=1, order=5)
@@ -88,13 +93,13 @@ def first_life(log: emb.Log, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def output(folder: Path) -> str:
-    """The last words of a driver."""
+    """The last lines of a driver's log."""
     return (folder / "output.txt").read_text()[-3000:]
 
 
 @pytest.mark.timeout(600)
 def test_a_read_whose_executor_is_killed_has_every_record_once(first_life: Path) -> None:
-    """Half of a task's rows were on their way when its executor died."""
+    """Half of a task's rows were passed on when its executor died."""
     assert f"struck-{READ}-1-half" in struck(first_life), output(first_life)
 
     rows = json.loads((first_life / "read.json").read_text())
@@ -102,9 +107,12 @@ def test_a_read_whose_executor_is_killed_has_every_record_once(first_life: Path)
 
 
 @pytest.mark.timeout(600)
-def test_whatever_dies_every_row_is_there_once(spark: SparkSession, log: emb.Log, first_life: Path) -> None:
-    """Three lives of one query: the first is above. A task of the second driver fails in the middle, and that driver is
-    killed after the decision on its last micro-batch, before any of its rows is published."""
+def test_under_all_kills_every_row_is_there_once(spark: SparkSession, log: emb.Log, first_life: Path) -> None:
+    """Three runs of one query: the first is above.
+
+    A task of the second driver fails in the middle, and that driver is killed after the decision on its last
+    micro-batch, before any of its rows is published.
+    """
     before = struck(first_life)
     assert {"struck-0-1-half", "struck-1-0-done"} <= before, output(first_life)
     faults = [
@@ -114,7 +122,7 @@ def test_whatever_dies_every_row_is_there_once(spark: SparkSession, log: emb.Log
     assert ids(log, TOPIC) == list(range(ROWS))
     assert drive(log, TOPIC, first_life, faults, "local[2,3]") != 0
     assert len(struck(first_life) - before) == 2, output(first_life)
-    assert ids(log, TOPIC) in (list(range(2 * ROWS)), list(range(3 * ROWS)))  # the sweep may have been quicker
+    assert ids(log, TOPIC) in (list(range(2 * ROWS)), list(range(3 * ROWS)))  # the sweep may have been faster
     stream(spark, log, TOPIC, first_life, batchBytes="2000").awaitTermination()
 
     assert ids(log, TOPIC) == list(range(4 * ROWS))

@@ -34,14 +34,17 @@ def fill(log: emb.Log, topic: str, count: int = COUNT, per_batch: int = PER_BATC
 
 
 def until_it_differs(look: Callable[[], Any], known: Any) -> None:
-    """Look again: who follows a lane may still be given what a broker has, and each look tells one broker more."""
+    """Poll again.
+
+    A follower of a lane may still get records that a broker has, and each poll informs one more broker.
+    """
     while look() == known:
         continue
 
 
 @pytest.fixture(scope="module")
 def filled(log: emb.Log) -> str:
-    """A topic that nobody changes: 500 records in 50 batches."""
+    """A topic that no test changes: 500 records in 50 batches."""
     log.create_topic("filled", replicas=1)
     fill(log, "filled")
     return "filled"
@@ -56,7 +59,7 @@ def filled(log: emb.Log) -> str:
         ({"startingOffsets": str(COUNT)}, COUNT), ({"startingTimestamp": "1"}, 0),
     ],
 )  # fmt: skip
-def test_reads_start_where_they_are_told_to(log: emb.Log, filled: str, starting: dict[str, str], first: int) -> None:
+def test_reads_start_at_the_given_position(log: emb.Log, filled: str, starting: dict[str, str], first: int) -> None:
     """Batch reads and streams alike, to the record. (Index 0 opened the session: batch 8 has records 70 to 79.)"""
     lane = log.describe(filled).lane
     options = {name: value.replace("LANE:", f'{{"{lane}": ') for name, value in starting.items()}
@@ -76,8 +79,8 @@ def test_a_time_is_a_start(log: emb.Log, filled: str) -> None:
     assert micro_batches(flow, flow.initialOffset())[0] == [list(range(250, COUNT))]
 
 
-def test_reads_end_where_they_are_told_to(log: emb.Log, filled: str) -> None:
-    """The end is exclusive, to the record; what is beyond or behind is refused."""
+def test_reads_end_at_the_given_position(log: emb.Log, filled: str) -> None:
+    """The end is exclusive, to the record; positions beyond or below the topic are refused."""
     reader = batch(log, filled, startingOffsets=13, endingOffsets=487, minPartitions=9)
 
     assert column(reader, reader.partitions()) == list(range(13, 487))
@@ -93,7 +96,7 @@ def test_reads_end_where_they_are_told_to(log: emb.Log, filled: str) -> None:
 
 @pytest.mark.parametrize("limit", [1, 7, 10, 64, 499, 500, 10_000])
 def test_a_limit_on_records_is_exact(log: emb.Log, filled: str, limit: int) -> None:
-    """Every micro-batch but the last has exactly so many, wherever batches end."""
+    """Every micro-batch except the last has exactly this many, wherever batches end."""
     flow = stream(log, filled, startingOffsets=COUNT - min(COUNT, 5 * limit), maxRecordsPerTrigger=limit)
     found, _ = micro_batches(flow, flow.initialOffset())
 
@@ -116,7 +119,7 @@ def test_a_limit_on_bytes_is_kept_in_whole_batches(log: emb.Log, filled: str) ->
 
 
 def test_both_limits_hold_though_spark_knows_one(log: emb.Log, filled: str) -> None:
-    """Whichever is reached first; and neither when Spark wants all there is."""
+    """The limit that is reached first; neither when Spark wants all records."""
     largest = max(found.size for batches in log.scan(filled) for found in batches)
     flow = stream(log, filled, startingOffsets="earliest", maxRecordsPerTrigger=35, maxBytesPerTrigger=2 * largest)
     found, _ = micro_batches(flow, flow.initialOffset())
@@ -128,8 +131,8 @@ def test_both_limits_hold_though_spark_knows_one(log: emb.Log, filled: str) -> N
     assert len(micro_batches(flow, flow.initialOffset(), ALL)[0]) == 1
 
 
-def test_available_now_ends_at_what_was_there(log: emb.Log) -> None:
-    """What comes meanwhile is left for the next run, which goes on from the checkpoint."""
+def test_available_now_ends_at_the_records_that_were_there(log: emb.Log) -> None:
+    """Later records are left for the next run, which continues from the checkpoint."""
     log.create_topic("now", replicas=1)
     fill(log, "now", 95)
     flow = stream(log, "now", startingOffsets="earliest", maxRecordsPerTrigger=20)
@@ -146,7 +149,7 @@ def test_available_now_ends_at_what_was_there(log: emb.Log) -> None:
 
 
 def test_a_micro_batch_has_the_same_tasks_whenever_it_is_planned(log: emb.Log) -> None:
-    """Its offsets tell them, as long as the log between these is where it was: more records change nothing."""
+    """Its offsets define them, as long as the log between them is unchanged: more records make no difference."""
     log.create_topic("cuts", replicas=1)
     fill(log, "cuts", 100)
     flow = stream(log, "cuts", startingOffsets="earliest", minPartitions=7)
@@ -164,8 +167,8 @@ def test_a_micro_batch_has_the_same_tasks_whenever_it_is_planned(log: emb.Log) -
     assert [column(other, [task]) for task in other.partitions(again(start), again(end))] == rows
 
 
-def test_a_checkpoint_of_the_last_version_goes_on_with_its_tasks(log: emb.Log) -> None:
-    """Its offsets have the cuts between them; the ones that follow have none."""
+def test_a_checkpoint_of_the_previous_version_continues_with_its_tasks(log: emb.Log) -> None:
+    """Its offsets have the cuts between them; later offsets have none."""
     log.create_topic("older", replicas=1)
     fill(log, "older", 100)
     flow = stream(log, "older", startingOffsets="earliest", maxRecordsPerTrigger=50)
@@ -193,7 +196,7 @@ def test_a_batch_of_many_records_is_shared_by_tasks(log: emb.Log) -> None:
 
 
 def test_only_the_wanted_partitions_and_columns_are_read(log: emb.Log) -> None:
-    """Partitions are filtered by brokers, columns are never made."""
+    """Partitions are filtered by brokers, columns are never built."""
     log.create_topic("parts", replicas=1, partitions=4)
     with log.publisher("parts", ack=2) as publisher:
         for number in range(40):
@@ -208,8 +211,8 @@ def test_only_the_wanted_partitions_and_columns_are_read(log: emb.Log) -> None:
     assert set(rows["topic"].to_pylist()) == {"parts"}
 
 
-def test_a_column_that_spark_adds_can_not_be_one_of_the_topic(log: emb.Log) -> None:
-    """Said when the frame is loaded, with the names that are taken."""
+def test_a_column_that_spark_adds_cannot_be_in_a_topics_schema(log: emb.Log) -> None:
+    """Reported when the frame is loaded, with the reserved names."""
     log.create_topic("clash", schema=pa.schema([("_Timestamp", pa.int64())]))
     with pytest.raises(BadSchema, match="'_Timestamp' has the name of a column that every topic has"):
         source(log, "clash").schema()
@@ -217,13 +220,13 @@ def test_a_column_that_spark_adds_can_not_be_one_of_the_topic(log: emb.Log) -> N
 
 # --- filters ----------------------------------------------------------------------------------------------------------
 def pushing(log: emb.Log, topic: str, filters: list[Any], **options: Any) -> tuple[PushingReader, list[Any]]:
-    """A reader after filters were pushed, and the filters that are left to Spark."""
+    """A reader after filters were pushed, and the filters that remain for Spark."""
     reader = PushingReader(batch(log, topic, **options)._reader)
     return reader, list(reader.pushFilters(filters))
 
 
-def test_filters_narrow_what_is_read(log: emb.Log, filled: str) -> None:
-    """By seq and index to the record; what we do not answer exactly is left to Spark."""
+def test_filters_narrow_the_read(log: emb.Log, filled: str) -> None:
+    """By seq and index to the record; filters that are not applied exactly are left to Spark."""
     left = [Not(EqualTo(("seq",), 5)), EqualTo(("value",), b"5"), IsNotNull(("key",))]
     reader, unanswered = pushing(
         log, filled, [GreaterThanOrEqual(("seq",), 105), LessThan(("seq",), 222), IsNotNull(("seq",)), *left]
@@ -241,8 +244,8 @@ def test_filters_narrow_what_is_read(log: emb.Log, filled: str) -> None:
         assert pushing(log, filled, [none], columns="seq,lane")[0].partitions() == []
 
 
-def test_filters_on_partitions_and_times_are_answered(log: emb.Log) -> None:
-    """A partition is left out by brokers; a time of appending is a place in the log."""
+def test_filters_on_partitions_and_times_are_applied(log: emb.Log) -> None:
+    """A partition is left out by brokers; a time of appending becomes a position in the log."""
     log.create_topic("timed", replicas=1, partitions=3, schema=pa.schema([("n", pa.int64())]))
     with log.publisher("timed", ack=2) as publisher:
         for number in range(30):
@@ -261,7 +264,7 @@ def test_filters_on_partitions_and_times_are_answered(log: emb.Log) -> None:
     assert reader.partitions()[0].value.start.seq == 30 - later
 
 
-def test_push_down_is_there_only_where_spark_asks_for_it(
+def test_push_down_is_enabled_only_where_spark_asks_for_it(
     log: emb.Log, filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And only if the user said that the frame is used once."""
@@ -271,9 +274,10 @@ def test_push_down_is_there_only_where_spark_asks_for_it(
     assert type(batch(log, filled, pushFilters="true")) is PushingReader
 
 
-# --- what can go wrong ------------------------------------------------------------------------------------------------
+# --- errors
+# -------------------------------------------------------------------------------------------------------------
 def test_trimmed_records_are_data_loss(log: emb.Log, caplog: pytest.LogCaptureFixture) -> None:
-    """Under a running query, and under a start that is named; unless the user wants to go on."""
+    """Under a running query, and under a named start; unless the user chooses to continue."""
     log.create_topic("trimmed", replicas=1)
     fill(log, "trimmed", 200)
     strict = stream(log, "trimmed", startingOffsets="earliest", maxRecordsPerTrigger=50)
@@ -298,10 +302,10 @@ def test_trimmed_records_are_data_loss(log: emb.Log, caplog: pytest.LogCaptureFi
     assert micro_batches(loose, end)[0] == [[]]
 
 
-def test_what_a_crash_took_is_data_loss_for_a_stream(
+def test_losses_of_a_crash_are_data_loss_for_a_stream(
     log: emb.Log, filled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If it reads what is not durable. Others, and those who want to go on, are warned."""
+    """If it reads records before they are durable. Others, and those that chose to continue, are warned."""
 
     class Lossy:
         describe = log.describe
@@ -319,8 +323,8 @@ def test_what_a_crash_took_is_data_loss_for_a_stream(
     assert caplog.text.count("were lost") == 3
 
 
-def test_a_topic_that_is_gone_or_made_anew_is_noticed(log: emb.Log) -> None:
-    """A query must not go on in another log of the same name."""
+def test_a_deleted_or_recreated_topic_is_noticed(log: emb.Log) -> None:
+    """A query must not continue in another log of the same name."""
     log.create_topic("gone", replicas=1)
     fill(log, "gone", 50)
     flow = stream(log, "gone", startingOffsets="earliest")
@@ -352,8 +356,8 @@ def whole(flow: UnlimitedReader, start: dict[str, Any], name: str = "seq") -> tu
     return column(flow, flow.partitions(again(start), end), name), end
 
 
-def test_without_admission_control_a_micro_batch_has_all_that_is_there(log: emb.Log) -> None:
-    """Over a restart, in as many tasks as asked for; a session that comes and goes makes no empty micro-batch."""
+def test_without_admission_control_a_micro_batch_has_all_available_records(log: emb.Log) -> None:
+    """Over a restart, in as many tasks as requested; a session that opens and closes makes no empty micro-batch."""
     log.create_topic("unlimited", replicas=1)
     fill(log, "unlimited", 100)
     flow = unlimited(log, "unlimited", startingOffsets="earliest", minPartitions=4)
@@ -379,7 +383,7 @@ def test_without_admission_control_a_micro_batch_has_all_that_is_there(log: emb.
 def test_without_admission_control_losses_are_found_when_tasks_are_planned(
     log: emb.Log, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was trimmed, a topic that was made anew, a lane that is gone; or the user wants to go on."""
+    """Trimmed records, a recreated topic, a lane that is gone; or the user chooses to continue."""
     log.create_topic("losing", replicas=1)
     fill(log, "losing", 100)
     flow = unlimited(log, "losing", startingOffsets="earliest")
@@ -404,7 +408,7 @@ def test_without_admission_control_losses_are_found_when_tasks_are_planned(
 
 
 def test_topics_of_order_0_are_streams_of_lanes(log: emb.Log) -> None:
-    """Limits are shared by lanes; a lane that comes is read from its beginning."""
+    """Limits are shared by lanes; a new lane is read from its beginning."""
     log.create_topic("lanes", order=0, replicas=1)
     flow = stream(log, "lanes", startingOffsets="latest", maxRecordsPerTrigger=30, minPartitions=4)
     start = flow.initialOffset()
@@ -420,8 +424,8 @@ def test_topics_of_order_0_are_streams_of_lanes(log: emb.Log) -> None:
         stream(log, "lanes", startingOffsets="5").initialOffset()
 
 
-def test_a_lane_that_is_gone_was_read_to_its_end_or_something_is_lost(log: emb.Log) -> None:
-    """Of a lane that was read to its end nothing can be missing: it is let go."""
+def test_a_lane_that_is_gone_was_read_to_its_end_or_records_are_lost(log: emb.Log) -> None:
+    """A lane that was read to its end can miss nothing: it is dropped."""
     log.create_topic("lanes-gone", order=0, replicas=1)
     fill(log, "lanes-gone", 25)
     flow = stream(log, "lanes-gone", startingOffsets="earliest")
@@ -436,7 +440,7 @@ def test_a_lane_that_is_gone_was_read_to_its_end_or_something_is_lost(log: emb.L
 
 
 def test_a_lane_whose_broker_died_is_read_to_its_end(log: emb.Log) -> None:
-    """The stream goes on in the lanes that come, and each record comes once. (Keep it last: it kills a broker.)"""
+    """The stream continues in the new lanes, and each record comes once. (Keep it last: it kills a broker.)"""
     log.create_topic("mortal", order=0, replicas=1)
     for first in range(0, 100, 25):
         fill(log, "mortal", 25, first=first)

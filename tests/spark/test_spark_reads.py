@@ -1,4 +1,4 @@
-"""Batch reads with real Spark: what a user writes, and what comes back."""
+"""Batch reads with real Spark: the user's code, and its results."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def orders(log: emb.Log) -> str:
     return "orders"
 
 
-def test_a_raw_topic_is_a_table_with_all_that_the_log_knows(spark: SparkSession, log: emb.Log, orders: str) -> None:
-    """Each record once, with its place, its publisher and its columns."""
+def test_a_raw_topic_is_a_table_with_all_metadata_of_the_log(spark: SparkSession, log: emb.Log, orders: str) -> None:
+    """Each record once, with its position, its publisher and its columns."""
     named = "topic,partition,lane,seq,index,key,value,headers,timestamp,session,session_seq,broker"
     frame = load(spark, log, orders, minPartitions=3, columns=named).orderBy("seq")
     usual = ["topic", "partition", "seq", "key", "value", "headers", "timestamp"]
@@ -71,21 +71,24 @@ def pushdown(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[bo
 def test_filters_give_the_same_rows_pushed_down_or_not(
     spark: SparkSession, log: emb.Log, orders: str, pushdown: bool
 ) -> None:
-    """With the flag off a reader must not even define the method; with it on Spark does only what is left."""
+    """With the flag off a reader must not even define the method.
+
+    With it on, Spark applies only the remaining filters.
+    """
     wanted = [seq for seq in range(105, 222) if seq // 10 % 4 in (1, 2)]
     text = "seq >= 105 and seq < 222 and partition in (1, 2) and timestamp > '2020-01-01' and value is not null"
     some = load(spark, log, orders, pushFilters="true").filter(text)
 
     assert sorted(row.seq for row in some.collect()) == wanted
     plan = some._jdf.queryExecution().optimizedPlan().toString().splitlines()
-    left = " ".join(line for line in plan if "Filter" in line)  # what Spark does itself
+    left = " ".join(line for line in plan if "Filter" in line)  # filters that Spark applies itself
     assert "isnotnull(value" in left
     assert all((name in left) != pushdown for name in ("seq#", "timestamp#", "partition#"))
 
 
 @pytest.mark.parametrize("pushdown", [True, False], indirect=True)
-def test_a_frame_can_be_used_again_and_again(spark: SparkSession, log: emb.Log, orders: str, pushdown: bool) -> None:
-    """Spark keeps a plan with pushed filters for the whole frame; unless asked for, there is none."""
+def test_a_frame_can_be_reused(spark: SparkSession, log: emb.Log, orders: str, pushdown: bool) -> None:
+    """Spark keeps a plan with pushed filters for the whole frame; by default there is none."""
     frame = load(spark, log, orders, columns="seq,timestamp")
 
     assert frame.filter("seq >= 990").count() == 10
@@ -94,7 +97,7 @@ def test_a_frame_can_be_used_again_and_again(spark: SparkSession, log: emb.Log, 
     assert frame.filter("seq < 10").union(frame.filter("seq > 995")).count() == 14
 
 
-def test_a_typed_topic_has_its_own_columns_and_grows_new_ones(spark: SparkSession, log: emb.Log) -> None:
+def test_a_typed_topic_has_its_own_columns_and_gets_new_ones(spark: SparkSession, log: emb.Log) -> None:
     """Older records have null in a column added later; a frame loaded before keeps its columns."""
     first = pa.schema(
         [
@@ -132,7 +135,7 @@ def test_a_typed_topic_has_its_own_columns_and_grows_new_ones(spark: SparkSessio
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_topics_without_a_total_order_are_read_lane_by_lane(spark: SparkSession, log: emb.Log, order: int) -> None:
-    """Each record once; its lane tells in which order it is."""
+    """Each record once; its lane determines its order."""
     topic = f"unordered-{order}"
     log.create_topic(topic, order=order, replicas=1)
     for turn in range(4):
@@ -173,15 +176,15 @@ def test_a_topic_can_be_a_view_in_sql(spark: SparkSession, log: emb.Log, orders:
         ({"brokers": "127.0.0.1"}, "'127.0.0.1' is no broker address"),
     ],
 )
-def test_what_is_wrong_is_said_when_the_frame_is_loaded(
+def test_errors_are_raised_when_the_frame_is_loaded(
     spark: SparkSession, log: emb.Log, orders: str, options: dict[str, str], says: str
 ) -> None:
-    """Our message is in Spark's error, with what is allowed."""
+    """Our message is in Spark's error, with the allowed values."""
     with pytest.raises(AnalysisException, match=f"(?s)embarcadero.errors.*({says})"):
         spark.read.format("embarcadero").options(**({"brokers": log.address, "topic": orders} | options)).load()
 
 
-def test_a_batch_read_refuses_what_only_streams_have(spark: SparkSession, log: emb.Log, orders: str) -> None:
+def test_a_batch_read_refuses_options_of_streams(spark: SparkSession, log: emb.Log, orders: str) -> None:
     """The frame could still become a stream; the read can't."""
     with pytest.raises(AnalysisException, match="'maxRecordsPerTrigger' does not go with a batch read"):
         load(spark, log, orders, maxRecordsPerTrigger="5").count()
@@ -189,7 +192,7 @@ def test_a_batch_read_refuses_what_only_streams_have(spark: SparkSession, log: e
         load(spark, log, orders, startingOffsets="5000").count()
 
 
-def test_a_topic_that_was_made_anew_with_another_schema_is_noticed(spark: SparkSession, log: emb.Log) -> None:
+def test_a_topic_recreated_with_another_schema_is_noticed(spark: SparkSession, log: emb.Log) -> None:
     """A frame is a promise about columns; the error names the column and both types."""
     log.create_topic("drift", schema=pa.schema([("a", pa.int64())]))
     frame = load(spark, log, "drift")

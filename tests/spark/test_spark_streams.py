@@ -1,4 +1,4 @@
-"""Streams with real Spark: queries, checkpoints, progress, and what a user sees when something is gone."""
+"""Streams with real Spark: queries, checkpoints, progress, and the user's errors when records are gone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAIT_S = 120
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds: the cluster hears of progress within a second."""
+    """Wait until a condition holds: the cluster gets progress within a second."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline
@@ -31,12 +31,12 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def streamed(spark: SparkSession, log: emb.Log, topic: str | None, **options: Any) -> DataFrame:
-    """A topic as a stream, or those that an option chooses."""
+    """A topic as a stream, or the topics that an option chooses."""
     return spark.readStream.format("embarcadero").options(brokers=log.address, **options).load(topic)
 
 
 def run(frame: DataFrame, folder: Path, each: Callable[[DataFrame, int], None] | None = None) -> StreamingQuery:
-    """Run a query over all that is there, to its end; rows go to Parquet files, once per micro-batch."""
+    """Run a query over all existing records, to its end; rows go to Parquet files, once per micro-batch."""
     writer = frame.writeStream.trigger(availableNow=True).option("checkpointLocation", str(folder / "checkpoint"))
     made = writer.format("parquet").option("path", str(folder / "rows")) if each is None else writer.foreachBatch(each)
     query = made.start()
@@ -70,10 +70,10 @@ def test_a_query_reads_each_record_once_over_restarts(spark: SparkSession, log: 
     until(lambda: {reader.reader: reader.lag for reader in log.readers("stream")}[lag.reader] == 0)
 
 
-def test_a_query_of_one_topic_becomes_one_of_all_that_match(
+def test_a_query_of_one_topic_becomes_a_query_of_all_matching_topics(
     spark: SparkSession, log: emb.Log, tmp_path: Path
 ) -> None:
-    """From its checkpoint, in the order of each topic, with limits; a topic that comes, and one that is deleted."""
+    """From its checkpoint, in the order of each topic, with limits; a topic is added, and another deleted."""
     counts = {"many-a": 50, "many-b": 90}
     for name, count in counts.items():
         log.create_topic(name, replicas=1)
@@ -107,7 +107,7 @@ def test_a_query_of_one_topic_becomes_one_of_all_that_match(
 def test_a_micro_batch_that_failed_is_run_again_with_the_same_tasks(
     spark: SparkSession, log: emb.Log, tmp_path: Path
 ) -> None:
-    """Though the topic has grown meanwhile: what a task is, is in the checkpoint. The sink rests on it."""
+    """Though the topic has grown meanwhile: the tasks are defined in the checkpoint. The sink relies on it."""
     log.create_topic("again", replicas=1)
     fill(log, "again", 100)
     frame = streamed(spark, log, "again", startingOffsets="earliest", minPartitions=5, columns="seq")
@@ -130,8 +130,10 @@ def test_a_micro_batch_that_failed_is_run_again_with_the_same_tasks(
     assert [seq for _, seq in tasks[1][1]] + sorted(seq for _, seq in tasks[2][1]) == list(range(500))
 
 
-def test_a_typed_stream_goes_on_when_the_topic_gets_a_column(spark: SparkSession, log: emb.Log, tmp_path: Path) -> None:
-    """With its own columns; a query that is loaded anew sees the new one."""
+def test_a_typed_stream_continues_when_the_topic_gets_a_column(
+    spark: SparkSession, log: emb.Log, tmp_path: Path
+) -> None:
+    """With its own columns; a query that is loaded again sees the new one."""
     schema = pa.schema([("n", pa.int64())])
     log.create_topic("typed", replicas=1, schema=schema)
     wider = schema.append(pa.field("name", pa.string()))
@@ -152,7 +154,7 @@ def test_a_typed_stream_goes_on_when_the_topic_gets_a_column(spark: SparkSession
 def test_records_trimmed_under_a_query_stop_it_with_our_message(
     spark: SparkSession, log: emb.Log, tmp_path: Path
 ) -> None:
-    """And with failOnDataLoss=false it goes on with what is there."""
+    """And with failOnDataLoss=false it continues with the remaining records."""
     log.create_topic("cut", replicas=1)
     fill(log, "cut", 60)
     options = {"startingOffsets": "earliest", "columns": "seq"}
@@ -170,7 +172,7 @@ def test_records_trimmed_under_a_query_stop_it_with_our_message(
 def test_a_topic_deleted_under_a_running_query_stops_it_with_our_message(
     spark: SparkSession, log: emb.Log, tmp_path: Path
 ) -> None:
-    """A query that runs for good, not one that is started again."""
+    """A query that keeps running, not a restarted one."""
     log.create_topic("doomed", replicas=1)
     frame = streamed(spark, log, "doomed", startingOffsets="earliest", columns="seq")
     query = (
@@ -186,7 +188,7 @@ def test_a_topic_deleted_under_a_running_query_stops_it_with_our_message(
     assert spark.read.parquet(str(tmp_path / "rows")).count() == 10
 
 
-def test_a_stream_refuses_what_only_tables_have(spark: SparkSession, log: emb.Log, tmp_path: Path) -> None:
+def test_a_stream_refuses_options_of_batch_reads(spark: SparkSession, log: emb.Log, tmp_path: Path) -> None:
     """Before anything runs."""
     log.create_topic("refused", replicas=1)
     with pytest.raises(Exception, match="'endingOffsets' does not go with a stream"):

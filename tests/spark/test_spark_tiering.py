@@ -1,4 +1,4 @@
-"""Tiering by the workers of Spark: the same job, files written by tasks; what tasks say when they fail."""
+"""Tiering by the workers of Spark: the same job, files written by tasks; errors of tasks."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_workers_write_the_files(spark: SparkSession, log: emb.Log, topic: str, 
     assert frame.columns[:7] == ["key", "value", "headers", "timestamp", "_seq", "_timestamp", "_partition"]
 
 
-def test_a_task_that_fails_tells_why(spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path) -> None:
-    """Nothing is committed, and the error is the one that the task met."""
+def test_a_task_that_fails_reports_the_reason(spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path) -> None:
+    """Nothing is committed, and the error is the task's own."""
     log.create_topic(topic, order=5)
     span = FileSpan(lane=99, start=0, stop=5, start_seq=0, stop_seq=5)
     work = SpanWork(topic=topic, span=span, location=f"file://{tmp_path}/t", epoch=1, properties={})
@@ -60,7 +60,7 @@ from embarcadero.spark.tiering import SparkEngine
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.storage import TierSettings
 
-def told():
+def report():
     from pyspark import SparkContext
     gateway = SparkContext._gateway
     print(0 if gateway is None else gateway.proc.pid, engine.release_idle() is None, flush=True)
@@ -71,21 +71,21 @@ engine = SparkEngine(address, "local[1]", idle_s=60, clock=lambda: now[0])
 with emb.connect(address) as log:
     settings = TierSettings.local(Path(folder), hot_retention_s=3_600)
     with TierJob(log, topic, settings, engine, holder="own") as job:
-        told()
+        report()
         for idle_s in (61, 0):
             with log.publisher(topic, ack=2) as publisher:
                 publisher.send(b"x").result(10)
             assert job.cycle().files == 1
-            told()
+            report()
             assert job.cycle().files == 0
             now[0] += idle_s
-            told()
-            told()
+            report()
+            report()
     sys.stdin.read()
 """
 
 
-def test_java_is_there_only_while_it_has_something_to_write(log: emb.Log, topic: str, tmp_path: Path) -> None:
+def test_java_runs_only_while_there_are_files_to_write(log: emb.Log, topic: str, tmp_path: Path) -> None:
     """It starts with the first files, ends when idle, starts again, and never outlives a process that is killed."""
     log.create_topic(topic, order=5)
     command = [sys.executable, "-c", ENGINE, log.address, topic, str(tmp_path)]
@@ -105,7 +105,7 @@ def test_java_is_there_only_while_it_has_something_to_write(log: emb.Log, topic:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs: one that ended and was not waited for does not."""
+    """Whether a process runs: a zombie process does not."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -33,7 +33,7 @@ def shop(log: emb.Log) -> emb.Log:
 
 
 def test_topics_are_tables(spark: SparkSession, shop: emb.Log) -> None:
-    """Typed and raw topics, by name; a query sees what was published a moment ago."""
+    """Typed and raw topics, by name; a query sees records that were published a moment ago."""
     found = ask(spark, shop, "select city, sum(cents) s, max(_seq) m from orders group by city order by city")
     assert [tuple(row) for row in found.collect()] == [("Lima", 7, 1), ("Oslo", 14, 2)]
     found = ask(spark, shop, "select cast(value as string), seq from `raw.lines-1`")
@@ -41,34 +41,34 @@ def test_topics_are_tables(spark: SparkSession, shop: emb.Log) -> None:
 
 
 def test_show_tables_shows_all(spark: SparkSession, shop: emb.Log) -> None:
-    """A query that looks around sees every topic."""
+    """A query without a topic sees every topic."""
     names = {row.tableName for row in ask(spark, shop, "show tables").collect()}
     assert {"orders", "raw.lines-1"} <= names
 
 
-def test_a_query_means_only_what_it_names() -> None:
-    """Views are made for the topics that a query could mean, so that a thousand others cost nothing."""
+def test_a_query_refers_only_to_the_topics_it_names() -> None:
+    """Views are made only for the topics that a query could mean, so that a thousand others cost nothing."""
     assert mentioned("select * from Orders o", ["orders", "payments"]) == ["orders"]
     assert mentioned(" SHOW TABLES", ["orders", "payments"]) == ["orders", "payments"]
 
 
 @pytest.mark.parametrize("query", ["selec 1", "select * from nowhere", "select cities from orders"])
-def test_a_query_that_cannot_be_asked_says_why(spark: SparkSession, shop: emb.Log, query: str) -> None:
-    """A typed error with Spark's reason in one piece, and the topics that there are."""
+def test_an_invalid_query_gets_the_reason(spark: SparkSession, shop: emb.Log, query: str) -> None:
+    """A typed error with Spark's reason in one piece, and the existing topics."""
     with pytest.raises(BadValue, match="can't be asked") as caught:
         ask(spark, shop, query)
     assert "orders" in caught.value.hint
 
 
-def test_a_job_of_ones_own(spark: SparkSession, shop: emb.Log, tmp_path: Path) -> None:
+def test_a_users_own_job(spark: SparkSession, shop: emb.Log, tmp_path: Path) -> None:
     """A file finds spark, log, brokers and all topics ready, its own folder to import from, and its arguments."""
     (tmp_path / "helper.py").write_text("FACTOR = 2\n")
     job = tmp_path / "job.py"
     job.write_text(
         "import sys\nfrom pathlib import Path\nfrom helper import FACTOR\n"
         "total = spark.sql('select sum(cents) from orders').first()[0]\n"
-        "told = f'{total * FACTOR} {log.tail(\"orders\").seq} {brokers == log.address}'\n"
-        "Path(sys.argv[1]).write_text(told)\n"
+        "text = f'{total * FACTOR} {log.tail(\"orders\").seq} {brokers == log.address}'\n"
+        "Path(sys.argv[1]).write_text(text)\n"
     )
     run_job(spark, shop, job, [str(tmp_path / "out")])
     assert (tmp_path / "out").read_text() == "42 3 True"

@@ -1,5 +1,7 @@
-"""A write is in its topic as a whole or not at all: tasks and commits on a real cluster, without Spark, that die at
-every moment; and the sweep that looks after what they leave."""
+"""A write is in its topic as a whole or not at all: tasks and commits on a real cluster that die at every moment.
+
+Without Spark. Includes the sweep that cleans up after them.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ from embarcadero.staging.sweep import COMPLETE_AFTER_S, SILENT_S, StagingSweep, 
 from embarcadero.types import jobs_topic, staging_topic
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
-LITTLE, MUCH = "x" * 50, "x" * 5_000  # what a task sends to the driver, and what it stages
+LITTLE, MUCH = "x" * 50, "x" * 5_000  # a task's message to the driver, and its staged batches
 MOMENTS = ["append", "decide", "settle", "publish", "half", "finish"]
 
 
@@ -77,7 +79,7 @@ def rows(*ids: int, text: str = LITTLE) -> Iterator[pa.RecordBatch]:
 def staged(
     log: emb.Log, name: str, *tasks: range, epoch: int = 0, run: str | None = "run", text: str = LITTLE
 ) -> list[StagedMessage]:
-    """What tasks with these ids tell the driver."""
+    """The messages of tasks with these ids to the driver."""
     task, work = writer(log, name, 20 * len(text)), WriteWork("q", epoch, run or "alone", run)
     return [StagedMessage(task.write(work, number, rows(*ids, text=text))) for number, ids in enumerate(tasks)]
 
@@ -93,7 +95,7 @@ def stored(log: emb.Log, name: str) -> list[int]:
 
 
 def dies(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    """The next commit ends at a step ("half": after half of its batches), as if its process was killed."""
+    """End the next commit at a step ("half": after half of its batches), as if its process was killed."""
     step = "publish" if moment == "half" else moment
     whole = getattr(TopicLedger, step)
 
@@ -111,7 +113,7 @@ def dies(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
 
 
 def sweep(log: emb.Log, *, complete_after_s: float = 0.0, trims: bool = False, silent_s: float = SILENT_S) -> None:
-    """Two rounds of the sweep, which takes what is so old for old."""
+    """Two rounds of the sweep, which treats writes of this age as old."""
 
     async def rounds() -> None:
         sweeper = StagingSweeper(log.twin, SilentJournal())
@@ -127,8 +129,8 @@ def sweep(log: emb.Log, *, complete_after_s: float = 0.0, trims: bool = False, s
 
 # --- whole, or not at all ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("text", [LITTLE, MUCH], ids=["little", "much"])
-def test_rows_are_seen_when_the_driver_commits_them(log: emb.Log, name: str, text: str) -> None:
-    """Before that nothing is; then all are, each once, those of a task in their order."""
+def test_rows_are_visible_when_the_driver_commits_them(log: emb.Log, name: str, text: str) -> None:
+    """Before that none are; then all are, each once, those of a task in their order."""
     messages = staged(log, name, range(100), range(100, 300), range(0), text=text)
     parts = [[bool(part.references) for part in each.staged.parts] for each in messages]
     assert parts == [[text is MUCH], [text is MUCH], []]
@@ -147,7 +149,7 @@ def test_rows_are_seen_when_the_driver_commits_them(log: emb.Log, name: str, tex
 def test_a_commit_that_died_is_completed_or_leaves_nothing(
     log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch, moment: str, text: str
 ) -> None:
-    """The driver starts again with other rows: before the decision they count, after it those that were decided."""
+    """The driver starts again with other rows: before the decision they count, after it the decided ones."""
     dies(monkeypatch, moment)
     with pytest.raises(RuntimeError, match="killed"):
         publish(log, strong, staged(log, strong, range(200), run="first", text=text))
@@ -160,7 +162,7 @@ def test_a_commit_that_died_is_completed_or_leaves_nothing(
     assert stored(log, strong)[-1] == 900
 
 
-def test_a_failed_write_is_never_seen(log: emb.Log, strong: str) -> None:
+def test_a_failed_write_is_never_visible(log: emb.Log, strong: str) -> None:
     """Its tasks staged, and Spark gave it up: another epoch comes, and the sweep gives up the rest."""
     messages = staged(log, strong, range(200), text=MUCH)
     sink.give_up(writer(log, strong), messages)
@@ -182,8 +184,8 @@ def test_an_epoch_without_rows_needs_no_commit(log: emb.Log, strong: str) -> Non
 
 
 # --- several committers -----------------------------------------------------------------------------------------------
-def test_of_two_committers_at_the_same_time_one_has_its_way(log: emb.Log, name: str) -> None:
-    """Both come to an end, and the rows of one of them are there, once."""
+def test_one_of_two_concurrent_committers_succeeds(log: emb.Log, name: str) -> None:
+    """Both finish, and the rows of one of them are there, once."""
     choices = [staged(log, name, range(2_000), run=None, text="a"), staged(log, name, range(5_000, 7_000), run=None)]
     start, failures = threading.Barrier(2), list[Exception]()
 
@@ -204,7 +206,7 @@ def test_of_two_committers_at_the_same_time_one_has_its_way(log: emb.Log, name: 
     assert sorted(stored(log, name)) in (list(range(2_000)), list(range(5_000, 7_000)))
 
 
-def test_a_run_that_another_driver_has_overtaken_is_told(log: emb.Log, strong: str) -> None:
+def test_a_run_that_another_driver_has_overtaken_is_informed(log: emb.Log, strong: str) -> None:
     """Two queries with copies of one checkpoint: the first decision of an epoch counts, and the other query ends."""
     publish(log, strong, staged(log, strong, range(3), epoch=0, run="one"))
     publish(log, strong, staged(log, strong, range(3, 6), epoch=1, run="two"))
@@ -217,7 +219,7 @@ def test_a_run_that_another_driver_has_overtaken_is_told(log: emb.Log, strong: s
 
 
 def test_an_earlier_epoch_never_comes_back(log: emb.Log, strong: str) -> None:
-    """A committer that comes late finds that a later epoch was decided."""
+    """A late committer finds that a later epoch was decided."""
     late = staged(log, strong, range(50, 60), epoch=3, run=None)
     publish(log, strong, staged(log, strong, range(5), epoch=4, run=None))
     publish(log, strong, late)
@@ -232,8 +234,8 @@ def manifest(*ids: int, write: str = "w", epoch: int = 0) -> Manifest:
     )
 
 
-def test_what_became_of_a_commit(log: emb.Log, strong: str) -> None:
-    """Mine, an earlier one's, or done before."""
+def test_the_outcome_of_a_commit(log: emb.Log, strong: str) -> None:
+    """Its own manifest, an earlier one, or done before."""
     ledger = TopicLedger(log.twin, log.describe(strong))
 
     def run(made: Manifest) -> Committed:
@@ -252,10 +254,10 @@ def test_what_became_of_a_commit(log: emb.Log, strong: str) -> None:
 
 # --- the sweep --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("moment", ["publish", "half", "finish"])
-def test_the_sweep_completes_what_was_decided(
+def test_the_sweep_completes_decided_writes(
     log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """No driver comes back. It leaves the committer some time, and later gives up what was staged."""
+    """No driver comes back. It leaves the committer some time, and later drops the staged batches."""
     dies(monkeypatch, moment)
     with pytest.raises(RuntimeError):
         publish(log, strong, staged(log, strong, range(200), text=MUCH))
@@ -269,8 +271,8 @@ def test_the_sweep_completes_what_was_decided(
     assert all(lane.start_index == lane.index for lane in log.tail(name).lanes)
 
 
-def test_the_sweep_keeps_what_an_open_write_needs(log: emb.Log, strong: str) -> None:
-    """A write may stage for hours; after a day without a word it is forgotten."""
+def test_the_sweep_keeps_the_batches_of_an_open_write(log: emb.Log, strong: str) -> None:
+    """A write may stage for hours; after a day without activity it is forgotten."""
     messages = staged(log, strong, range(200), text=MUCH)
     name = staging_topic(log.describe(strong).id)
     sweep(log, trims=True)
@@ -283,7 +285,7 @@ def test_the_sweep_keeps_what_an_open_write_needs(log: emb.Log, strong: str) -> 
     assert all(lane.start_index == lane.index for lane in log.tail(name).lanes)
 
 
-def test_a_manifest_that_was_not_decided_stays_out(
+def test_a_manifest_that_was_not_decided_has_no_effect(
     log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver died between the two; the sweep must not decide for it."""
@@ -295,7 +297,7 @@ def test_a_manifest_that_was_not_decided_stays_out(
 
 
 def test_the_staging_topic_goes_with_its_topic(log: emb.Log, strong: str) -> None:
-    """So do the facts of jobs. Both are hidden, and nothing of them counts after the topic was made anew."""
+    """So do the facts of jobs. Both are hidden, and none of them counts after the topic was recreated."""
     publish(log, strong, staged(log, strong, range(200), text=MUCH))
     target = log.describe(strong)
     JobLedger(log, target).settle("job", "begun", b"")
@@ -312,11 +314,15 @@ def test_the_staging_topic_goes_with_its_topic(log: emb.Log, strong: str) -> Non
     assert stored(log, strong) == list(range(200, 300))
 
 
-# --- trouble ----------------------------------------------------------------------------------------------------------
+# --- faults
+# --------------------------------------------------------------------------------------------------------------
 def test_a_staging_topic_that_is_deleted_under_a_write_is_named(
     log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the decision nothing is visible, and the write can be run again; after it, the error says what is gone."""
+    """Before the decision nothing is visible, and the write can be repeated.
+
+    After it, the error names the lost batches.
+    """
     messages = staged(log, strong, range(200), text=MUCH)
     log.delete_topic(staging_topic(log.describe(strong).id))
     with pytest.raises(StagedGone, match="run it again"):
@@ -333,8 +339,10 @@ def test_a_staging_topic_that_is_deleted_under_a_write_is_named(
 def test_a_staging_topic_that_is_trimmed_under_a_write_is_named(
     log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By hand. Before the decision nothing is visible. After it what brokers still have is published; and if they
-    have a batch no more, the error says what to do."""
+    """By hand. Before the decision nothing is visible.
+
+    After it the brokers' remaining batches are published; if one is gone there too, the error names the remedy.
+    """
     name = staging_topic(log.describe(strong).id)
     messages = staged(log, strong, range(200), text=MUCH)
     log.trim(name, before_time=datetime.now(UTC))
@@ -365,8 +373,8 @@ def test_a_target_that_is_deleted_under_a_write_is_named(log: emb.Log, strong: s
     assert log.tail(strong).seq == 0
 
 
-def test_what_was_staged_too_long_ago_is_not_decided(log: emb.Log, strong: str) -> None:
-    """The sweep could give it up at any moment."""
+def test_batches_staged_too_long_ago_are_not_decided(log: emb.Log, strong: str) -> None:
+    """The sweep could drop them at any moment."""
     messages = [
         StagedMessage(replace(each.staged, announced_s=each.staged.announced_s - SILENT_S))
         for each in staged(log, strong, range(200), range(200, 400), text=MUCH)
@@ -379,7 +387,7 @@ def test_what_was_staged_too_long_ago_is_not_decided(log: emb.Log, strong: str) 
 def test_a_write_with_too_many_batches_is_refused(
     log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything of it is visible, with what to do."""
+    """Before any of it is visible, with the remedy."""
     monkeypatch.setattr(manifests, "BATCHES_MAX", 5)
     with pytest.raises(BadValue, match="larger batches"):
         publish(log, strong, staged(log, strong, range(200), text=MUCH))
@@ -387,7 +395,7 @@ def test_a_write_with_too_many_batches_is_refused(
 
 
 def test_a_decided_write_keeps_its_schema(log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column comes between the decision and its completion."""
+    """A column is added between the decision and its completion."""
     for text in (LITTLE, MUCH):
         dies(monkeypatch, "publish")
         with pytest.raises(RuntimeError):
@@ -398,8 +406,10 @@ def test_a_decided_write_keeps_its_schema(log: emb.Log, strong: str, monkeypatch
 
 
 def test_topics_in_memory_are_written_too(log: emb.Log, topic: str) -> None:
-    """Without replicas nothing is durable, and a write is whole all the same. It is staged on disks, if there are any:
-    what it publishes must not push out of memory what it has staged."""
+    """Without replicas nothing is durable, and a write is still complete or absent.
+
+    It is staged on disks, if there are any: its published batches must not push its staged batches out of memory.
+    """
     log.create_topic(topic, replicas=0, schema=SCHEMA)
     publish(log, topic, staged(log, topic, range(200), range(200, 400), text=MUCH))
     assert sorted(stored(log, topic)) == list(range(400))
@@ -407,13 +417,13 @@ def test_topics_in_memory_are_written_too(log: emb.Log, topic: str) -> None:
 
 
 def test_topics_of_orders_0_and_1_are_refused(log: emb.Log, topic: str) -> None:
-    """There batches that come twice are not found."""
+    """Duplicate batches are not detected there."""
     log.create_topic(topic, order=0, replicas=1)
     with pytest.raises(BadValue, match="order 0"):
         TopicLedger(log.twin, log.describe(topic))
 
 
-def test_a_decision_outlives_a_restart_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_survives_a_restart_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All processes end after the decision, memory is lost: the next commit finds it on disk, and completes it."""
     folder = str(tmp_path / "data")
     with emb.local(brokers=1, replicas=1, data_dir=folder) as log:
@@ -434,7 +444,7 @@ def test_a_decision_outlives_a_restart_of_everything(tmp_path: Path, monkeypatch
 def test_a_session_that_is_always_taken_over_is_given_up(
     log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error says what to look for."""
+    """The error names the likely cause."""
 
     async def taken(*_: object) -> None:
         raise SessionFenced("taken over", "")
@@ -445,7 +455,7 @@ def test_a_session_that_is_always_taken_over_is_given_up(
         publish(log, strong, staged(log, strong, range(5)))
 
 
-def test_a_committer_waits_while_another_one_gets_on(
+def test_a_committer_waits_while_another_makes_progress(
     log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often the session of a large write is taken over: it is given up only when nothing is published."""
@@ -491,8 +501,8 @@ def test_nothing_is_trimmed_before_the_end_of_an_epoch_is_durable(
     assert log.thread.wait(rounds()) == [False, False, True]
 
 
-def test_a_committer_that_slept_changes_nothing(log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stood still after the decision; the sweep completed the epoch, and the next one came. Then it goes on."""
+def test_a_paused_committer_has_no_effect(log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was paused after the decision; the sweep completed the epoch, and the next one came. Then it continues."""
     whole, asleep, awake = TopicLedger.publish, threading.Event(), threading.Event()
 
     async def slow(ledger: TopicLedger, made: Manifest) -> None:

@@ -1,4 +1,4 @@
-"""What tasks do in a worker, without Spark."""
+"""Tasks in a worker, without Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embarcadero.wire.schemas import RAW
 
 
 class FromMemory(SpanReader):
-    """A reader of two batches that it has."""
+    """A reader with two batches of its own."""
 
     def _rows(self, span: TaskSpan, shaper: Shaper) -> Iterator[pa.RecordBatch]:
         row = dict.fromkeys(self.schema.names)
@@ -38,14 +38,17 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_worker_leaves_imports_out_of_garbage_collection_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark collects garbage after each task of a worker. Only the first task freezes: later garbage is to go."""
+    """Spark collects garbage after each task of a worker.
+
+    Only the first task freezes: later garbage has to be collected.
+    """
     monkeypatch.setitem(sys.modules, "pyspark.worker", ModuleType("pyspark.worker"))
 
     assert frozen(monkeypatch) == 1
 
 
 def test_other_processes_do_not_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may read in the process itself, and would be told of leaks when they end."""
+    """They may read in the process itself, and would get reports of leaks when they end."""
     monkeypatch.delitem(sys.modules, "pyspark.worker", raising=False)
 
     assert frozen(monkeypatch) == 0

@@ -1,4 +1,4 @@
-"""Versions of PySpark: what is refused with which, and what stands in for what an older one lacks."""
+"""Versions of PySpark: which are refused, and the replacements for missing parts of older ones."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_a_pyspark_that_is_too_old_or_too_new_is_named(monkeypatch: pytest.Monke
             ask(EmbarcaderoSource({}))
 
 
-def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module is loaded all the same."""
+def test_without_pyspark_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module is loaded nevertheless."""
     for name in [name for name in sys.modules if name.split(".")[0] == "pyspark"]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(NotAvailable, match=r'not installed \(pip install "embarcadero\[spark\]"'):
@@ -82,8 +82,8 @@ def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("found", ["4.0.0", "4.1.4", "4.2.1", "4.3.0", "4.11.0.dev0"])
-def test_every_pyspark_4_is_welcome(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    """Also those to come."""
+def test_every_pyspark_4_is_accepted(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    """Also future ones."""
     monkeypatch.setattr(pyspark, "__version__", found)
     assert versions.check_pyspark() is None
 
@@ -98,8 +98,8 @@ def test_the_newest_pyspark_has_everything() -> None:
 
 
 @pytest.mark.parametrize("name", ["maxRecordsPerTrigger", "maxBytesPerTrigger"])
-def test_limits_are_refused_where_they_can_not_be_kept(pyspark_4_1: None, name: str) -> None:
-    """With the version that can."""
+def test_limits_are_refused_where_they_cannot_be_kept(pyspark_4_1: None, name: str) -> None:
+    """With the version that supports them."""
     found = loaded_again()
     with pytest.raises(NotAvailable, match=rf"'{name}' needs PySpark 4\.2 or newer, and 4\.1\.4 is installed"):
         found.check_options(options(**{name: 1}))
@@ -107,7 +107,7 @@ def test_limits_are_refused_where_they_can_not_be_kept(pyspark_4_1: None, name: 
 
 
 def test_filters_are_refused_where_spark_does_not_push_them(pyspark_4_0: None) -> None:
-    """`false`, the default, may be said anywhere."""
+    """`false`, the default, is accepted everywhere."""
     found = loaded_again()
     with pytest.raises(NotAvailable, match=r"'pushFilters' needs PySpark 4\.1 or newer, and 4\.0\.5 is installed"):
         found.check_options(options(pushFilters="true"))
@@ -122,7 +122,7 @@ def test_a_stream_writer_of_4_0_is_both_that_spark_looks_for(pyspark_4_0: None) 
 
 
 def test_times_are_in_utc_and_keep_their_kind_in_every_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before 4.2 Arrow schemas have no `timezone`, and times without a zone get one unless they are asked for."""
+    """Before 4.2 Arrow schemas have no `timezone`, and times without a zone get one by default."""
     frame = StructType([StructField("at", TimestampType()), StructField("local", TimestampNTZType())])
     wanted = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("local", pa.timestamp("us"))])
     assert versions.to_arrow(frame) == wanted

@@ -63,7 +63,7 @@ def test_options_are_found_in_any_case() -> None:
         ({"brokers": "nowhere"}, False, "host:port"),
     ],
 )
-def test_a_wrong_option_is_named_with_what_is_allowed(wrong: dict[str, str], streaming: bool, words: str) -> None:
+def test_a_wrong_option_is_named_with_the_allowed_values(wrong: dict[str, str], streaming: bool, words: str) -> None:
     """Nothing is guessed."""
     with pytest.raises(BadValue) as caught:
         write_options(GIVEN | wrong, streaming=streaming)
@@ -83,7 +83,7 @@ def test_a_wrong_option_is_named_with_what_is_allowed(wrong: dict[str, str], str
     ],
 )
 def test_a_frame_that_does_not_fit_a_raw_topic(frame: pa.Schema, words: str) -> None:
-    """The error names the column and what is wrong with it."""
+    """The error names the column and the problem."""
     with pytest.raises(BadSchema) as caught:
         shaped(topic(), frame)
     assert words in str(caught.value)
@@ -99,14 +99,14 @@ def test_a_frame_that_does_not_fit_a_raw_topic(frame: pa.Schema, words: str) -> 
     ],
 )
 def test_a_frame_that_does_not_fit_a_schema(frame: pa.Schema, words: str) -> None:
-    """The error names both types, and what the topic has."""
+    """The error names both types, and the topic's columns."""
     with pytest.raises(BadSchema) as caught:
         shaped(topic(WIDE), frame)
     assert words in str(caught.value)
     assert "it has: id int64" in str(caught.value)
 
 
-def test_several_problems_are_told_at_once() -> None:
+def test_several_problems_are_reported_together() -> None:
     """Columns, order and key."""
     with pytest.raises(BadSchema) as caught:
         shaped(topic(WIDE), pa.schema([("name", pa.int32())]), order_by=("x",), key_column="y")
@@ -115,8 +115,8 @@ def test_several_problems_are_told_at_once() -> None:
         assert words in str(caught.value)
 
 
-def test_topics_in_which_nothing_is_recognised_are_refused() -> None:
-    """Orders 0 and 1 know no named sessions."""
+def test_topics_without_duplicate_detection_are_refused() -> None:
+    """Orders 0 and 1 have no named sessions."""
     with pytest.raises(BadValue, match="order 2 or 5"):
         shaped(topic(order=1), FRAME)
 
@@ -135,20 +135,20 @@ def test_the_clusters_own_topics_are_refused() -> None:
 
 
 def test_the_option_wins_over_a_column_topic() -> None:
-    """A raw topic takes the column, and does not look at it."""
+    """A raw topic has the column, and ignores its content."""
     shape = shaped(topic(), FRAME.append(pa.field("topic", pa.string())))
     assert "topic" in shape.names
 
 
-def test_new_columns_come_at_the_end_and_may_be_null() -> None:
-    """Columns that the topic has, and the one that chooses a partition, are none of them."""
+def test_new_columns_are_added_at_the_end_and_may_be_null() -> None:
+    """Columns of the topic, and the column that chooses a partition, do not count."""
     frame = pa.schema([("small", pa.int16()), pa.field("x", pa.int8(), nullable=False), ("_partition", pa.int32())])
     assert new_columns(topic(WIDE), frame) == [pa.field("x", pa.int8())]
     assert new_columns(topic(), frame) == []
 
 
 def test_spark_types_become_the_topics_own() -> None:
-    """Narrower ones and the ones that a read gives; a value that does not fit is named."""
+    """Narrower types and those of a read; a value that does not fit is named."""
     shape = shaped(topic(WIDE), pa.schema([("small", pa.int32()), ("id", pa.int16())]))
     made = shape.rows([pa.RecordBatch.from_pydict({"small": [1, 255], "id": [5, 6]})])
     assert made.schema == WIDE
@@ -172,7 +172,7 @@ def test_spark_types_become_the_topics_own() -> None:
         (pa.binary(2), pa.binary(), b"ab", b"abc"),
     ],
 )
-def test_types_that_spark_has_not_come_back_from_what_a_read_gives(
+def test_types_that_spark_lacks_come_back_from_a_read(
     kind: pa.DataType, have: pa.DataType, good: Any, bad: Any
 ) -> None:
     """Without loss, or with an error."""
@@ -196,7 +196,7 @@ def test_raw_records_without_a_time_get_the_time_of_the_write() -> None:
 
 # --- partitions ---
 def test_keys_choose_the_same_partition_as_every_client() -> None:
-    """All lengths at once, and slices of larger arrays."""
+    """All lengths together, and slices of larger arrays."""
     rng = random.Random(1)
     keys = [os.urandom(rng.randrange(0, 40)) for _ in range(500)]
     array = pa.array(keys)
@@ -214,8 +214,8 @@ def test_rows_without_a_key_stay_together() -> None:
 
 
 @pytest.mark.parametrize(("asked", "words"), [([0, 5], "0 to 4"), ([-1, 0], "0 to 4"), ([None, 0], "no partition")])
-def test_a_partition_that_the_topic_has_not(asked: list[int | None], words: str) -> None:
-    """Named with what there is."""
+def test_a_partition_that_the_topic_lacks(asked: list[int | None], words: str) -> None:
+    """Named with the existing ones."""
     shape = shaped(topic(partitions=5), FRAME.append(pa.field("partition", pa.int32())))
     batch = pa.RecordBatch.from_pydict(
         {"value": [b"a", b"b"], "timestamp": pa.array([0, 0], US), "partition": pa.array(asked, pa.int32())}
@@ -225,7 +225,7 @@ def test_a_partition_that_the_topic_has_not(asked: list[int | None], words: str)
 
 
 def test_the_partition_column_of_a_topic_with_a_schema() -> None:
-    """It is no column of the topic, and chooses."""
+    """It is not a column of the topic, and chooses."""
     shape = shaped(topic(WIDE, partitions=5), pa.schema([("id", pa.int64()), ("_partition", pa.int64())]))
     batch = pa.RecordBatch.from_pydict({"id": [1, 2], "_partition": [4, 0]})
     assert shape.partitions([batch], shape.rows([batch]), 0).tolist() == [4, 0]
@@ -233,7 +233,7 @@ def test_the_partition_column_of_a_topic_with_a_schema() -> None:
 
 
 # --- a worker ---
-def test_a_worker_does_not_collect_what_it_has_loaded_after_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_does_not_scan_its_modules_for_garbage_after_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark collects garbage between two tasks of a worker, and the second one waits for it."""
 
     def no_rows() -> Iterator[pa.RecordBatch]:
@@ -274,7 +274,7 @@ def test_order_by_is_the_order_that_people_expect(kind: pa.DataType, values: lis
 
 
 def test_rows_are_grouped_by_partition_and_keep_their_order() -> None:
-    """Without orderBy the rows of a partition stay as they came."""
+    """Without orderBy the rows of a partition keep their order."""
     batch = pa.RecordBatch.from_pydict({"v": [3, 1, 2, 0]})
     made, partitions = in_order(batch, (), np.array([1, 0, 1, 0], dtype=np.int32))
     assert made.column("v").to_pylist() == [1, 0, 3, 2]
@@ -295,7 +295,7 @@ def test_pieces_are_never_larger_than_allowed() -> None:
 
 
 def test_numbers_of_a_partition_are_plain() -> None:
-    """What is sorted with the rows stays a small integer."""
+    """The number sorted with the rows stays a small integer."""
     shape = shaped(topic(partitions=3), FRAME)
     batch = pa.RecordBatch.from_pydict({"value": [b"a"], "timestamp": pa.array([0], US)})
     assert shape.partitions([batch], shape.rows([batch]), 4).dtype == np.int32

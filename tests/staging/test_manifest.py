@@ -50,7 +50,7 @@ def as_batch(payload: pa.Buffer) -> Batch:
         manifest(parts=[references((1, 2, 3, 4, 5, 6)), ManifestPart(), ManifestPart()]),
     ],
 )
-def test_facts_come_back_as_they_were(fact: Fact) -> None:
+def test_facts_survive_a_round_trip(fact: Fact) -> None:
     """Through the payload of a batch."""
     found = decode_fact(as_batch(encode_fact(fact, 5)))
     assert found == fact
@@ -59,13 +59,13 @@ def test_facts_come_back_as_they_were(fact: Fact) -> None:
 
 @pytest.mark.parametrize("value", [b"", b"\xc1", b"\x81\xa4type\xa4what", b"\x93\x01\x02\x03"])
 def test_a_record_that_is_no_fact_is_corrupt(value: bytes) -> None:
-    """The error names its place."""
+    """The error names its position."""
     batch = pa.RecordBatch.from_pydict({"value": [value]})
     with pytest.raises(Corrupt, match="index 0 of staging lane 0 holds no fact"):
         decode_fact(as_batch(batch.serialize()))
 
 
-def test_the_digest_tells_manifests_apart() -> None:
+def test_the_digest_distinguishes_manifests() -> None:
     """Any change of the batches, their order or their partitions changes it; it is never 0."""
     one, two = InlineBatch(b"x", 1, 0), InlineBatch(b"y", 1, 0)
     parts = [
@@ -85,7 +85,7 @@ def test_the_digest_tells_manifests_apart() -> None:
 
 
 def test_batches_come_in_the_order_of_tasks() -> None:
-    """References are plain numbers; the lowest index of each lane is what must still be there."""
+    """References are plain numbers; the lowest index of each lane must still exist."""
     made = manifest(
         parts=[references((7, 1, 10, 2, 99, 0), (5, 2, 11, 3, 98, 1)), ManifestPart(inline=[InlineBatch(b"x", 1, 0)])]
     )
@@ -114,8 +114,8 @@ def test_names_and_epochs_are_bounded(write: str, epoch: int) -> None:
         manifest(epoch, write)
 
 
-def test_numbers_of_epochs_never_meet() -> None:
-    """A decision comes back from its number, and the sequences of an epoch end where the next one's begin."""
+def test_numbers_of_epochs_never_overlap() -> None:
+    """A decision is recovered from its number, and the sequences of an epoch end where the next one's start."""
     for decision in (Decision(0, 1), Decision(5, (1 << 28) - 1), Decision(EPOCH_MAX, 7)):
         assert Decision.of(decision.number) == decision
     assert Decision.of(0).digest == 0

@@ -1,4 +1,4 @@
-"""Which writes are open: a fold of facts that come in any order, and what the sweep does about each write."""
+"""Open writes: a fold of facts in any order, and the sweep's action on each write."""
 
 from __future__ import annotations
 
@@ -53,16 +53,18 @@ def fold(facts: Sequence[tuple[int, Fact]]) -> OpenWrites:
     ],
 )
 def test_facts_count_in_any_order(facts: list[tuple[int, Fact]], needed_since: int | None) -> None:
-    """They come from several lanes, one lane after the other: a failure may be heard of before the work, and a late
-    task before an early one."""
+    """They come from several lanes, one lane after the other.
+
+    A failure may be read before the work, and a late task before an early one.
+    """
     now = 10_000 * S
     wanted = now - MARGIN if needed_since is None else needed_since * S - MARGIN
     for order in itertools.permutations(facts):
         assert fold(order).horizon_us(now) == wanted, order
 
 
-def test_what_was_appended_before_the_oldest_open_write_is_garbage() -> None:
-    """Epochs that are done need nothing, also those of which the sweep hears late."""
+def test_facts_before_the_oldest_open_write_are_garbage() -> None:
+    """Completed epochs need nothing, also those that the sweep learns of late."""
     facts = [(100 * (epoch + 1), Begun("a", epoch)) for epoch in range(3)]
     writes = fold([*facts, (101, manifest(0, "a")), (201, manifest(1, "a")), (301, manifest(2, "a"))])
     assert writes.horizon_us(400 * S) == 100 * S - MARGIN
@@ -77,7 +79,7 @@ def test_what_was_appended_before_the_oldest_open_write_is_garbage() -> None:
 
 
 def test_a_write_that_was_silent_for_long_is_forgotten() -> None:
-    """One that says something stays, however old it is, and one that is needed."""
+    """An active write stays, however old it is, and so does a needed one."""
     begun = [Begun(name, 0) for name in ("old", "busy", "decided", "over")]
     writes = fold([(0, fact) for fact in begun])
     writes.take(Begun("busy", 0), DAY)
@@ -89,9 +91,9 @@ def test_a_write_that_was_silent_for_long_is_forgotten() -> None:
     assert writes.horizon_us(DAY + 1) == -MARGIN
 
 
-# --- looking after writes ---------------------------------------------------------------------------------------------
+# --- the sweep --------------------------------------------------------------------------------------------------------
 class Held:
-    """A ledger of one write: what is decided, how much is published, and what was done about it."""
+    """A ledger of one write: the decision, the published part, and the sweep's actions."""
 
     def __init__(self, decided: Decision | None, published: int = 0, error: Exception | None = None) -> None:
         self.decided, self.published, self.error = decided, published, error
@@ -128,8 +130,8 @@ def look(ledger: Held, writes: OpenWrites, now_s: float) -> bool:
     return asyncio.run(look_after(ledger, writes, int(now_s * S), SilentJournal()))
 
 
-def test_a_committer_that_gets_on_is_left_alone() -> None:
-    """However long it takes to publish a large write. One that stands still is helped."""
+def test_a_committer_that_makes_progress_is_left_alone() -> None:
+    """However long it takes to publish a large write. A stalled committer is helped."""
     writes, ledger = fold([(0, Begun("w", 0)), (10, manifest())]), Held(Decision(0, 5))
     for number in range(1, 100):
         ledger.published = number
@@ -141,8 +143,8 @@ def test_a_committer_that_gets_on_is_left_alone() -> None:
     assert writes.horizon_us(2_000 * S) == 2_000 * S - MARGIN
 
 
-def test_an_epoch_that_is_done_is_noticed_at_once() -> None:
-    """What it staged need not wait."""
+def test_a_completed_epoch_is_noticed_immediately() -> None:
+    """Its staged batches need not wait."""
     writes = fold([(0, Begun("w", 0)), (10, manifest())])
     assert look(Held(Decision(0, 5), first_sequence(1)), writes, 11)
     assert writes.horizon_us(1_000 * S) == 1_000 * S - MARGIN
@@ -157,9 +159,9 @@ def test_a_manifest_that_is_not_decided_is_no_decision() -> None:
     assert (ledger.completed, [*writes.writes]) == (0, [])
 
 
-@pytest.mark.parametrize("error", [Unreachable("nobody answers", ""), TimeoutError()])
+@pytest.mark.parametrize("error", [Unreachable("no answer", ""), TimeoutError()])
 def test_a_decided_write_is_kept_until_it_is_complete(error: Exception) -> None:
-    """The cluster, or the target's part of it, was away for days: what is staged is needed all the same."""
+    """The cluster, or the target's part of it, was away for days: the staged batches are still needed."""
     writes, ledger = fold([(0, Begun("w", 0)), (10, manifest())]), Held(Decision(0, 5), error=error)
     for day in range(1, 4):
         assert not look(ledger, writes, day * SILENT_S + 100)
@@ -169,7 +171,7 @@ def test_a_decided_write_is_kept_until_it_is_complete(error: Exception) -> None:
 
 
 def test_a_decided_write_whose_batches_are_gone_is_forgotten_in_the_end() -> None:
-    """Somebody deleted them: nothing completes it."""
+    """They were deleted: the write cannot be completed."""
     writes, ledger = fold([(0, Begun("w", 0)), (10, manifest())]), Held(Decision(0, 5), error=StagedGone("gone", ""))
     assert not look(ledger, writes, 100)
     assert [*writes.writes] == ["w"]

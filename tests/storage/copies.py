@@ -1,4 +1,4 @@
-"""A copy to do harm to, and a peer's to repair it from."""
+"""A copy to damage, and a peer's to repair it from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNT = 200
 
 
 class Copies:
-    """A copy to do harm to, and a peer's."""
+    """A copy to damage, and a peer's."""
 
     def __init__(self) -> None:
         self.source = Source()
@@ -53,7 +53,7 @@ class Copies:
         return open_log(self.world.disk())
 
     def served_right(self) -> None:
-        """Every record that is served is the right one."""
+        """Every record that is served is correct."""
         reader = open_reader(self.world.disk())
         for index in range(START, self.end):
             try:
@@ -65,7 +65,7 @@ class Copies:
                 assert (entries.tobytes(), [bytes(one) for one in payloads]) == (expected.tobytes(), bodies)
 
     def repair(self, log: RangeLog) -> None:
-        """As a replica does it, and then all is well."""
+        """Repair as a replica does, until the copy is complete."""
         for damage in list(log.damage):
             if damage.kind is not DamageKind.TAIL:
                 assert mend(log, self.peer, damage)
@@ -83,7 +83,7 @@ class Copies:
 
 
 class ManualClock(Clock):
-    """Time that stands still until told."""
+    """A clock that a test advances."""
 
     us = 0
 
@@ -95,7 +95,7 @@ class ManualClock(Clock):
 
 
 def scrub_all(log: RangeLog) -> Scrub:
-    """A whole round over a log's finished segments; what it finds is quarantined."""
+    """A whole round over a log's finished segments; damage that it finds is quarantined."""
     clock = ManualClock()
     scrub = Scrub(clock)
     while scrub.rounds < 1:

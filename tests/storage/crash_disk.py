@@ -1,7 +1,7 @@
-"""A disk in memory that crashes: un-synced sectors are lost in any subset, names too; syncs fail; room ends.
+"""A disk in memory that crashes: any unsynced sectors and names are lost; syncs fail; space runs out.
 
-After a failed sync it behaves as some systems do: what was written can still be read, counts as clean, and is gone
-after the next crash unless it is written again.
+After a failed sync it behaves as some systems do: written bytes can still be read, count as clean, and are gone after
+the next crash unless they are written again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ SECTOR = 512
 
 
 class Died(Exception):
-    """The host went down in the middle of something."""
+    """The host crashed in the middle of an operation."""
 
 
 class Node:
-    """A file: as it is read, as it is on the disk, and which sectors differ."""
+    """A file: its readable content, its content on the disk, and the sectors that differ."""
 
     def __init__(self) -> None:
         self.data, self.safe = bytearray(), bytearray()
@@ -52,7 +52,7 @@ class Node:
 
 
 class World:
-    """What survives processes: files and names. `disk()` is one process's view."""
+    """The state that survives processes: files and names. `disk()` is one process's view."""
 
     def __init__(self, seed: int = 0) -> None:
         self.random = random.Random(seed)
@@ -61,7 +61,7 @@ class World:
         self.locks: set[str] = set()
         self.room: int | None = None
         self.syncs_to_fail = 0
-        self.syncs_to_live: int | None = None  # then the host goes down
+        self.syncs_to_live: int | None = None  # then the host crashes
         self.read_only = False
         self.unreadable: set[str] = set()
         self.open_files: set[CrashFile] = set()
@@ -70,7 +70,7 @@ class World:
         return CrashDisk(self)
 
     def crash(self) -> None:
-        """The host goes down: any subset of what was not synced is lost."""
+        """Crash the host: any subset of the unsynced state is lost."""
         for path in set(self.names) | set(self.safe_names):
             now, safe = self.names.get(path, "no"), self.safe_names.get(path, "no")
             if now is not safe and self.random.random() < 0.5:
@@ -137,7 +137,7 @@ class CrashFile:
                 raise Died
         if self._world.syncs_to_fail:
             self._world.syncs_to_fail -= 1
-            self.node.dirty.clear()  # still to be read, and never written
+            self.node.dirty.clear()  # still readable, and never written to the medium
             raise DiskFailed(f"can't sync {self._path}: EIO", "test")
         self.node.sync()
 

@@ -21,7 +21,7 @@ SMALL = RangeSettings(cluster="0badcafe", segment_bytes=8_192, index_every_bytes
 
 
 class Source:
-    """The one order: record n is the same whoever asks for it, however often."""
+    """The one order: record n is the same for every caller, however often it is requested."""
 
     def __init__(self, seed: int = 1, start: int = START, start_seq: int = START_SEQ, size_max: int = 700) -> None:
         self._random = random.Random(seed)
@@ -54,7 +54,7 @@ class Source:
         return entries, self._payloads[some]
 
     def seq(self, index: int) -> int:
-        """The seq at which a record begins."""
+        """The seq at which a record starts."""
         entries, _ = self.span(index, index + 1)
         return int(entries["seq"][0])
 
@@ -70,7 +70,7 @@ def open_reader(disk) -> RangeReader:
 
 
 def fill(log: RangeLog, source: Source, count: int, sync: bool = True, group: int = 7) -> None:
-    """Append so many records, some at a time."""
+    """Append this many records, some at a time."""
     end = log.end + count
     while log.end < end:
         log.append(*source.span(log.end, min(end, log.end + group)))
@@ -79,7 +79,7 @@ def fill(log: RangeLog, source: Source, count: int, sync: bool = True, group: in
 
 
 def read_all(reader: RangeReader, first: int, end: int, max_bytes: int = 3_000) -> tuple[bytes, list[bytes]]:
-    """Everything a reader gives from an index on: entries as bytes, and payloads."""
+    """All entries (as bytes) and payloads that a reader returns from an index on."""
     entries, payloads = b"", []
     while first < end:
         some, found = reader.read(first, end, max_bytes)
@@ -92,6 +92,6 @@ def read_all(reader: RangeReader, first: int, end: int, max_bytes: int = 3_000) 
 
 
 def matches(reader: RangeReader, source: Source, first: int, end: int) -> bool:
-    """Whether a reader gives exactly these records of the one order."""
+    """Whether a reader returns exactly these records of the one order."""
     entries, payloads = source.span(first, end)
     return read_all(reader, first, end) == (entries.tobytes(), payloads)

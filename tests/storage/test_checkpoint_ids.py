@@ -12,8 +12,8 @@ from embarcadero.types import Topic
 FOLDER = "lane-0000000003"
 
 
-def test_a_checkpoint_of_another_topic_is_passed_over(tmp_path: Path) -> None:
-    """The newest one lies in the same folder, under a higher index, and is of the topic that had the lane before."""
+def test_a_checkpoint_of_another_topic_is_skipped(tmp_path: Path) -> None:
+    """The newest one is in the same folder, under a higher index, and belongs to the topic that had the lane before."""
     disk = RealDisk(tmp_path)
     write_checkpoint(disk, FOLDER, 90, b"of a deleted topic", 7)
     write_checkpoint(disk, FOLDER, 10, b"ours", 8)
@@ -34,7 +34,7 @@ def test_a_checkpoint_without_an_id_is_read_only_for_topics_that_are_as_old(tmp_
 
 
 def test_a_header_of_an_earlier_version_has_no_id() -> None:
-    """The id lies where earlier versions wrote zeros."""
+    """The id is stored where earlier versions wrote zeros."""
     before, after = encode_checkpoint(5, b"x"), encode_checkpoint(5, b"x", (1 << 63) - 1)
     assert before[32:40] == bytes(8)
     assert len(before) == len(after) == LINE_BYTES

@@ -12,7 +12,7 @@ FOLDER = lane_folder(3)
 
 
 def test_the_newest_one_at_or_below_an_index() -> None:
-    """Others are passed over; dropping keeps those at or above."""
+    """Others are skipped; dropping keeps those at or above."""
     disk = World().disk()
     assert newest_checkpoint(disk, FOLDER, 100, (0,)) is None
     for index in (0, 10, 30):
@@ -26,8 +26,8 @@ def test_the_newest_one_at_or_below_an_index() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 9, 13, 17, 25, 62, 64, 90])
-def test_a_damaged_one_is_passed_over(place: int) -> None:
-    """Any flipped bit, in header or table, or a short file: the older one holds."""
+def test_a_damaged_checkpoint_is_skipped(place: int) -> None:
+    """Any flipped bit, in header or table, or a short file: the older checkpoint is used."""
     world = World()
     disk = world.disk()
     write_checkpoint(disk, FOLDER, 10, b"old" * 9, 0)
@@ -41,8 +41,8 @@ def test_a_damaged_one_is_passed_over(place: int) -> None:
     assert newest_checkpoint(disk, FOLDER, 99, (0,)) == (10, b"old" * 9)
 
 
-def test_one_that_cannot_be_read_is_passed_over() -> None:
-    """A bad sector is under the newest one: the older one holds."""
+def test_an_unreadable_checkpoint_is_skipped() -> None:
+    """A bad sector is under the newest one: the older checkpoint is used."""
     world = World()
     disk = world.disk()
     for index in (10, 20):
@@ -55,8 +55,8 @@ def test_one_that_cannot_be_read_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_crash_leaves_what_was_told(seed: int) -> None:
-    """Once written it is there."""
+def test_a_written_checkpoint_survives_a_crash(seed: int) -> None:
+    """Once write returns, it is there."""
     world = World(seed)
     write_checkpoint(world.disk(), FOLDER, 10, b"a" * 5_000, 0)
     world.crash()
@@ -64,7 +64,7 @@ def test_a_crash_leaves_what_was_told(seed: int) -> None:
     assert newest_checkpoint(world.disk(), FOLDER, 10, (0,)) == (10, b"a" * 5_000)
 
 
-def test_what_a_crash_left_half_written_is_swept() -> None:
+def test_incomplete_checkpoints_of_a_crash_are_swept() -> None:
     """And nothing else: checkpoints stay, and so do drafts of others."""
     disk = World().disk()
     sweep_drafts(disk, FOLDER)

@@ -1,4 +1,4 @@
-"""Crashes at any moment: what was synced is there, nothing wrong is served, and the log goes on."""
+"""Crashes at any moment: synced records are there, no wrong record is served, and the log continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """A log under test, and what it promised."""
+    """A log under test, and its promises."""
 
     def __init__(self, seed: int) -> None:
         self.world, self.source = World(seed), Source(seed)
@@ -52,7 +52,7 @@ class Model:
         self.reopen()
 
     def die(self, syncs: int) -> None:
-        """The host goes down in the middle of a sync job."""
+        """Crash the host in the middle of a sync job."""
         self.append(30)
         self.world.syncs_to_live = syncs
         with suppress(Died):
@@ -72,7 +72,7 @@ class Model:
         self.promised = self.log.synced
 
     def fail(self, count: int) -> None:
-        """A sync fails: the log says so until it is cut to what it is sure of."""
+        """A sync fails: the log reports it until it is cut to its certain end."""
         self.world.syncs_to_fail = count
         self.append(3)
         with pytest.raises(DiskFailed):
@@ -117,7 +117,7 @@ class Model:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(STEPS, st.integers(0, 1 << 30))
-def test_what_was_synced_survives_everything(steps: list[tuple[str, int]], seed: int) -> None:
+def test_synced_records_survive_everything(steps: list[tuple[str, int]], seed: int) -> None:
     """Random appends, syncs, crashes, kills, failed syncs, full disks, cuts and drops: promises hold after each."""
     model = Model(seed)
     for name, argument in steps:
@@ -131,7 +131,10 @@ def test_what_was_synced_survives_everything(steps: list[tuple[str, int]], seed:
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(1, 120), st.integers(0, 60))
 def test_damage_is_never_served_and_never_cut(seed: int, synced: int, more: int) -> None:
-    """A flipped bit anywhere in a synced file: records are right, or missing with a typed error; a peer repairs it."""
+    """A flipped bit anywhere in a synced file: records are correct, or missing with a typed error.
+
+    A peer repairs it.
+    """
     world, source = World(seed), Source(seed)
     log = open_log(world.disk())
     fill(log, source, synced)
@@ -170,7 +173,7 @@ def test_damage_is_never_served_and_never_cut(seed: int, synced: int, more: int)
 
 
 @pytest.mark.parametrize("syncs", range(5))
-def test_no_footer_vouches_for_what_was_not_synced(syncs: int) -> None:
+def test_no_footer_vouches_for_unsynced_records(syncs: int) -> None:
     """Crashes between all steps of a roll-over: a start that trusted a footer too early would serve holes."""
     for seed in range(40):
         model = Model(seed)

@@ -1,4 +1,4 @@
-"""The format of version 1, kept: a folder that this code once wrote is still read, byte for byte.
+"""The format of version 1 stays readable: a folder that this code once wrote is still read, byte for byte.
 
 The fixture was made by `python -m tests.storage.test_format <folder>`; it is never made again. A new format gets a
 fixture of its own, and this one stays.
@@ -62,7 +62,7 @@ def test_version_1_is_still_read() -> None:
 
 
 def test_version_1_is_still_recovered_and_appended_to(tmp_path: Path) -> None:
-    """A replica that starts on it goes on."""
+    """A replica that starts on it continues."""
     shutil.copytree(FIXTURE, tmp_path / "copy")
     disk = RealDisk(tmp_path / "copy")
     assert open_folder(disk, SETTINGS.cluster, 3, 2).generation == 2
@@ -74,8 +74,11 @@ def test_version_1_is_still_recovered_and_appended_to(tmp_path: Path) -> None:
 
 
 def test_version_1_is_still_written_byte_for_byte(tmp_path: Path) -> None:
-    """A change of the format that nobody meant is seen here. The random disk id differs; and start file and mark, which
-    say now whose they are, in bytes that were zero and that nobody read. That a copy was begun is noted since."""
+    """An accidental change of the format is detected here.
+
+    Three things differ. The disk id is random. Start file and mark now name their owner, in bytes that were zero and
+    never read. The start of a copy has been recorded since.
+    """
     write_fixture(tmp_path / "new")
     made, kept = files(tmp_path / "new"), files(FIXTURE)
     assert made.pop(begun_name(FOLDER)) == b""
@@ -93,7 +96,7 @@ def test_version_1_is_still_written_byte_for_byte(tmp_path: Path) -> None:
 
 
 def test_sizes_of_the_layout() -> None:
-    """As the table says."""
+    """As documented in the table."""
     assert (HEADER.itemsize, FOOTER.itemsize, INDEX.itemsize) == (128, 72, 12)
 
 

@@ -1,4 +1,4 @@
-"""Whose folder it is: another's is never written to."""
+"""Ownership of folders: a folder of another owner is never written to."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def opened(folder: Path, cluster: str = "c1", replica: int = 1, generation: int 
         disk.close()
 
 
-def test_a_folder_becomes_ours_and_stays_ours(tmp_path: Path) -> None:
-    """The same disk id at every start; the generation follows, and never goes back."""
+def test_a_folder_gets_an_owner_and_keeps_it(tmp_path: Path) -> None:
+    """The same disk id at every start. The generation follows the cluster, and never goes back."""
     first = opened(tmp_path / "a" / "replica-1")
     again = opened(tmp_path / "a" / "replica-1", generation=5)
 
@@ -33,7 +33,7 @@ def test_a_folder_becomes_ours_and_stays_ours(tmp_path: Path) -> None:
 
 
 def test_a_wiped_disk_has_another_id(tmp_path: Path) -> None:
-    """An empty folder under an old name is somebody else."""
+    """An empty folder under an old name is another disk."""
     first = opened(tmp_path / "r")
     (tmp_path / "r" / IDENTITY_FILE).unlink()
 
@@ -78,7 +78,7 @@ def test_two_replicas_on_one_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_an_identity_survives_crashes(seed: int) -> None:
-    """Whole or not there: what a call returned is what the next start finds."""
+    """Complete or absent: the next start finds the result of a completed call."""
     world = World(seed)
     told = None
     for generation in range(1, 6):

@@ -1,4 +1,4 @@
-"""A range's copy in ordinary life: appending, syncing in groups, rolling over, cutting, sealing, dropping, reading."""
+"""A range's copy in normal operation: appending, group commit, rolling over, cutting, sealing, dropping, reading."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def disk(tmp_path: Path) -> RealDisk:
     return RealDisk(tmp_path)
 
 
-def test_records_come_back_as_they_were_ordered(disk: RealDisk) -> None:
-    """Entries and payloads byte for byte, over several segments, for readers that began before and after."""
+def test_records_are_read_back_as_ordered(disk: RealDisk) -> None:
+    """Entries and payloads byte for byte, over several segments, for readers that started before and after."""
     source, early = Source(), open_reader(disk)
     log = open_log(disk)
     fill(log, source, 200)
@@ -33,8 +33,8 @@ def test_records_come_back_as_they_were_ordered(disk: RealDisk) -> None:
     assert matches(open_reader(disk), source, START, log.end)
 
 
-def test_the_sync_job_covers_what_is_written_when_it_begins(disk: RealDisk) -> None:
-    """Group commit: records that came between asking and running are covered; later ones are not."""
+def test_a_sync_job_covers_records_written_before_it_starts(disk: RealDisk) -> None:
+    """Group commit: records that came between the request and the run are covered; later ones are not."""
     source, log = Source(), open_log(disk)
     fill(log, source, 5, sync=False)
     job = log.sync_job()
@@ -48,7 +48,7 @@ def test_the_sync_job_covers_what_is_written_when_it_begins(disk: RealDisk) -> N
 
 
 def test_readers_never_notice_roll_over(disk: RealDisk) -> None:
-    """The tuple of segments is swapped at once; a reader goes on from index to index while it happens."""
+    """The tuple of segments is swapped atomically; a reader continues from index to index meanwhile."""
     source, log, reader = Source(), open_log(disk), open_reader(disk)
     before = log.segments
     for _ in range(40):
@@ -62,7 +62,7 @@ def test_readers_never_notice_roll_over(disk: RealDisk) -> None:
 
 
 def test_segments_roll_by_age_but_never_share_a_base(disk: RealDisk) -> None:
-    """An old segment makes room once a record is in it; control entries alone do not advance the seq."""
+    """An old segment is closed once it has a record; control entries alone do not advance the seq."""
     source, log = Source(), open_log(disk, replace(SMALL, segment_age_s=10.0))
     assert not log.roll_if_due(0)
     fill(log, source, 10)
@@ -117,7 +117,7 @@ def test_finding_by_index_seq_and_time(disk: RealDisk) -> None:
 
 
 def test_index_files_are_sparse_and_big_endian(disk: RealDisk) -> None:
-    """12 bytes an entry, at most one for each so many bytes, the segment's end last."""
+    """12 bytes an entry, at most one for this many bytes, the segment's end last."""
     source, log = Source(), open_log(disk)
     fill(log, source, 200)
     for info in log.segments[:-1]:
@@ -134,7 +134,7 @@ def test_index_files_are_sparse_and_big_endian(disk: RealDisk) -> None:
 
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_a_range_is_measured_by_its_sparse_indexes(disk: RealDisk, spoiled: bool) -> None:
-    """Points are records with their own seq, some bytes apart; a wrong index file costs points, never truth."""
+    """Points are records with their own seq, some bytes apart; a wrong index file costs points, never correctness."""
     source, log = Source(), open_log(disk)
     fill(log, source, 200)
     if spoiled:
@@ -158,8 +158,8 @@ def test_a_range_is_measured_by_its_sparse_indexes(disk: RealDisk, spoiled: bool
         open_reader(disk).points(first, log.end + 1, 1_000, 1 << 40)
 
 
-def test_a_read_gives_at_least_one_record_and_keeps_to_its_bounds(disk: RealDisk) -> None:
-    """However small the bytes asked for; never beyond the end asked for."""
+def test_a_read_returns_at_least_one_record_and_respects_its_bounds(disk: RealDisk) -> None:
+    """However few bytes are requested; never beyond the requested end."""
     source, log = Source(size_max=3_000), open_log(disk)
     fill(log, source, 50)
     reader = open_reader(disk)
@@ -171,7 +171,7 @@ def test_a_read_gives_at_least_one_record_and_keeps_to_its_bounds(disk: RealDisk
     assert len(reader.read(log.end, log.end + 5, 1_000)[0]) == 0
 
 
-def test_cutting_goes_on_from_there(disk: RealDisk) -> None:
+def test_appending_continues_at_a_cut(disk: RealDisk) -> None:
     """In the active segment, in finished ones, at a segment's start, and to nothing at all; readers follow."""
     source, log, reader = Source(), open_log(disk), open_reader(disk)
     fill(log, source, 200)
@@ -189,7 +189,7 @@ def test_cutting_goes_on_from_there(disk: RealDisk) -> None:
 
 
 def test_a_sealed_range_never_changes(disk: RealDisk) -> None:
-    """It is cut at its end, stays so after a start, and takes nothing more."""
+    """It is cut at its end, stays so after a start, and accepts no more records."""
     source, log = Source(), open_log(disk)
     fill(log, source, 100)
     with pytest.raises(BadValue, match="repair"):
@@ -208,7 +208,7 @@ def test_a_sealed_range_never_changes(disk: RealDisk) -> None:
 
 
 def test_dropping_takes_whole_finished_segments(disk: RealDisk) -> None:
-    """Never the active one; readers are told Trimmed; a start remembers, even if it was interrupted."""
+    """Never the active one; readers get Trimmed; the start is remembered, even after an interruption."""
     source, log, reader = Source(), open_log(disk), open_reader(disk)
     fill(log, source, 200)
     infos = log.segments
@@ -227,8 +227,8 @@ def test_dropping_takes_whole_finished_segments(disk: RealDisk) -> None:
     assert (log.first, log.end, log.damage) == (infos[-1].base_index, START + 200, [])
 
 
-def test_an_open_reader_outlives_dropping(disk: RealDisk) -> None:
-    """What it holds open it may finish; then it learns that the rest is gone."""
+def test_an_open_reader_survives_dropping(disk: RealDisk) -> None:
+    """It may finish its open files; then it learns that the rest is gone."""
     source, log, reader = Source(), open_log(disk), open_reader(disk)
     fill(log, source, 200)
     first = log.segments[0]
@@ -242,7 +242,7 @@ def test_an_open_reader_outlives_dropping(disk: RealDisk) -> None:
     assert matches(reader, source, log.first, log.end)
 
 
-def test_a_range_that_is_not_there_reads_as_empty(disk: RealDisk) -> None:
+def test_a_missing_range_reads_as_empty(disk: RealDisk) -> None:
     """No folder: nothing, not an error."""
     reader = open_reader(disk)
 
@@ -254,7 +254,7 @@ def test_a_range_that_is_not_there_reads_as_empty(disk: RealDisk) -> None:
 
 
 def test_a_removed_range_leaves_nothing() -> None:
-    """All files and the folder go."""
+    """All files and the folder are removed."""
     disk = World().disk()
     log = open_log(disk)
     fill(log, Source(), 50)
@@ -264,7 +264,7 @@ def test_a_removed_range_leaves_nothing() -> None:
     assert disk.list(FOLDER.rpartition("/")[0]) == []
 
 
-def test_start_up_reads_what_was_active_not_what_is_there() -> None:
+def test_start_up_reads_only_the_active_segment() -> None:
     """Finished segments cost two short reads each, however long they are."""
     world = World()
     log = open_log(world.disk(), replace(SMALL, segment_bytes=100_000))
@@ -296,7 +296,7 @@ def test_start_up_reads_what_was_active_not_what_is_there() -> None:
 
 
 def test_a_new_copy_is_synced_from_the_file_upwards(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A journal writes all of it with the first sync, and whoever waits for the copy waits for one."""
+    """A journal writes all of it with the first sync, so a caller waits for only one sync."""
     synced = list[str]()
     folders, files = RealDisk.sync_folder, RealFile.sync
     monkeypatch.setattr(RealDisk, "sync_folder", lambda self, path: (synced.append(path), folders(self, path))[1])

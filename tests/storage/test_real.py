@@ -1,4 +1,4 @@
-"""The operating system's own troubles as typed errors: short writes, no room, EIO, read-only folders."""
+"""The operating system's own failures as typed errors: short writes, no space, EIO, read-only folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embarcadero.storage.disk import RealDisk
 
 
 def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system may take or give a few bytes at a time."""
+    """The system may accept or return a few bytes at a time."""
     pwrite, pwritev, pread = os.pwrite, os.pwritev, os.pread
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:7], offset))
     monkeypatch.setattr(os, "pwritev", lambda fd, parts, offset: pwritev(fd, [bytes(parts[0])[:5]], offset))
@@ -36,7 +36,7 @@ def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytes
 def test_errors_are_typed_and_name_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
 ) -> None:
-    """Whatever the system says, the file and the operation are named, and what to do."""
+    """Whatever the system's error, it names the file, the operation and the remedy."""
 
     def failing(*_: object) -> int:
         raise OSError(code, os.strerror(code))
@@ -54,8 +54,8 @@ def test_errors_are_typed_and_name_the_file(
             assert caught.value.hint
 
 
-def test_what_is_synced_leaves_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In whole pages, when there is much of it, once; never the page that is written to next."""
+def test_synced_pages_leave_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whole pages, when there are many, once; never the page that is written to next."""
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda _, start, size, __: told.append((start, size)))
     file = RealDisk(tmp_path, cached=False).open("a", create=True)
@@ -64,7 +64,7 @@ def test_what_is_synced_leaves_the_page_cache(tmp_path: Path, monkeypatch: pytes
     assert not told  # a lone record is not worth it
 
     file.pwrite([b"x" * MIB, b"y" * 500], 1_000)
-    assert not told  # nothing that is not synced
+    assert not told  # no unsynced pages
     file.sync()
     file.sync()
     assert told == [(0, MIB)]
@@ -75,7 +75,7 @@ def test_what_is_synced_leaves_the_page_cache(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_the_page_cache_is_left_alone_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool) -> None:
-    """`replica.cached`; and advice that the system refuses is no failure: what was written is there."""
+    """`replica.cached`; and advice that the system refuses is no failure: the written bytes are there."""
     asked: list[int] = []
 
     def refused(descriptor: int, *_: object) -> None:

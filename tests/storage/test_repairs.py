@@ -1,4 +1,4 @@
-"""Repairs from a peer and scrubs: what is damaged is found, and comes back with the same bytes."""
+"""Repairs from a peer and scrubs: damage is found, and the records are restored byte for byte."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.storage.records import (
 )
 
 
-def test_a_repair_that_another_one_left_behind_is_not_gone_on_with(copies: Copies) -> None:
+def test_a_leftover_of_another_repair_is_not_continued(copies: Copies) -> None:
     """It was for other records."""
     del copies.world.names[copies.path(2)]
     log = copies.open()
@@ -47,8 +47,8 @@ def test_a_repair_that_another_one_left_behind_is_not_gone_on_with(copies: Copie
     copies.repair(log)
 
 
-def test_a_repair_that_was_interrupted_and_damaged_begins_anew(copies: Copies) -> None:
-    """What is left of it is of no use to anybody."""
+def test_an_interrupted_and_damaged_repair_starts_again(copies: Copies) -> None:
+    """Its remaining files are useless."""
     del copies.world.names[copies.path(1)]
     log = copies.open()
     (damage,) = log.damage
@@ -61,8 +61,8 @@ def test_a_repair_that_was_interrupted_and_damaged_begins_anew(copies: Copies) -
     copies.repair(log)
 
 
-def test_a_repair_for_which_a_peer_is_no_help_leaves_no_file_open(copies: Copies) -> None:
-    """It is tried again and again, until a peer has what is missing."""
+def test_a_repair_without_a_helpful_peer_leaves_no_file_open(copies: Copies) -> None:
+    """It is tried again and again, until a peer has the missing records."""
     del copies.world.names[copies.path(1)]
     log = copies.open()
     before = set(copies.world.open_files)
@@ -76,7 +76,7 @@ def test_a_repair_for_which_a_peer_is_no_help_leaves_no_file_open(copies: Copies
 
 @pytest.mark.parametrize("syncs", [None, *range(6)])
 def test_a_copy_without_its_start_is_cut_to_nothing(copies: Copies, syncs: int | None) -> None:
-    """All that is here comes after the cut. A crash on the way leaves a copy that lacks something, and says so."""
+    """All its records come after the cut. A crash during the cut leaves an incomplete copy that reports it."""
     del copies.world.names[copies.path(0)]
     del copies.world.safe_names[copies.path(0)]
     log = copies.open()
@@ -97,8 +97,8 @@ def test_a_copy_without_its_start_is_cut_to_nothing(copies: Copies, syncs: int |
     copies.repair(log)
 
 
-def test_a_copy_is_not_cut_in_what_is_missing(copies: Copies) -> None:
-    """Nobody could say where to go on."""
+def test_a_copy_is_not_cut_inside_a_hole(copies: Copies) -> None:
+    """The position to continue at would be unknown."""
     del copies.world.names[copies.path(0)]
     with pytest.raises(BadSegment, match="can't be cut"):
         copies.open().cut(START + 1)
@@ -120,8 +120,8 @@ def test_the_last_segment_of_a_sealed_range_comes_back_as_its_end(copies: Copies
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_what_an_empty_last_segment_follows_is_not_the_end(copies: Copies, gone: bool) -> None:
-    """A range that was sealed right after a segment was rolled over by age: the one before gets its own footer back."""
+def test_the_segment_before_an_empty_last_one_is_not_the_end(copies: Copies, gone: bool) -> None:
+    """A range was sealed right after a roll-over by age: the previous segment gets its own footer back."""
     log = copies.open()
     log.roll_if_due(0)
     assert log.roll_if_due(1 << 60)
@@ -141,8 +141,8 @@ def test_what_an_empty_last_segment_follows_is_not_the_end(copies: Copies, gone:
     copies.whole(copies.open())
 
 
-def test_a_segment_that_says_it_is_the_last_is_not_if_another_follows(copies: Copies) -> None:
-    """Such footers were written once: what they vouch for is a part of the copy all the same."""
+def test_a_segment_marked_as_the_last_is_not_if_another_follows(copies: Copies) -> None:
+    """Such footers were written once: the records they cover belong to the copy nevertheless."""
     log = copies.open()
     log.seal(copies.end)
     node, info = copies.node(1), copies.infos[1]
@@ -157,14 +157,14 @@ def test_a_segment_that_says_it_is_the_last_is_not_if_another_follows(copies: Co
 
 
 @pytest.mark.parametrize("number", [1, -1])
-def test_a_segment_in_which_a_peers_records_do_not_fit_is_taken_anew(copies: Copies, number: int) -> None:
-    """Its header is ours, and what follows is not: what was written there belongs to another file."""
+def test_a_segment_that_a_peers_records_do_not_fit_is_replaced(copies: Copies, number: int) -> None:
+    """Its header belongs to this range, and the rest does not: the content belongs to another file."""
     log = copies.open()
     log.seal(copies.end)
     node, info = copies.node(number), copies.infos[number]
     before = bytes(node.data)
     first = HEADER_BYTES + record_bytes(int(copies.source.span(info.base_index, info.base_index + 1)[0]["size"][0]))
-    node.data = bytearray(node.data[:HEADER_BYTES] + node.data[first:])  # its first record is not there
+    node.data = bytearray(node.data[:HEADER_BYTES] + node.data[first:])  # its first record is missing
     footer = read_footer(before[-FOOTER_BYTES:], len(before), log.header(info))
     assert footer is not None
     node.data[-FOOTER_BYTES:] = encode_footer(footer._replace(bytes=len(node.data) - FOOTER_BYTES))
@@ -178,8 +178,8 @@ def test_a_segment_in_which_a_peers_records_do_not_fit_is_taken_anew(copies: Cop
     copies.whole(copies.open())
 
 
-def test_a_segment_in_which_records_do_not_fit_stays_while_the_peer_lacks_some_of_it(copies: Copies) -> None:
-    """Nothing is put aside for a part."""
+def test_a_segment_that_records_do_not_fit_stays_while_the_peer_lacks_some_of_it(copies: Copies) -> None:
+    """A complete segment is not set aside for a partial one."""
     log = copies.open()
     info = copies.infos[1]
     with pytest.raises(BadSegment, match="do not fit"):
@@ -189,10 +189,8 @@ def test_a_segment_in_which_records_do_not_fit_stays_while_the_peer_lacks_some_o
 
 @pytest.mark.parametrize("scrubbed", [False, True])
 @pytest.mark.parametrize("lane", [LANE, LANE + 1])
-def test_a_file_whose_header_does_not_show_that_it_is_ours_does_not_become_ours(
-    copies: Copies, lane: int, scrubbed: bool
-) -> None:
-    """Records do not say of which lane they are: with its header unreadable, nothing else tells another lane's file."""
+def test_a_file_with_an_unreadable_header_is_not_adopted(copies: Copies, lane: int, scrubbed: bool) -> None:
+    """Records do not name their lane: with its header unreadable, nothing else identifies another lane's file."""
     log = copies.open()
     node, header = copies.node(1), log.header(copies.infos[1])
     damaged = bytearray(encode_header(header._replace(lane=lane)))
@@ -208,8 +206,8 @@ def test_a_file_whose_header_does_not_show_that_it_is_ours_does_not_become_ours(
 
 
 @pytest.mark.parametrize("how", ["header", "gone", "quarantined"])
-def test_a_segment_that_is_put_aside_leaves_no_indexes(copies: Copies, how: str) -> None:
-    """They are of no use without it, and come back with the segment."""
+def test_a_segment_that_is_set_aside_leaves_no_indexes(copies: Copies, how: str) -> None:
+    """They are useless without it, and are restored with the segment."""
     indexes = {copies.path(1, suffix) for suffix in (".index", ".timeindex")}
     assert indexes <= copies.world.names.keys()
     if how == "quarantined":
@@ -219,7 +217,7 @@ def test_a_segment_that_is_put_aside_leaves_no_indexes(copies: Copies, how: str)
         del copies.world.names[copies.path(1)]
         log = copies.open()
     else:
-        for place in (0, HEADER_BYTES):  # its header, and the first record, from which it could be made anew
+        for place in (0, HEADER_BYTES):  # its header, and the first record, from which it could be rebuilt
             copies.flip(copies.path(1), place)
         log = copies.open()
     assert [damage.kind for damage in log.damage] == [DamageKind.FILE]
@@ -228,8 +226,8 @@ def test_a_segment_that_is_put_aside_leaves_no_indexes(copies: Copies, how: str)
     assert indexes <= copies.world.names.keys()
 
 
-def test_a_scrub_goes_on_behind_what_cannot_be_read(copies: Copies) -> None:
-    """A bad sector is told of; rot in later files is found all the same, and in earlier ones in the next round."""
+def test_a_scrub_continues_after_an_unreadable_part(copies: Copies) -> None:
+    """A bad sector is reported; rot in later files is found nevertheless, and in earlier ones in the next round."""
     log, clock, failed, found = copies.open(), ManualClock(), 0, list[int]()
     copies.world.unreadable.add(copies.path(1))
     copies.flip(copies.path(3), 128 + 3)
@@ -246,8 +244,8 @@ def test_a_scrub_goes_on_behind_what_cannot_be_read(copies: Copies) -> None:
     copies.repair(log)
 
 
-def test_a_scrub_keeps_to_its_rate_and_goes_on_where_it_was(copies: Copies) -> None:
-    """Due times grow with the bytes read; a new scrub continues from a place."""
+def test_a_scrub_keeps_its_rate_and_continues_where_it_stopped(copies: Copies) -> None:
+    """Due times grow with the bytes read; a new scrub continues at a position."""
     log, clock = copies.open(), ManualClock()
     scrub = Scrub(clock, bytes_per_s=1_000)
     assert scrub.job([log])() == []
@@ -263,8 +261,8 @@ def test_a_scrub_keeps_to_its_rate_and_goes_on_where_it_was(copies: Copies) -> N
     assert Scrub(clock).job([])() == []
 
 
-def test_a_hole_that_is_dropped_up_to_is_still_a_hole() -> None:
-    """What is trimmed goes; what is missing above comes back: the copy does not start with the segment behind it."""
+def test_a_hole_that_reaches_a_drop_is_still_a_hole() -> None:
+    """The trimmed part is removed; the missing part above is restored: the copy does not start after the hole."""
     copies = Copies()
     del copies.world.names[copies.path(1)]
     log, gone = copies.open(), copies.infos[1]
@@ -279,8 +277,8 @@ def test_a_hole_that_is_dropped_up_to_is_still_a_hole() -> None:
 
 
 @pytest.mark.parametrize("trimmed", [False, True])
-def test_a_hole_whose_beginning_is_trimmed_everywhere_is_mended_from_there_on(trimmed: bool) -> None:
-    """No peer has all of it any more, and nobody needs it; but a peer's word that it is trimmed is not enough."""
+def test_a_hole_whose_start_is_trimmed_everywhere_is_repaired_from_there_on(trimmed: bool) -> None:
+    """No peer has all of it any more, and it is not needed; but a peer's answer that it is trimmed is not enough."""
     copies, peers = Copies(), World(3)
     peer = open_log(peers.disk())
     fill(peer, copies.source, 200)
@@ -298,7 +296,7 @@ def test_a_hole_whose_beginning_is_trimmed_everywhere_is_mended_from_there_on(tr
 
 
 def test_a_tail_does_not_hide_a_segment_that_is_missing_before_others() -> None:
-    """It was noted, and then the copy went on; when a segment of it goes, nobody else would miss that."""
+    """It was recorded, and then the copy continued; when a segment of it is lost, no other check would miss it."""
     copies = Copies()
     log = copies.open()
     log.quarantine(START, copies.end, DamageKind.TAIL, b"")
@@ -310,8 +308,8 @@ def test_a_tail_does_not_hide_a_segment_that_is_missing_before_others() -> None:
     assert gone.base_seq in [info.base_seq for info in log.segments]
 
 
-def test_a_hole_in_two_pieces_is_mended_though_peers_have_only_its_end() -> None:
-    """One piece is wholly trimmed: nobody needs it, and it is in nobody's way. What is noted anew covers what was."""
+def test_a_hole_in_two_pieces_is_repaired_though_peers_have_only_its_end() -> None:
+    """One piece is wholly trimmed: it is not needed, and does not block the other. A new record covers the old one."""
     copies, peers = Copies(), World(3)
     peer = open_log(peers.disk())
     fill(peer, copies.source, 200)
@@ -330,7 +328,7 @@ def test_a_hole_in_two_pieces_is_mended_though_peers_have_only_its_end() -> None
 
 
 def test_a_hole_that_grows_is_one_hole() -> None:
-    """A note that covers an earlier one takes its place: else the earlier one would be tried for ever."""
+    """A record that covers an earlier one replaces it: otherwise the earlier one would be retried without end."""
     copies = Copies()
     del copies.world.names[copies.path(0)]
     copies.open().close()
@@ -340,8 +338,8 @@ def test_a_hole_that_grows_is_one_hole() -> None:
     copies.repair(log)
 
 
-def test_a_repair_never_takes_the_name_of_a_segment_that_is_there() -> None:
-    """Files are known by their first seq: one that would have no records has that of the segment behind it."""
+def test_a_repair_never_takes_the_name_of_an_existing_segment() -> None:
+    """Files are named by their first seq: a segment without records would have the name of the next segment."""
     copies, info = Copies(), None
     log = copies.open()
     info = copies.infos[1]

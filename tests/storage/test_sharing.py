@@ -1,4 +1,4 @@
-"""Several at once on the same files: a writer, its sync jobs in another thread, and readers with views of their own."""
+"""Several users of the same files: a writer, its sync jobs in another thread, and readers with views of their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOTAL = 1_500
 
 
 def follow(folder: Path, source: Source, synced: list[int], stop: threading.Event) -> int:
-    """Read everything that is synced, from wherever the copy starts; returns how many records were right."""
+    """Read everything that is synced, from the start of the copy; returns the number of correct records."""
     reader, index, right = open_reader(RealDisk(folder)), START, 0
     while index < START + TOTAL and not stop.is_set():
         try:
@@ -33,7 +33,7 @@ def follow(folder: Path, source: Source, synced: list[int], stop: threading.Even
 
 
 def test_readers_follow_a_writer_that_rolls_and_drops(tmp_path: Path) -> None:
-    """Group commit in a worker, roll-over, dropping: two readers get every record that is kept, and none is wrong."""
+    """Group commit in a worker, roll-over, dropping: two readers get every retained record, and none is wrong."""
     source, synced, stop = Source(), [START], threading.Event()
     source.span(START, START + TOTAL)  # made before threads share it
     log = open_log(RealDisk(tmp_path))
@@ -59,7 +59,7 @@ def test_readers_follow_a_writer_that_rolls_and_drops(tmp_path: Path) -> None:
 
 
 def test_a_damaged_header_hides_only_its_own_segment(tmp_path: Path) -> None:
-    """Readers find their way around it."""
+    """Readers skip it."""
     source, log = Source(), open_log(RealDisk(tmp_path))
     while len(log.segments) < 6:
         log.append(*source.span(log.end, log.end + 5))
@@ -80,7 +80,7 @@ def test_a_damaged_header_hides_only_its_own_segment(tmp_path: Path) -> None:
 
 
 def test_a_header_that_was_never_synced_hides_nothing_before_it(tmp_path: Path) -> None:
-    """Power went right after a roll-over: the segment before has no footer yet, and all its records."""
+    """Power failed right after a roll-over: the previous segment has no footer yet, and all its records."""
     source, log = Source(), open_log(RealDisk(tmp_path))
     while len(log.segments) < 2:
         log.append(*source.span(log.end, log.end + 1))
@@ -97,8 +97,8 @@ def test_a_header_that_was_never_synced_hides_nothing_before_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("first", ["read", "entry", "find_seq", "find_time"])
-def test_a_segment_that_was_cut_away_and_made_again_is_read_anew(tmp_path: Path, first: str) -> None:
-    """It begins like the one that a reader had open; what only the new one has is found, too."""
+def test_a_segment_that_was_cut_and_created_again_is_read_again(tmp_path: Path, first: str) -> None:
+    """It starts like the segment that a reader had open; records that only the new one has are found, too."""
     source, log = Source(), open_log(RealDisk(tmp_path))
     while len(log.segments) < 2:
         log.append(*source.span(log.end, log.end + 1))

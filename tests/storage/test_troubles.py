@@ -1,4 +1,4 @@
-"""Trouble with files: full, read-only, failing, deleted, swapped, foreign, flipped. Nothing wrong is ever served."""
+"""Faulty files: full, read-only, failing, deleted, swapped, foreign, flipped. No wrong record is ever served."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.storage.records import (
 
 
 def test_a_full_disk_stops_appending_and_nothing_else(copies: Copies) -> None:
-    """DiskFull, whatever fits stays right; with room again the log goes on from its end."""
+    """DiskFull, and stored records stay correct; with free space the log continues at its end."""
     log = copies.open()
     for room in range(0, 3_000, 137):
         copies.world.room = room
@@ -57,8 +57,8 @@ def test_a_full_disk_stops_appending_and_nothing_else(copies: Copies) -> None:
     assert (copies.open().end, copies.open().damage) == (log.end, [])
 
 
-def test_a_read_only_disk_is_said_to_be_one(copies: Copies) -> None:
-    """Appending fails with a typed error; reading goes on."""
+def test_a_read_only_disk_is_reported_as_such(copies: Copies) -> None:
+    """Appending fails with a typed error; reading continues."""
     log = copies.open()
     copies.world.read_only = True
     with pytest.raises(DiskFailed):
@@ -68,7 +68,10 @@ def test_a_read_only_disk_is_said_to_be_one(copies: Copies) -> None:
 
 
 def test_after_a_failed_sync_nothing_above_it_counts(copies: Copies) -> None:
-    """No later sync vouches for what the failed one may have lost; cutting to what is sure begins anew."""
+    """No later sync vouches for bytes that the failed one may have lost.
+
+    After a cut to the certain end, syncs count.
+    """
     log = copies.open()
     fill(log, copies.source, 10, sync=False)
     copies.world.syncs_to_fail = 1
@@ -87,7 +90,7 @@ def test_after_a_failed_sync_nothing_above_it_counts(copies: Copies) -> None:
 
 
 def test_a_restart_after_a_failed_sync_trusts_no_clean_page(copies: Copies) -> None:
-    """The process ends instead: recovery writes again what it claims, so a crash after that takes nothing."""
+    """The process ends instead: recovery writes the claimed records again, so a crash after that loses nothing."""
     log = copies.open()
     fill(log, copies.source, 10, sync=False)
     copies.world.syncs_to_fail = 1
@@ -112,8 +115,8 @@ def test_a_file_that_cannot_be_read_is_a_typed_error(copies: Copies) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 4, -1])
-def test_a_deleted_segment_is_missed_at_start(copies: Copies, number: int) -> None:
-    """By names alone: first, middle or last; it comes back from a peer."""
+def test_a_deleted_segment_is_noticed_at_start(copies: Copies, number: int) -> None:
+    """By names alone: first, middle or last; it is restored from a peer."""
     del copies.world.names[copies.path(number)]
     log = copies.open()
 
@@ -125,8 +128,8 @@ def test_a_deleted_segment_is_missed_at_start(copies: Copies, number: int) -> No
 
 @pytest.mark.parametrize("number", [0, 1, 4])
 @pytest.mark.parametrize("harm", ["deleted", "header", "entry"])
-def test_readers_do_not_take_what_is_missing_for_dropped(copies: Copies, number: int, harm: str) -> None:
-    """Lookups never answer with a later batch instead, and the copy does not begin later: peers and brokers ask on."""
+def test_readers_do_not_take_missing_records_for_dropped(copies: Copies, number: int, harm: str) -> None:
+    """Lookups never answer with a later batch, and the copy does not start later, so readers ask another copy."""
     path, info = copies.path(number), copies.infos[number]
     if harm == "deleted":
         del copies.world.names[path]
@@ -152,8 +155,8 @@ def test_readers_do_not_take_what_is_missing_for_dropped(copies: Copies, number:
                 assert reader.first
 
 
-def test_a_first_segment_that_went_with_the_start_file_was_not_dropped(copies: Copies) -> None:
-    """Nobody can tell where such a copy began: readers, and peers that mend by it, are not told Trimmed."""
+def test_a_first_segment_lost_with_the_start_file_was_not_dropped(copies: Copies) -> None:
+    """The start of such a copy is unknown: readers, and peers that repair from it, do not get Trimmed."""
     del copies.world.names[f"{FOLDER}/{START_FILE}"]
     assert open_reader(copies.world.disk()).first == START
 
@@ -167,7 +170,7 @@ def test_a_first_segment_that_went_with_the_start_file_was_not_dropped(copies: C
 
 
 def test_all_segments_deleted_is_not_an_empty_range(copies: Copies) -> None:
-    """The start file remembers that there was something."""
+    """The start file remembers that there were records."""
     for number in range(len(copies.infos)):
         del copies.world.names[copies.path(number)]
     log = copies.open()
@@ -177,7 +180,7 @@ def test_all_segments_deleted_is_not_an_empty_range(copies: Copies) -> None:
 
 
 def test_swapped_segments_are_noticed_at_start(copies: Copies) -> None:
-    """Two files under each other's names: both are put aside and come back from a peer."""
+    """Two files under each other's names: both are set aside and restored from a peer."""
     names = copies.world.names
     one, two = copies.path(1), copies.path(3)
     names[one], names[two] = names[two], names[one]
@@ -188,8 +191,8 @@ def test_swapped_segments_are_noticed_at_start(copies: Copies) -> None:
     copies.repair(log)
 
 
-def test_a_segment_of_another_range_is_put_aside(copies: Copies) -> None:
-    """A file of another lane or range under the right name."""
+def test_a_segment_of_another_range_is_set_aside(copies: Copies) -> None:
+    """A file of another lane or range under a valid name."""
     other = World(9)
     log = RangeLog.create(other.disk(), FOLDER, LANE + 1, RANGE, START, START_SEQ, SMALL)
     fill(log, copies.source, 50)
@@ -202,7 +205,7 @@ def test_a_segment_of_another_range_is_put_aside(copies: Copies) -> None:
 
 
 def test_an_index_of_another_segment_is_not_used(copies: Copies) -> None:
-    """Its end does not fit: readers do without, a scrub makes it anew."""
+    """Its end does not fit: readers work without it, a scrub rebuilds it."""
     names = copies.world.names
     for suffix in (".index", ".timeindex"):
         names[copies.path(1, suffix)] = deepcopy(names[copies.path(2, suffix)])
@@ -222,8 +225,8 @@ def test_an_index_of_another_segment_is_not_used(copies: Copies) -> None:
 
 
 @pytest.mark.parametrize("place", range(0, 200, 23))
-def test_a_flipped_bit_in_an_index_leads_nobody_astray(copies: Copies, place: int) -> None:
-    """Whoever follows an index entry checks where it leads."""
+def test_a_flipped_bit_in_an_index_misleads_no_reader(copies: Copies, place: int) -> None:
+    """A reader that follows an index entry checks its target."""
     path = copies.path(2, ".index")
     copies.flip(path, place % len(copies.world.names[path].data))
     reader = open_reader(copies.world.disk())
@@ -237,8 +240,8 @@ def test_a_flipped_bit_in_an_index_leads_nobody_astray(copies: Copies, place: in
 
 @pytest.mark.parametrize("number", [0, 2, -1])
 @pytest.mark.parametrize("place", [0, 9, 20, 34, 41, 50, 100, 126])
-def test_a_flipped_bit_in_a_header_is_mended(copies: Copies, number: int, place: int) -> None:
-    """The first record and the names say all that a header says."""
+def test_a_flipped_bit_in_a_header_is_repaired(copies: Copies, number: int, place: int) -> None:
+    """The first record and the names contain everything that a header has."""
     copies.flip(copies.path(number), place)
     log = copies.open()
 
@@ -248,7 +251,7 @@ def test_a_flipped_bit_in_a_header_is_mended(copies: Copies, number: int, place:
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.7, 0.999])
 def test_a_flipped_bit_in_the_active_segment_is_never_cut(copies: Copies, part: float) -> None:
-    """Damage, not a torn tail, even in the last record: the file says that it was written."""
+    """Damage, not a torn tail, even in the last record: the file shows that it was written."""
     copies.flip(copies.path(-1), 128 + int(part * (copies.infos[-1].bytes - 129)) // 64 * 64 + 3)
     log = copies.open()
 
@@ -258,8 +261,8 @@ def test_a_flipped_bit_in_the_active_segment_is_never_cut(copies: Copies, part: 
 
 
 @pytest.mark.parametrize("records", [1, 3])
-def test_a_hole_in_what_was_synced_is_damage(copies: Copies, records: int) -> None:
-    """Zeros look like what a crash leaves; the mark says that they were synced."""
+def test_a_hole_in_synced_records_is_damage(copies: Copies, records: int) -> None:
+    """Zeros look like the effect of a crash; the mark shows that the part was synced."""
     info = copies.infos[-1]
     entries, _ = copies.source.span(info.base_index, info.base_index + records)
     size = sum(64 + -(-one // 64) * 64 for one in entries["size"].tolist())
@@ -272,8 +275,8 @@ def test_a_hole_in_what_was_synced_is_damage(copies: Copies, records: int) -> No
     copies.repair(log)
 
 
-def test_what_was_never_synced_is_cut_behind_damage_too(copies: Copies) -> None:
-    """A segment with rot in it rolled over; all but the name of the next one was lost, and nobody had promised it."""
+def test_records_that_were_never_synced_are_cut_after_damage_too(copies: Copies) -> None:
+    """A segment with rot in it rolled over; all but the name of the next one was lost, and none of it was promised."""
     log, active = copies.open(), copies.infos[-1]
     while log.segments[-1].base_seq == active.base_seq:
         fill(log, copies.source, 7, sync=False)
@@ -288,8 +291,8 @@ def test_what_was_never_synced_is_cut_behind_damage_too(copies: Copies) -> None:
 
 
 @pytest.mark.parametrize("torn_bytes", [0, 64])
-def test_an_end_that_is_missing_behind_damage_is_missed(copies: Copies, torn_bytes: int) -> None:
-    """A later segment vouches for it. A repair of the damage alone makes nothing whole."""
+def test_a_missing_end_after_damage_is_noticed(copies: Copies, torn_bytes: int) -> None:
+    """A later segment shows that it existed. A repair of the damage alone does not complete the copy."""
     info = copies.infos[2]
     entries, _ = copies.source.span(info.base_index, info.end_index - 3)
     size = sum(64 + -(-one // 64) * 64 for one in entries["size"].tolist())
@@ -307,7 +310,7 @@ def test_an_end_that_is_missing_behind_damage_is_missed(copies: Copies, torn_byt
 
 
 def test_a_segment_that_lacks_only_its_footer_is_known_as_before(copies: Copies) -> None:
-    """Its footer is made anew, and is none of its records' bytes."""
+    """Its footer is rebuilt, and belongs to none of its records."""
     info = copies.infos[2]
     del copies.node(2).data[info.bytes :]
     log = copies.open()
@@ -317,8 +320,8 @@ def test_a_segment_that_lacks_only_its_footer_is_known_as_before(copies: Copies)
     copies.whole(copies.open())
 
 
-def test_a_program_that_cut_damage_would_be_noticed(copies: Copies) -> None:
-    """The injected bug: records that were synced are gone, and nothing says so."""
+def test_a_recovery_that_cuts_damage_is_detected(copies: Copies) -> None:
+    """The injected bug: synced records are gone, and nothing reports it."""
     copies.flip(copies.path(-1), 128 + 3)
     with injected("damage-cut"):
         log = copies.open()
@@ -328,7 +331,7 @@ def test_a_program_that_cut_damage_would_be_noticed(copies: Copies) -> None:
 
 
 def test_damage_survives_restarts_until_it_is_repaired(copies: Copies) -> None:
-    """A second start still knows, though the evidence was put aside."""
+    """A second start still knows, though the evidence was set aside."""
     copies.flip(copies.path(-1), copies.infos[-1].bytes - 3)
     first = copies.open().damage
     copies.world.crash()
@@ -340,7 +343,7 @@ def test_damage_survives_restarts_until_it_is_repaired(copies: Copies) -> None:
 @pytest.mark.parametrize("number", [0, 2, 4])
 @pytest.mark.parametrize("part", [0.0, 0.4, 0.99])
 def test_rot_in_a_finished_segment_is_found_by_a_scrub(copies: Copies, number: int, part: float) -> None:
-    """It is served by nobody meanwhile; quarantined; repaired in place."""
+    """It is never served meanwhile; quarantined; repaired in place."""
     copies.flip(copies.path(number), 128 + int(part * (copies.infos[number].bytes - 130)))
     log = copies.open()
     assert not log.damage
@@ -348,14 +351,14 @@ def test_rot_in_a_finished_segment_is_found_by_a_scrub(copies: Copies, number: i
     scrub_all(log)
 
     assert len(log.damage) <= 1
-    for damage in log.damage:  # padding may have been hit: that is nobody's
+    for damage in log.damage:  # padding may have been hit, which belongs to no record
         assert copies.infos[number].base_index <= damage.first < damage.end <= copies.infos[number].end_index
     copies.repair(log)
 
 
 @pytest.mark.parametrize("syncs", [None, *range(5)])
-def test_damage_goes_with_the_segment_that_it_is_in(copies: Copies, syncs: int | None) -> None:
-    """For good: a later start does not find it either, though a crash came between a drop and the word of it."""
+def test_damage_is_dropped_with_its_segment(copies: Copies, syncs: int | None) -> None:
+    """Permanently: a later start does not find it either, though a crash came between a drop and its record."""
     copies.flip(copies.path(0), copies.infos[0].bytes // 2)
     log = copies.open()
     scrub_all(log)
@@ -373,8 +376,8 @@ def test_damage_goes_with_the_segment_that_it_is_in(copies: Copies, syncs: int |
     assert (log.first, log.end) == (copies.infos[1].base_index, copies.end)
 
 
-def test_what_is_missing_below_a_trim_is_no_loss(copies: Copies) -> None:
-    """A trimmed copy that lost its start file seems to lack its first segments: the trim says that it does not."""
+def test_missing_records_below_a_trim_are_no_loss(copies: Copies) -> None:
+    """A trimmed copy that lost its start file seems to lack its first segments: the trim shows that it does not."""
     log, first = copies.open(), copies.infos[2].base_index
     log.drop_below(first)
     log.close()
@@ -389,7 +392,7 @@ def test_what_is_missing_below_a_trim_is_no_loss(copies: Copies) -> None:
 
 
 def test_a_lost_tail_is_not_trimmed_away(copies: Copies) -> None:
-    """Nobody knows how far it went: it may have gone on above all that is here now."""
+    """Its length is unknown: it may have extended above everything that is here now."""
     log = copies.open()
     log.quarantine(START + 1, START + 2, DamageKind.TAIL, b"")
     log.drop_below(copies.infos[2].base_index)
@@ -399,7 +402,7 @@ def test_a_lost_tail_is_not_trimmed_away(copies: Copies) -> None:
 
 
 @pytest.mark.parametrize("harm", ["delete", "swap", "header", "footer"])
-def test_harm_to_a_finished_segment_at_run_time_is_found_by_a_scrub(copies: Copies, harm: str) -> None:
+def test_damage_to_a_finished_segment_at_run_time_is_found_by_a_scrub(copies: Copies, harm: str) -> None:
     """Deleted, swapped, or with a damaged header or footer, while the replica runs."""
     log = copies.open()
     names = copies.world.names
@@ -417,8 +420,8 @@ def test_harm_to_a_finished_segment_at_run_time_is_found_by_a_scrub(copies: Copi
 
 
 @pytest.mark.parametrize("emptied", [False, True])
-def test_a_copy_whose_folder_is_gone_is_not_taken_for_one_that_was_never_begun(copies: Copies, emptied: bool) -> None:
-    """Or whose files are all gone: it lacks something, and nobody knows how much, until a peer says so."""
+def test_a_copy_whose_folder_is_gone_is_not_mistaken_for_a_new_one(copies: Copies, emptied: bool) -> None:
+    """Or whose files are all gone: it lacks records, and their number is unknown until a peer has answered."""
     names = copies.world.names
     for path in [path for path in names if path.startswith(f"{FOLDER}/") or (path == FOLDER and not emptied)]:
         del names[path]
@@ -429,8 +432,8 @@ def test_a_copy_whose_folder_is_gone_is_not_taken_for_one_that_was_never_begun(c
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_folder_that_is_gone_is_missed_after_a_loss_of_power(seed: int) -> None:
-    """That the copy was begun is known to the disk before anybody counts on the copy."""
+def test_a_missing_folder_is_noticed_after_a_loss_of_power(seed: int) -> None:
+    """The start of the copy is recorded on the disk before any process relies on the copy."""
     world = World(seed)
     fill(open_log(world.disk()), Source(), COUNT)
     world.crash()
@@ -439,16 +442,16 @@ def test_a_folder_that_is_gone_is_missed_after_a_loss_of_power(seed: int) -> Non
     assert [damage.kind for damage in open_log(world.disk()).damage] == [DamageKind.TAIL]
 
 
-def test_a_copy_that_was_removed_may_begin_anew(copies: Copies) -> None:
-    """On purpose, by its replica: then nothing is missing."""
+def test_a_removed_copy_may_start_again(copies: Copies) -> None:
+    """Removed on purpose, by its replica: then nothing is missing."""
     copies.open().close()
     remove_range(copies.world.disk(), FOLDER)
     assert not [path for path in copies.world.names if path.startswith((FOLDER, begun_name(FOLDER)))]
     assert not copies.open().damage
 
 
-def test_a_copy_that_begins_later_since_the_rest_is_trimmed_forgets_nothing(copies: Copies) -> None:
-    """Nobody knows how far the lost tail went: it lacks one still. A crash on the way changes nothing about that."""
+def test_a_copy_that_starts_later_since_the_rest_is_trimmed_forgets_nothing(copies: Copies) -> None:
+    """The length of the lost tail is unknown: it is still missing. A crash during this makes no difference."""
     names = copies.world.names
     for path in [path for path in names if path.startswith(f"{FOLDER}/")]:
         del names[path]
@@ -472,7 +475,7 @@ def test_a_copy_that_begins_later_since_the_rest_is_trimmed_forgets_nothing(copi
 
 
 def test_a_newer_format_is_refused(copies: Copies) -> None:
-    """Not put aside, not overwritten: the hint says what to do."""
+    """Not set aside, not overwritten: the hint names the remedy."""
     node = copies.node(0)
     row = bytearray(node.data[: HEADER.itemsize])
     row[8] = 2
@@ -488,22 +491,22 @@ def test_a_newer_format_is_refused(copies: Copies) -> None:
 @pytest.mark.parametrize("name", [START_FILE, MARK_FILE])
 @pytest.mark.parametrize("harm", [lambda data: data.clear(), lambda data: data.__setitem__(9, data[9] ^ 1)])
 def test_small_files_may_be_lost(copies: Copies, name: str, harm: Callable[[bytearray], None]) -> None:
-    """Start file and mark: the segments say the rest."""
+    """Start file and mark: the segments contain the same facts."""
     harm(copies.world.names[f"{FOLDER}/{name}"].data)
     copies.whole(copies.open())
     copies.whole(copies.open())
 
 
 @pytest.mark.parametrize("name", [START_FILE, MARK_FILE])
-def test_small_files_of_another_range_are_not_believed(copies: Copies, name: str) -> None:
-    """A disk that put a sector into a wrong place: it is a good one, but of another range."""
+def test_small_files_of_another_range_are_not_trusted(copies: Copies, name: str) -> None:
+    """A disk that wrote a sector to a wrong position: it is intact, but belongs to another range."""
     other = FilePosition(START + COUNT + 9_000, START_SEQ + 900_000, 128, LANE, RANGE + 1)
     copies.world.names[f"{FOLDER}/{name}"].data[:] = encode_position(other, name)
     copies.whole(copies.open())
 
 
-def test_start_file_and_mark_are_not_taken_for_each_other(copies: Copies) -> None:
-    """Swapped names: the mark's place would be a start behind everything."""
+def test_start_file_and_mark_are_not_confused(copies: Copies) -> None:
+    """Swapped names: the mark's position would be a start after everything."""
     names = copies.world.names
     start, mark = (names[f"{FOLDER}/{name}"] for name in (START_FILE, MARK_FILE))
     start.data[:], mark.data[:] = bytes(mark.data), bytes(start.data)

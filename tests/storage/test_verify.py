@@ -1,4 +1,4 @@
-"""Offline verification: silent about what is right, precise about what is not, and it changes nothing."""
+"""Offline verification: silent about correct files, precise about wrong ones, and without changes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Folder:
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_sound_folder_has_no_findings(sealed: bool) -> None:
+def test_an_intact_folder_has_no_findings(sealed: bool) -> None:
     """All records and bytes are counted."""
     folder = Folder(sealed)
     report = folder.verify([folder.range(end=folder.end if sealed else None)])
@@ -69,7 +69,7 @@ def test_a_sound_folder_has_no_findings(sealed: bool) -> None:
 
 
 def test_every_flipped_bit_in_a_record_is_an_error_that_names_it() -> None:
-    """Somewhere in each segment; padding is nobody's."""
+    """Somewhere in each segment; padding belongs to no record."""
     folder = Folder()
     for number, info in enumerate(folder.infos):
         data = folder.log(number)
@@ -96,7 +96,7 @@ def test_missing_and_swapped_segments_are_errors() -> None:
     assert "another place" in folder.verify().findings[0].problem
 
 
-def test_a_copy_that_was_there_once_and_is_gone_is_not_an_empty_one() -> None:
+def test_a_lost_copy_is_not_an_empty_one() -> None:
     """Neither when all its files are gone, nor with its folder: recovery does not count it either."""
     for gone in (f"{FOLDER}/", FOLDER):
         folder = Folder()
@@ -109,7 +109,7 @@ def test_a_copy_that_was_there_once_and_is_gone_is_not_an_empty_one() -> None:
 
 
 def test_caches_and_torn_tails_are_no_errors() -> None:
-    """An index, a checkpoint, half a record: the next start sees to it."""
+    """An index, a checkpoint, half a record: the next start repairs them."""
     folder = Folder()
     names = folder.world.names
     names[f"{FOLDER}/{segment_name(folder.infos[1].base_seq, '.index')}"].data[14] ^= 1
@@ -125,7 +125,7 @@ def test_caches_and_torn_tails_are_no_errors() -> None:
 
 
 def test_an_identity_that_is_damaged_or_gone_is_an_error() -> None:
-    """Nobody knows whose folder it is."""
+    """The owner of the folder is unknown."""
     folder = Folder()
     folder.world.names["identity.json"].data[20] ^= 1
     assert not folder.verify().ok
@@ -134,7 +134,7 @@ def test_an_identity_that_is_damaged_or_gone_is_an_error() -> None:
 
 
 def test_copies_are_compared_with_the_store() -> None:
-    """A sealed range whose copy is short, or not there, is an error; a longer one is a note."""
+    """A sealed range whose copy is short, or missing, is an error; a longer copy is a note."""
     folder = Folder()
     assert not folder.verify([folder.range(end=folder.end + 1)]).ok
     assert not folder.verify([folder.range(number=9, end=START + 5)]).ok
@@ -165,7 +165,7 @@ def test_a_data_directory_and_its_chain_of_ranges() -> None:
 
 
 def _two_replicas(wrong: str) -> World:
-    """replica-4 with a whole copy, and replica-5, of which something is wrong."""
+    """replica-4 with a complete copy, and replica-5 with a defect."""
     folder, other, world = Folder(sealed=True), Folder(sealed=True), World()
     for number, source in ((4, folder), (5, other)):
         world.names[f"replica-{number}"] = None
@@ -187,16 +187,19 @@ def _two_replicas(wrong: str) -> World:
 @pytest.mark.parametrize(("wrong", "says"), [
     ("cluster", "belongs to cluster other"), ("number", "that of replica 4"), ("twin", "a copy of that of replica-4"),
 ])  # fmt: skip
-def test_folders_that_are_not_where_they_belong(wrong: str, says: str) -> None:
-    """Another cluster's, another replica's, or the same one twice: none of them counts as a copy."""
+def test_folders_in_the_wrong_place(wrong: str, says: str) -> None:
+    """Another cluster's, another replica's, or the same folder twice: none of them counts as a copy."""
     report = verify_data_dir(_two_replicas(wrong).disk(), cluster=SMALL.cluster)
 
     assert [finding.file for finding in report.findings if says in finding.problem] == ["replica-5/identity.json"]
     assert not report.ok
 
 
-def test_a_copy_that_peers_make_up_for_is_a_warning() -> None:
-    """One whole copy of a sealed range is enough to fill the others; none is an error, whatever the disks are named."""
+def test_a_copy_that_peers_can_restore_is_a_warning() -> None:
+    """One complete copy of a sealed range is enough to fill the others.
+
+    Without one it is an error, whatever the names.
+    """
     world = _two_replicas("short")
     disks = verify_data_dir(world.disk(), []).disks
     refs = [ReplicaRef(replica=n, incarnation=1, disk=disks[f"replica-{n}"]) for n in (4, 5)]
@@ -213,8 +216,8 @@ def test_a_copy_that_peers_make_up_for_is_a_warning() -> None:
     assert verify_data_dir(world.disk(), [alone], trims={LANE: START + COUNT}).ok
 
 
-def test_records_that_were_not_trimmed_must_be_there() -> None:
-    """A copy may begin above its range's start only as far as the lane was trimmed."""
+def test_records_that_were_not_trimmed_must_exist() -> None:
+    """A copy may start above its range's start only as far as the lane was trimmed."""
     folder = Folder(sealed=True)
     earlier = folder.range(start=START - 5, end=folder.end)
     assert "begins at index" in folder.verify([earlier]).findings[0].problem
@@ -230,7 +233,7 @@ def test_records_that_were_not_trimmed_must_be_there() -> None:
 
 @pytest.mark.parametrize(("durable_on", "ok"), [(1, False), (2, True)])
 def test_an_open_range_needs_enough_of_its_own_disks(durable_on: int, ok: bool) -> None:
-    """R - A + 1 of the disks that it names, or what was durable may be missing: a wiped disk is not one of them."""
+    """R - A + 1 of the disks that it names, or durable records may be missing: a wiped disk is not one of them."""
     folder = Folder()
     world = World()
     world.names["replica-4"] = None

@@ -1,4 +1,4 @@
-"""Strangers and vandals at a real broker: each is told what is wrong or hung up on, and nobody else notices."""
+"""Invalid and hostile clients at a real broker: each gets an error or is disconnected, and no other client notices."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _read_to_end(peer: socket.socket) -> bytes:
 
 
 def _last_failure(data: bytes) -> m.Failed:
-    """The last control message in what a broker wrote."""
+    """The last control message in a broker's output."""
     found = None
     while data:
         kind, length = data[3], int.from_bytes(data[4:8], "little")
@@ -95,8 +95,8 @@ VANDALS = {
 
 
 @pytest.mark.parametrize("name", VANDALS)
-def test_a_vandal_is_told_why_and_a_good_client_notices_nothing(log: emb.Log, name: str) -> None:
-    """One typed error with a hint, then the end of the connection; publishing goes on."""
+def test_a_hostile_client_gets_the_reason_and_a_good_client_notices_nothing(log: emb.Log, name: str) -> None:
+    """One typed error with a hint, then the end of the connection; publishing continues."""
     noise, code = VANDALS[name]
     with log.publisher("t") as publisher:
         before = publisher.send(b"before").result(timeout=30)
@@ -114,7 +114,7 @@ def test_a_vandal_is_told_why_and_a_good_client_notices_nothing(log: emb.Log, na
 
 
 def test_random_bytes_end_the_connection(log: emb.Log) -> None:
-    """Whatever comes, the broker hangs up and stays up."""
+    """Whatever arrives, the broker disconnects and stays up."""
     with _dial(log) as peer:
         peer.sendall(os.urandom(100_000))
         data = _read_to_end(peer)
@@ -123,8 +123,8 @@ def test_random_bytes_end_the_connection(log: emb.Log) -> None:
     assert log.tail("t").lane == log.describe("t").lane
 
 
-def test_a_peer_that_never_finishes_its_hello_is_hung_up_on(log: emb.Log) -> None:
-    """Half a hello, then silence: the broker does not wait for ever, and tells nothing."""
+def test_a_peer_that_never_finishes_its_hello_is_disconnected(log: emb.Log) -> None:
+    """Half a hello, then silence: the broker stops waiting, and sends nothing."""
     with _dial(log) as peer:
         peer.sendall(_hello()[:10])
 

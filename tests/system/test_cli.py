@@ -1,4 +1,4 @@
-"""The command line against a real cluster: processes, signals, and what is left afterwards."""
+"""The command line against a real cluster: processes, signals, and the state afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Shell:
         self.data_dir = data_dir
         self._environment = {k: v for k, v in os.environ.items() if not k.startswith("EMBARCADERO_")}
         self._environment["EMBARCADERO_DATA_DIR"] = str(data_dir)
-        self._environment["EMBARCADERO_SEQUENCER_TAKEOVER_AFTER_MS"] = "60000"  # no epochs because of a slow machine
+        self._environment["EMBARCADERO_SEQUENCER_TAKEOVER_AFTER_MS"] = "60000"  # no new epochs on a slow machine
 
     def try_run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "embarcadero.cli.main", *arguments]
@@ -50,14 +50,14 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A user's shell; whatever it started is stopped afterwards."""
+    """A user's shell; everything that it started is stopped afterwards."""
     made = Shell(tmp_path / "cluster")
     yield made
     made.try_run("down")
 
 
 def running(pid: int) -> bool:
-    """Whether a process runs (one that ended but was not waited for does not)."""
+    """Whether a process runs (a zombie process does not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -65,7 +65,7 @@ def running(pid: int) -> bool:
 
 
 def until(what: Callable[[], Any]) -> Any:
-    """Ask until the answer is true. The test's own time-out ends a wait that has no end."""
+    """Poll until the condition is true. The test's own timeout ends an endless wait."""
     while not (answer := what()):
         time.sleep(0.02)
     return answer
@@ -76,8 +76,8 @@ def pids_of(started: dict[str, Any]) -> list[int]:
     return [*brokers, started["sequencer"]["pid"], started["supervisor"]["pid"]]
 
 
-def test_a_first_walk(shell: Shell) -> None:
-    """up, create, publish, tail, status, down: records come back in order, and nothing is left running."""
+def test_a_first_session(shell: Shell) -> None:
+    """up, create, publish, tail, status, down: records are read in order, and nothing is left running."""
     started = json.loads(shell.run(*UP))
     assert [broker["id"] for broker in started["brokers"]] == [0, 1]
     assert started["data_dir"] == str(shell.data_dir)
@@ -111,7 +111,7 @@ def test_a_first_walk(shell: Shell) -> None:
 
 
 def test_errors_of_the_cluster_reach_the_user(shell: Shell) -> None:
-    """Refusals of a broker are one line with a hint, like those found before anything was sent."""
+    """Refusals of a broker are one line with a hint, like errors found before anything was sent."""
     shell.run(*UP)
     shell.run("topic", "create", "orders")
     for arguments, code, says in [
@@ -129,7 +129,7 @@ def test_errors_of_the_cluster_reach_the_user(shell: Shell) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_killed_roles_come_back(shell: Shell) -> None:
+def test_killed_roles_are_restarted(shell: Shell) -> None:
     """After kill -9 a broker returns as a new incarnation and a sequencer in a new epoch; no record is lost."""
     started = json.loads(shell.run(*UP))
     shell.run("topic", "create", "numbers", "--order", "5")
@@ -162,7 +162,7 @@ def test_a_stuck_process_does_not_keep_the_cluster_up(shell: Shell) -> None:
 
 
 def test_a_killed_supervisor_takes_all_with_it(shell: Shell) -> None:
-    """After kill -9 of the supervisor its nodes are gone; the next `up` has the topics, and what was durable."""
+    """After kill -9 of the supervisor its nodes are gone; the next `up` has the topics and the durable records."""
     started = json.loads(shell.run(*UP))
     shell.run("topic", "create", "orders", "--partitions", "4")
     shell.run("publish", "orders", "--ack", "2", stdin="old\n")
@@ -179,7 +179,7 @@ def test_a_killed_supervisor_takes_all_with_it(shell: Shell) -> None:
 
 
 def test_one_process_hosts_everything(shell: Shell) -> None:
-    """With --processes one all roles share a process; killed, all come back in the next incarnation and epoch."""
+    """With --processes one all roles share a process; killed, all return in the next incarnation and epoch."""
     started = json.loads(shell.run(*UP, "--processes", "one"))
     assert len(set(pids_of(started))) == 2
     shell.run("topic", "create", "t")
@@ -222,8 +222,8 @@ def test_a_local_cluster_leaves_nothing_behind() -> None:
     cluster.close()
 
 
-def test_a_local_cluster_restarts_what_is_killed() -> None:
-    """kill_broker and kill_sequencer kill; both roles come back with other process ids."""
+def test_a_local_cluster_restarts_killed_roles() -> None:
+    """kill_broker and kill_sequencer kill; both roles are restarted with other process ids."""
     with LocalCluster(brokers=1, log_bytes=32 * MIB) as cluster:
         broker, sequencer = cluster.kill_broker(0), cluster.kill_sequencer()
         until(lambda: cluster.pids()["broker:0"] not in {0, broker})
@@ -232,7 +232,7 @@ def test_a_local_cluster_restarts_what_is_killed() -> None:
         until(lambda: [(b.incarnation, b.state) for b in cluster.report().brokers] == [(2, "live")])
 
 
-def test_a_local_cluster_keeps_the_folder_it_was_given(tmp_path: Path) -> None:
+def test_a_local_cluster_keeps_a_given_folder(tmp_path: Path) -> None:
     """With data_dir the folder stays, a second cluster in it is refused while the first runs."""
     with LocalCluster(brokers=1, data_dir=tmp_path / "mine", log_bytes=32 * MIB):
         with pytest.raises(AlreadyRunning):
@@ -256,7 +256,7 @@ def test_a_local_cluster_dies_with_its_owner() -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     pids = [int(pid) for pid in owner.stdout.readline().split()]
-    assert len(pids) == 4  # supervisor, broker, sequencer, the one that stands by
+    assert len(pids) == 4  # supervisor, broker, sequencer, standby
     owner.kill()
     owner.communicate()
     until(lambda: not any(running(pid) for pid in pids))

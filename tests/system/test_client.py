@@ -1,4 +1,4 @@
-"""The client against a real cluster: processes on loopback, some of them killed on the way."""
+"""The client against a real cluster: processes on loopback, some of which are killed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def values(log: Any, topic: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("order", [2, 5])
-def test_records_are_read_where_their_futures_say(log: Any, order: int) -> None:
-    """Every future's position names the record that was sent, whoever reads it."""
+def test_records_are_read_at_the_positions_of_their_futures(log: Any, order: int) -> None:
+    """Every future's position names the record that was sent, for every reader."""
     topic = f"positions-{order}"
     log.create_topic(topic, order=order)
     with log.publisher(topic, batch_bytes=2_000) as publisher:
@@ -52,7 +52,7 @@ def test_records_are_read_where_their_futures_say(log: Any, order: int) -> None:
 
 
 def test_the_cluster_refuses_with_typed_errors(log: Any) -> None:
-    """What it says no to has a name, and nothing else happened."""
+    """Each refusal has a named error, and no other effect."""
     log.create_topic("refusals")
     for wrong, error in (
         ({"name": "refusals"}, TopicExists),
@@ -71,7 +71,7 @@ def test_the_cluster_refuses_with_typed_errors(log: Any) -> None:
 
 
 def test_a_named_session_is_taken_over(log: Any) -> None:
-    """The second holder goes on; the first one is fenced, and what it sends afterwards is not stored."""
+    """The second holder continues; the first one is fenced, and its later records are not stored."""
     log.create_topic("names", order=5)
     first = log.publisher("names", session="one", linger_ms=0)
     first.publish([{"value": b"first"}]).result(30)
@@ -86,7 +86,7 @@ def test_a_named_session_is_taken_over(log: Any) -> None:
 
 
 def test_a_table_larger_than_a_frame_comes_back_whole(log: Any) -> None:
-    """It is cut into batches, and one future tells when all of it is stored."""
+    """It is cut into batches, and one future completes when all of it is stored."""
     log.create_topic("tables", order=5)
     table = pa.table({"value": [bytes([n]) * 1_000_000 for n in range(20)]})
     with log.publisher("tables") as publisher:
@@ -129,7 +129,7 @@ def test_the_asyncio_twin_does_the_same(log: Any) -> None:
 
 
 @pytest.mark.parametrize("victim", ["broker", "sequencer"])
-def test_nothing_is_lost_or_doubled_when_a_process_is_killed(victim: str) -> None:
+def test_nothing_is_lost_or_duplicated_when_a_process_is_killed(victim: str) -> None:
     """kill -9 in the middle: every future gets its position, each record is there once and in the session's order."""
     count = 3_000
     with emb.local(brokers=3, log_bytes=LOG_BYTES) as log:

@@ -1,4 +1,4 @@
-"""A cluster that is configured by a file: what it says is what the processes do."""
+"""A cluster that is configured by a file: its processes follow the file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_processes_get_the_configuration_through_the_folder(log: emb.Log) -> Non
     assert info.config.broker.port == 0
 
 
-def test_clients_are_told_the_advertised_address(log: emb.Log) -> None:
+def test_clients_get_the_advertised_address(log: emb.Log) -> None:
     """The broker listens on every address, and is known by another."""
     assert log.address.startswith("localhost:")
     with socket.create_connection(("127.0.0.1", int(log.address.rpartition(":")[2])), timeout=10):
@@ -61,7 +61,7 @@ def test_clients_are_told_the_advertised_address(log: emb.Log) -> None:
 
 
 def test_topics_have_the_defaults_of_the_file(log: emb.Log) -> None:
-    """And limits hold."""
+    """And limits apply."""
     topic = log.describe("t")
 
     assert (topic.order, topic.partitions, topic.session_ttl_s) == (5, 2, 3_600)
@@ -70,7 +70,7 @@ def test_topics_have_the_defaults_of_the_file(log: emb.Log) -> None:
         log.create_topic("third")
 
 
-def test_clients_keep_the_limits_of_the_cluster(log: emb.Log) -> None:
+def test_clients_respect_the_limits_of_the_cluster(log: emb.Log) -> None:
     """A record above the cluster's limit is refused before it is sent; batches have as many records as allowed."""
     with log.publisher("t", ack=1) as publisher:
         with pytest.raises(BadValue, match="at most 1024 bytes"):
@@ -88,7 +88,7 @@ def test_clients_keep_the_limits_of_the_cluster(log: emb.Log) -> None:
 
 
 def test_publishers_have_the_defaults_of_the_file(log: emb.Log) -> None:
-    """ack=0 from the file: futures have no position; what the caller asks for wins."""
+    """ack=0 from the file: futures have no position; the caller's options win."""
     with log.publisher("t") as publisher:
         assert publisher.send(b"x").result(timeout=30) is None
     with log.publisher("t", ack=1) as publisher:
@@ -102,21 +102,21 @@ def test_the_fourth_connection_is_refused(log: emb.Log) -> None:
         emb.connect(log.address)
 
 
-def test_the_log_has_only_what_was_asked_for(log: emb.Log) -> None:
-    """Level warning: a start says nothing."""
+def test_the_log_has_only_the_configured_levels(log: emb.Log) -> None:
+    """Level warning: a start logs nothing."""
     lines = (ClusterFolder(log.cluster.data_dir).logs / "node.log").read_text()
 
     assert "INFO" not in lines
 
 
-def test_metrics_can_be_left_out(log: emb.Log) -> None:
+def test_metrics_can_be_disabled(log: emb.Log) -> None:
     """No process has a metrics port."""
     report = log.cluster.report()
 
     assert [report.sequencer.metrics, *(broker.metrics for broker in report.brokers)] == ["", ""]
 
 
-def test_the_twin_takes_a_configuration_too(log: emb.Log, file: Path) -> None:
+def test_the_asyncio_client_takes_a_configuration_too(log: emb.Log, file: Path) -> None:
     """aio.connect and aio.local read the same files; settings reach the client."""
 
     async def main() -> float:

@@ -54,7 +54,7 @@ def records(cluster: LocalCluster) -> list[bytes]:
 
 
 def numbers(*spans: tuple[int, int]) -> list[bytes]:
-    """What was published in these spans."""
+    """The records published in these spans."""
     return [b"%d" % number for span in spans for number in range(*span)]
 
 
@@ -68,7 +68,7 @@ def made(start_in: Start) -> LocalCluster:
 
 
 def test_a_copy_beside_the_running_original_is_refused(tmp_path: Path, start_in: Start) -> None:
-    """Neither `up` nor `down` in the copy touches the original, which goes on."""
+    """Neither `up` nor `down` in the copy touches the original, which continues."""
     original = made(start_in)
     shutil.copytree(tmp_path / "original", tmp_path / "copy")
     with pytest.raises(WrongFolder, match=r"is a copy of .*original, which is still there"):
@@ -81,7 +81,7 @@ def test_a_copy_beside_the_running_original_is_refused(tmp_path: Path, start_in:
 
 
 def test_the_fabric_of_a_running_cluster_is_not_taken(tmp_path: Path, start_in: Start) -> None:
-    """Also where nothing tells that the folder is a copy: the lock on the fabric decides."""
+    """Also if nothing else shows that the folder is a copy: the lock on the fabric decides."""
     original = made(start_in)
     shutil.copytree(tmp_path / "original", tmp_path / "copy")
     (tmp_path / "copy" / "cluster.json").unlink()
@@ -92,7 +92,7 @@ def test_the_fabric_of_a_running_cluster_is_not_taken(tmp_path: Path, start_in: 
 
 
 def test_a_restored_copy_runs_beside_its_original(tmp_path: Path, start_in: Start) -> None:
-    """Other id, other fabric, other ports, the same records; each then goes its own way, and starts again."""
+    """Other id, other fabric, other ports, the same records; from then on each has its own records, and restarts."""
     made(start_in).close()
     shutil.copytree(tmp_path / "original", tmp_path / "copy")
     original, copy = start_in("original"), start_in("copy", restore=True)
@@ -112,7 +112,7 @@ def test_a_restored_copy_runs_beside_its_original(tmp_path: Path, start_in: Star
     assert records(original) == numbers((0, 10), (100, 110))
 
 
-def test_a_restore_that_was_killed_half_way_is_finished(tmp_path: Path, start_in: Start) -> None:
+def test_a_restore_that_was_killed_halfway_is_finished(tmp_path: Path, start_in: Start) -> None:
     """The store has the new id, replicas' folders still the old one: the next start gives it to them."""
     made(start_in).close()
     shutil.copytree(tmp_path / "original", tmp_path / "copy")
@@ -160,7 +160,7 @@ def identities(folder: Path) -> tuple[str, str]:
 
 @pytest.mark.parametrize("shared", ["store.db", "lock", "replica-0"])
 def test_copies_with_hard_links_are_not_restored(tmp_path: Path, start_in: Start, shared: str) -> None:
-    """What is written to such a file is written to the original's."""
+    """A write to such a file is a write to the original's."""
     made(start_in).close()
     original, copy = tmp_path / "original", tmp_path / "copy"
     before = identities(original)
@@ -186,7 +186,7 @@ def test_the_original_itself_is_not_restored(tmp_path: Path, start_in: Start) ->
     assert records(start_in("original")) == numbers((0, 10))
 
 
-def test_a_copy_that_took_the_place_of_its_original_may_be_restored(tmp_path: Path, start_in: Start) -> None:
+def test_a_copy_that_replaced_its_original_may_be_restored(tmp_path: Path, start_in: Start) -> None:
     """The path is that of the original, the folder is not."""
     cluster = made(start_in)
     before = cluster.report().cluster

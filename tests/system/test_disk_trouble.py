@@ -1,5 +1,8 @@
-"""Trouble with disks under real processes. Nothing that was acked as durable is lost, nothing wrong is served, nothing
-hangs, and `status` or a log says what is wrong and what to do."""
+"""Disk faults under real processes.
+
+No durably acked record is lost, no wrong record is served, no call hangs, and `status` or a log names the cause and the
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ COUNT = 320
 
 
 def until(what: Callable[[], Any]) -> Any:
-    """Wait for something that other processes do."""
+    """Wait for an action of other processes."""
     give_up = time.monotonic() + WAIT_S
     while not (found := what()):
         assert time.monotonic() < give_up, "it did not happen"
@@ -49,7 +52,7 @@ def until(what: Callable[[], Any]) -> Any:
 
 
 def small(**more: Any) -> Config:
-    """Small segments, little memory, and a scrub that is soon round."""
+    """Small segments, little memory, and a fast scrub."""
     flags = {
         "replica.segment_bytes": 64 * KIB, "replica.scrub_bytes_per_s": 256 * MIB, "replica.idle_wait_ms": 5,
         "fabric.log_bytes": 16 * MIB,
@@ -78,7 +81,7 @@ def values(log: Any, topic: str, **options: Any) -> list[bytes]:
 
 
 def all_there(log: Any, topic: str, count: int) -> None:
-    """Every record, once, in order, with its bytes; and lookups lead to the right ones."""
+    """Every record, once, in order, with its bytes; and lookups lead to the correct ones."""
     assert values(log, topic) == [value(number) for number in range(count)]
     for number in range(0, count, 97):
         assert values(log, topic, start=number, end=number + 1) == [value(number)]
@@ -90,7 +93,7 @@ def well(cluster: LocalCluster) -> bool:
 
 
 class Files:
-    """The segment files of one topic's oldest range on one replica, and what can be done to them."""
+    """The segment files of one topic's oldest range on one replica, and ways to damage them."""
 
     def __init__(self, data_dir: Path, topic: str, replica: int) -> None:
         with closing(SqliteStore(data_dir / "store.db")) as store:
@@ -101,8 +104,11 @@ class Files:
         return sorted(self.folder.glob("*.log"))
 
     def bytes(self) -> dict[str, bytes]:
-        """Of segments with records, less their footers: a range that was sealed right after a roll-over may end with
-        an empty one, and then the footer before it does not say that it is the last."""
+        """Segments with records, without footers.
+
+        A range that was sealed right after a roll-over may end with an empty segment. The footer before it then does
+        not mark the last segment.
+        """
         found = {path.name: self._less_footer(path.read_bytes()) for path in self.logs()}
         return {name: data for name, data in found.items() if len(data) > HEADER_BYTES}
 
@@ -112,7 +118,7 @@ class Files:
 
 
 def flip(path: Path, place: int) -> None:
-    """One bit, where it is: others have the file open."""
+    """Flip one bit in place: other processes have the file open."""
     with path.open("r+b") as file:
         file.seek(place)
         old = file.read(1)
@@ -121,7 +127,7 @@ def flip(path: Path, place: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """A folder, at once: others may be writing to it."""
+    """Remove a folder atomically: other processes may be writing to it."""
     shutil.rmtree(folder.rename(folder.with_suffix(".away")))
 
 
@@ -165,7 +171,7 @@ HARMS: dict[str, Callable[[Files], object]] = {
 
 
 def harm_all(data_dir: Path) -> dict[str, Files]:
-    """Each topic suffers what it is named for, on one of its three replicas."""
+    """Each topic suffers the fault in its name, on one of its three replicas."""
     harmed = {name: Files(data_dir, name, number % 3) for number, name in enumerate(HARMS)}
     for name, files in harmed.items():
         HARMS[name](files)
@@ -174,7 +180,7 @@ def harm_all(data_dir: Path) -> dict[str, Files]:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folders of a cluster that was killed: a topic for each harm, each with several segments in its open range."""
+    """Folders of a cluster that was killed: a topic for each fault, each with several segments in its open range."""
     folder = tmp_path_factory.mktemp("filled") / "data"
     while not fill(folder):
         shutil.rmtree(folder)
@@ -183,7 +189,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> bool:
-    """Whether each topic is in one range: it is not, if the disk was so slow that a replica was taken for silent."""
+    """Whether each topic is in one range: it is not, if the disk was so slow that a replica was declared silent."""
     with cluster_in(folder) as cluster:
         with emb.connect(cluster.addresses) as log:
             for name in HARMS:
@@ -198,7 +204,7 @@ def fill(folder: Path) -> bool:
 
 @pytest.fixture
 def data_dir(filled: Path, tmp_path: Path) -> Path:
-    """A copy to do harm to. It does not say where it came from, so `up` takes it for a folder of its own."""
+    """A copy to damage. It does not name its original, so `up` takes it for a folder of its own."""
     copy = Path(shutil.copytree(filled, tmp_path / "data", symlinks=True))
     info = json.loads((copy / "cluster.json").read_bytes())
     (copy / "cluster.json").write_text(json.dumps({key: value for key, value in info.items() if key != "home"}))
@@ -206,13 +212,13 @@ def data_dir(filled: Path, tmp_path: Path) -> Path:
 
 
 def errors(data_dir: Path) -> list[Any]:
-    """What an offline check of all replicas finds wrong with records."""
+    """Errors about records in an offline check of all replicas."""
     reports = [verify_folder(RealDisk(data_dir / f"replica-{number}")) for number in range(3)]
     return [one for report in reports for one in report.findings if one.severity is Severity.ERROR]
 
 
-def test_files_are_harmed_while_nothing_runs(data_dir: Path) -> None:
-    """Everything is served right from the first moment; then the copies are repaired, and a check finds nothing."""
+def test_files_are_damaged_while_nothing_runs(data_dir: Path) -> None:
+    """Everything is served correctly from the first moment; then the copies are repaired, and a check finds nothing."""
     harm_all(data_dir)
     with cluster_in(data_dir) as cluster:
         with emb.connect(cluster.addresses) as log:
@@ -223,7 +229,7 @@ def test_files_are_harmed_while_nothing_runs(data_dir: Path) -> None:
     assert errors(data_dir) == []
 
 
-def test_files_are_harmed_under_a_running_cluster(data_dir: Path) -> None:
+def test_files_are_damaged_under_a_running_cluster(data_dir: Path) -> None:
     """Readers never notice; a scrub does, and has the very same bytes written again."""
     rng = random.Random(1)
     with cluster_in(data_dir) as cluster, emb.connect(cluster.addresses) as log:
@@ -242,7 +248,7 @@ def test_files_are_harmed_under_a_running_cluster(data_dir: Path) -> None:
 # --- disks that refuse ------------------------------------------------------------------------------------------------
 @contextmanager
 def files_limited(pid: int, largest: int) -> Iterator[None]:
-    """A process may write files up to a size: the kernel writes what fits, and refuses the rest."""
+    """Limit the size of files of a process: the kernel writes up to the limit, and refuses the rest."""
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest, before[1]))
     try:
@@ -261,7 +267,7 @@ def says(cluster: LocalCluster, *words: str) -> bool:
 
 
 def test_full_disks(tmp_path: Path) -> None:
-    """One of three: ack=2 goes on, elsewhere. All of them: ack=1 goes on, ack=2 waits, and comes once there is room."""
+    """One of three: ack=2 continues, on the others. All of them: ack=1 continues, ack=2 waits until there is space."""
     with cluster_in(tmp_path, replica__segment_bytes=64 * MIB) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("one", order=5, replicas=1, durable_on=1)
         log.create_topic("three", order=5, replicas=3, durable_on=2)
@@ -329,7 +335,7 @@ def test_full_disks_refuse_new_records_with_the_cause_and_the_publisher_lives(tm
 
 @contextmanager
 def unwritable(folder: Path) -> Iterator[None]:
-    """Nobody can make or change files in a folder: not even root, whom permissions do not stop."""
+    """Files in a folder cannot be created or changed: not even by root, which ignores permissions."""
     folders = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
     change = [["chattr", "+i"], ["chattr", "-i"]] if os.geteuid() == 0 else [["chmod", "u-w"], ["chmod", "u+w"]]
     subprocess.run([*change[0], *folders], check=True)
@@ -340,7 +346,7 @@ def unwritable(folder: Path) -> Iterator[None]:
 
 
 def test_a_folder_that_becomes_read_only(tmp_path: Path) -> None:
-    """While it runs the others go on; after a restart it does not start, `up` does, and both are told."""
+    """While it runs the others continue; after a restart it does not start, `up` does, and both are reported."""
     with cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("new", order=2, replicas=3, durable_on=2)
         publish(log, "new", 0, 20)
@@ -356,14 +362,15 @@ def test_a_folder_that_becomes_read_only(tmp_path: Path) -> None:
         assert "make the folder writable" in (tmp_path / "logs" / "replica-1.log").read_text()
 
 
-# --- folders that are not what they should be -------------------------------------------------------------------------
+# --- folders with problems
+# ----------------------------------------------------------------------------------------------
 def logged(folder: Path, name: str, *words: str) -> bool:
     path = folder / "logs" / f"{name}.log"
     return path.exists() and any(all(word in line for word in words) for line in path.read_text().splitlines())
 
 
 def test_folders_that_are_taken_foreign_or_gone(tmp_path: Path) -> None:
-    """A second process, a folder under two names, a folder that is removed: refused, or begun anew; none is harmed."""
+    """A second process, a folder under two names, a removed folder: refused, or created again; no data is harmed."""
     with cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("t", order=5, replicas=3, durable_on=2)
         publish(log, "t", 0, 100)
@@ -390,8 +397,8 @@ def test_folders_that_are_taken_foreign_or_gone(tmp_path: Path) -> None:
         until(lambda: Files(tmp_path, "t", 2).bytes() == Files(tmp_path, "t", 0).bytes())
 
 
-def test_a_start_with_one_folder_that_is_not_ours(tmp_path: Path) -> None:
-    """Of another replica, or damaged: refused with what to do, the others serve; made right, it is used again."""
+def test_a_start_with_one_foreign_folder(tmp_path: Path) -> None:
+    """Of another replica, or damaged: refused with the remedy, the others serve; after the repair it is used again."""
     with cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("t", order=5, replicas=3, durable_on=2)
         publish(log, "t", 0, 100)
@@ -415,7 +422,7 @@ def test_a_start_with_one_folder_that_is_not_ours(tmp_path: Path) -> None:
 
 
 def test_replicas_of_another_cluster_do_not_start(tmp_path: Path) -> None:
-    """The store was exchanged: no replica has a folder of this cluster, and `up` says so instead of losing them."""
+    """The store was exchanged: no replica has a folder of this cluster, and `up` reports it instead of losing them."""
     with cluster_in(tmp_path / "one", replicas=1) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("t", order=5)
         publish(log, "t", 0, 10)
@@ -434,7 +441,7 @@ def test_replicas_of_another_cluster_do_not_start(tmp_path: Path) -> None:
 
 # --- replicas that are slow, dead, drained or new ---------------------------------------------------------------------
 class Load:
-    """A thread that publishes numbers with ack=2, one batch after another, until it is told to stop."""
+    """A thread that publishes numbers with ack=2, one batch after another, until it is stopped."""
 
     def __init__(self, log: Any, topic: str) -> None:
         self._log, self._topic, self._stop = log, topic, threading.Event()
@@ -459,7 +466,7 @@ class Load:
         assert self._thread.is_alive(), "a publisher never stops because of a disk"
 
     def stop(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         self._stop.set()
         self._thread.join(WAIT_S)
         return self.acked
@@ -470,9 +477,9 @@ def ranges_of(cluster: LocalCluster, topic: str) -> int:
 
 
 def test_replicas_come_and_go_under_load(tmp_path: Path) -> None:
-    """One stands still and catches up; one is killed and another goes on; one is drained. Nobody waits, all is there.
+    """One is paused and catches up, one is killed and replaced, one is drained. Publishing continues.
 
-    And a reader that starts late reads everything from files, over several ranges, while publishing goes on.
+    All records exist, and a reader that starts late reads everything from files, over several ranges, meanwhile.
     """
     with cluster_in(tmp_path, replicas=4) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("t", order=5, replicas=3, durable_on=2)
@@ -482,7 +489,7 @@ def test_replicas_come_and_go_under_load(tmp_path: Path) -> None:
         pid = cluster.pids()[f"replica:{slow}"]
         os.kill(pid, signal.SIGSTOP)
         load.more()
-        with suppress(ProcessLookupError):  # it stood still for so long that it was killed
+        with suppress(ProcessLookupError):  # it was paused for so long that it was killed
             os.kill(pid, signal.SIGCONT)
         until(lambda: well(cluster) and max(replica.lag for replica in cluster.report().replicas) < 50)
         load.more()
@@ -515,7 +522,7 @@ def test_replicas_come_and_go_under_load(tmp_path: Path) -> None:
     assert errors(tmp_path) == []
 
 
-def test_old_segments_go_and_readers_are_told(tmp_path: Path) -> None:
+def test_old_segments_are_dropped_and_readers_are_informed(tmp_path: Path) -> None:
     """By bytes, by age and by trims: whole segments; a TRIMMED gap for readers, Trimmed for lookups below."""
     with cluster_in(tmp_path, replica__segment_s=1.0) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("bytes", order=5, replicas=3, durable_on=2, retention_bytes=128 * KIB)
@@ -533,7 +540,7 @@ def test_old_segments_go_and_readers_are_told(tmp_path: Path) -> None:
             assert first.gap.kind is GapKind.TRIMMED
             left = None
             while left is None:
-                with suppress(Trimmed):  # retention goes on
+                with suppress(Trimmed):  # retention continues
                     left = values(log, topic, start=log.tail(topic).start_seq)
             assert left == [value(number) for number in range(400 - len(left), 400)]
         assert values(log, "trim")[-1] == value(400)
@@ -541,8 +548,8 @@ def test_old_segments_go_and_readers_are_told(tmp_path: Path) -> None:
             log.read("trim", start=0, lane=lane, timeout=WAIT_S)
 
 
-def test_a_clean_stop_keeps_sessions_of_those_who_stay(tmp_path: Path) -> None:
-    """`down`, `up`: a named and an unnamed publisher go on in their sessions; records acked with ack=1 are there."""
+def test_a_clean_stop_keeps_sessions_of_connected_publishers(tmp_path: Path) -> None:
+    """`down`, `up`: a named and an unnamed publisher continue their sessions; records acked with ack=1 are there."""
     cluster = RestartableCluster(tmp_path, brokers=2, replicas=1)
     cluster.start()
     try:
@@ -565,14 +572,14 @@ def test_a_clean_stop_keeps_sessions_of_those_who_stay(tmp_path: Path) -> None:
 
 # --- the store --------------------------------------------------------------------------------------------------------
 def known(path: Path) -> tuple[Any, ...]:
-    """Everything the store says about topics and ranges."""
+    """All values about topics and ranges in the store."""
     with closing(SqliteStore(path)) as store:
         directory = Directory(store)
         return directory.cluster_id, directory.topics.all(), directory.ranges.all(), directory.replicas.all()
 
 
 def test_flipped_bits_in_the_store_are_noticed(tmp_path: Path) -> None:
-    """Each is harmless, or `up` refuses to start and says what to do. Records stay where they are."""
+    """Each is harmless, or `up` refuses to start and names the remedy. Records stay where they are."""
     rng, folder = random.Random(3), tmp_path / "data"
     with cluster_in(folder, replicas=1) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("t", order=5)
@@ -601,9 +608,11 @@ def test_flipped_bits_in_the_store_are_noticed(tmp_path: Path) -> None:
         all_there(log, "t", 50)
 
 
-def test_a_cluster_whose_info_cannot_be_written_goes_on(tmp_path: Path) -> None:
-    """A broker is killed while `cluster.json` can't be replaced: another one starts, the memory stays, and the file
-    says who runs as soon as that is possible."""
+def test_a_cluster_whose_info_cannot_be_written_continues(tmp_path: Path) -> None:
+    """A broker is killed while `cluster.json` can't be replaced: another one starts, and the memory stays.
+
+    The file lists the running processes as soon as it can be written.
+    """
     with cluster_in(tmp_path, replicas=0) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("t", order=5, replicas=0)
         publish(log, "t", 0, COUNT, ack=1)

@@ -1,4 +1,4 @@
-"""Real processes on real disks: what was acked with ack=2 is there after kill -9 of everything, and positions hold."""
+"""Real processes on real disks: durably acked records are there after kill -9 of everything, and positions stay."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def until(what: Callable[[], Any], limit_s: float = WAIT_S) -> Any:
 
 
 class Load:
-    """A thread that publishes numbered records with ack=2 until its cluster is gone, and remembers what was acked."""
+    """A thread that publishes numbered records with ack=2 until its cluster is gone, and records the acks."""
 
     def __init__(self, cluster: LocalCluster, topic: str, first: int) -> None:
         self.acked: dict[int, Position] = {}
@@ -63,7 +63,7 @@ class Load:
             self.acked[number] = done.result()
 
     def end(self) -> dict[int, Position]:
-        """Stop; what was acked until now."""
+        """Stop; return the records acked until now."""
         acked = dict(self.acked)
         self._stop.set()
         killer = threading.Thread(target=self._close, daemon=True)
@@ -90,7 +90,7 @@ def everything(cluster: LocalCluster, topic: str, order: int) -> dict[int, tuple
 
 
 def there(found: dict[int, tuple[int, int]], number: int, at: Position, order: int) -> bool:
-    """Whether a record is where its ack said. Orders 0 and 1 may have it twice: at least it is there."""
+    """Whether a record is at the position of its ack. Orders 0 and 1 may have it twice: it is there at least once."""
     return found.get(number) == (at.lane, at.seq) if order >= 2 else number in found
 
 
@@ -125,7 +125,7 @@ def test_ack_2_survives_kill_9_of_everything(tmp_path: Path, order: int) -> None
 
 
 def test_a_clean_stop_keeps_everything(tmp_path: Path) -> None:
-    """`down` and `up`: records acked with ack=1 are there too, positions go on without a gap."""
+    """`down` and `up`: records acked with ack=1 are there too, positions continue without a gap."""
     with LocalCluster(brokers=2, replicas=1, data_dir=tmp_path) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("t", order=5, replicas=1, durable_on=1)
         with log.publisher("t", ack=1) as publisher:
@@ -137,8 +137,8 @@ def test_a_clean_stop_keeps_everything(tmp_path: Path) -> None:
             assert publisher.send(b"1000").result(WAIT_S).seq == last.seq + 1
 
 
-def test_a_replica_that_dies_is_replaced_and_comes_back_whole(tmp_path: Path) -> None:
-    """ack=2 goes on meanwhile; the sealed range is completed on the replica that was away."""
+def test_a_dead_replica_is_replaced_and_comes_back_complete(tmp_path: Path) -> None:
+    """ack=2 continues meanwhile; the sealed range is completed on the replica that was away."""
     with LocalCluster(brokers=2, replicas=3, data_dir=tmp_path) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("t", order=2, replicas=3, durable_on=2)
         with log.publisher("t", ack=2, batch_bytes=2_000) as publisher:
@@ -152,7 +152,7 @@ def test_a_replica_that_dies_is_replaced_and_comes_back_whole(tmp_path: Path) ->
         until(lambda: not cluster.report().degraded)
 
 
-def test_a_wiped_replica_does_not_lose_what_others_have(tmp_path: Path) -> None:
+def test_a_wiped_replica_does_not_lose_records_of_the_others(tmp_path: Path) -> None:
     """kill -9 of all, one disk wiped, restart: 2-of-3 is still all there, and the wiped one is filled again."""
     with LocalCluster(brokers=2, replicas=3, data_dir=tmp_path) as cluster:
         with emb.connect(cluster.addresses) as log:
@@ -179,8 +179,8 @@ def disk_of(report: ClusterReport, number: int) -> Path:
     return Path(next(replica.folder for replica in report.replicas if replica.id == number))
 
 
-def test_a_replica_of_another_cluster_is_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
-    """Its folder belongs to somebody else: it does not start, `up` does, and the log says why."""
+def test_a_replica_of_another_cluster_is_refused_and_the_rest_continues(tmp_path: Path) -> None:
+    """Its folder belongs to another cluster: it does not start, `up` does, and the log has the reason."""
     with LocalCluster(brokers=1, replicas=1, data_dir=tmp_path / "other"):
         pass
     shutil.copytree(tmp_path / "other" / "replica-0", tmp_path / "mine" / "replica-1")
@@ -189,8 +189,8 @@ def test_a_replica_of_another_cluster_is_refused_and_the_rest_goes_on(tmp_path: 
         assert "WrongFolder" in (tmp_path / "mine" / "logs" / "replica-1.log").read_text()
 
 
-def test_a_stopped_replica_moves_neither_ack(tmp_path: Path) -> None:
-    """SIGSTOP of one of three: ack=1 and ack=2 go on."""
+def test_a_stopped_replica_blocks_neither_ack(tmp_path: Path) -> None:
+    """SIGSTOP of one of three: ack=1 and ack=2 continue."""
     with LocalCluster(brokers=1, replicas=3, data_dir=tmp_path) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("t", order=2, replicas=3, durable_on=2)
         pid = cluster.pids()["replica:2"]
@@ -199,5 +199,5 @@ def test_a_stopped_replica_moves_neither_ack(tmp_path: Path) -> None:
             with log.publisher("t", ack=2) as publisher:
                 assert [publisher.send(b"%d" % number).result(WAIT_S) for number in range(50)]
         finally:
-            with contextlib.suppress(ProcessLookupError):  # it stood still for so long that it was killed
+            with contextlib.suppress(ProcessLookupError):  # it was paused for so long that it was killed
                 os.kill(pid, signal.SIGCONT)

@@ -57,11 +57,11 @@ class Cluster:
         return [pid for pid in {info.supervisor, *(node.pid for node in info.nodes)} if pid]
 
     def stop_replica(self, number: int) -> None:
-        """It is there, and does nothing."""
+        """Connected and idle."""
         os.kill(self.folder.require_running().pid_of(f"replica:{number}"), signal.SIGSTOP)
 
     def kill_all(self) -> None:
-        """SIGKILL for every process at once; then the fabric goes."""
+        """SIGKILL every process; then remove the fabric."""
         pids, fabric = self.pids(), self.folder.require_running().fabric
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -86,7 +86,7 @@ def _runs(pid: int) -> bool:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    """Wait for something that happens in another process."""
+    """Wait for an event in another process."""
     give_up = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < give_up, "it never happened"
@@ -110,7 +110,7 @@ def log(cluster: Cluster) -> Iterator[Any]:
 
 
 class Publishing:
-    """A thread that publishes numbers until it is stopped; what was acked, and what was reported as lost."""
+    """A thread that publishes numbers until it is stopped; its acked records, and those reported as lost."""
 
     def __init__(self, log: Any, topic: str, ack: int) -> None:
         self._publisher = log.publisher(topic, ack=ack, linger_ms=1)
@@ -139,7 +139,7 @@ class Publishing:
         return sum(future.done() for future in self.futures)
 
     def stop(self) -> dict[bytes, Position]:
-        """Where each record is, or was when it was acked."""
+        """The position of each record, or its position when it was acked."""
         self._stop.set()
         self._thread.join(PATIENCE_S)
         self._calling(lambda: self._publisher.flush(PATIENCE_S))
@@ -176,7 +176,7 @@ class Reading:
 
 
 def test_ack_2_tail_and_durable_reads(log: Any) -> None:
-    """What was acked with ack=2 is durable: a durable reader has it at once, and the tail says so."""
+    """Records acked with ack=2 are durable: a durable reader gets them immediately, and the tail includes them."""
     for order in (0, 1, 2, 5):
         topic = f"order-{order}"
         info = log.create_topic(topic, order=order, replicas=1)
@@ -223,8 +223,8 @@ def test_everything_is_killed_under_a_running_publisher_and_subscriber(cluster: 
 
 
 @pytest.mark.parametrize("order", [0, 1, 2, 5])
-def test_what_ack_1_lost_is_told_and_nothing_else_is_missing(cluster: Cluster, log: Any, order: int) -> None:
-    """Each acked record is at its position, or its publisher was told that it is lost."""
+def test_losses_of_ack_1_are_reported_and_nothing_else_is_missing(cluster: Cluster, log: Any, order: int) -> None:
+    """Each acked record is at its position, or was reported to its publisher as lost."""
     log.create_topic("t", order=order, replicas=1)
     publishing = Publishing(log, "t", ack=1)
     until(lambda: publishing.acked > 100)
@@ -250,8 +250,8 @@ def test_what_ack_1_lost_is_told_and_nothing_else_is_missing(cluster: Cluster, l
         assert {value for value, _, _ in there} <= places.keys()
 
 
-def test_a_clean_stop_keeps_what_ack_1_promised(cluster: Cluster, log: Any) -> None:
-    """down, then up: nothing is lost, no gap, and the same publisher goes on in the same session."""
+def test_a_clean_stop_keeps_records_acked_with_ack_1(cluster: Cluster, log: Any) -> None:
+    """down, then up: nothing is lost, no gap, and the same publisher continues in the same session."""
     log.create_topic("t", order=5, replicas=1)
     publisher = log.publisher("t")
     places = [publisher.send(b"%d" % n).result(PATIENCE_S) for n in range(50)]
@@ -264,7 +264,7 @@ def test_a_clean_stop_keeps_what_ack_1_promised(cluster: Cluster, log: Any) -> N
 
 
 def test_calls_end_while_nothing_runs(cluster: Cluster, log: Any) -> None:
-    """Everything is dead: questions end with an error that may be tried again, and work again afterwards."""
+    """Everything is dead: requests end with a retriable error, and work again afterwards."""
     log.create_topic("t", replicas=1)
     with log.publisher("t", ack=2) as publisher:
         publisher.send(b"x").result(PATIENCE_S)
@@ -279,7 +279,7 @@ def test_calls_end_while_nothing_runs(cluster: Cluster, log: Any) -> None:
     assert log.read("t", timeout=PATIENCE_S).column("value").to_pylist() == [b"x", b"y"]
 
 
-def test_the_command_line_waits_for_disks_and_tells_what_is_lost(cluster: Cluster, log: Any) -> None:
+def test_the_command_line_waits_for_disks_and_reports_losses(cluster: Cluster, log: Any) -> None:
     """`publish --ack 2`, `tail --read`, and the hole that a crash leaves."""
 
     def run(*arguments: str, lines: str = "") -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Every call ends: Ctrl-C in a real process, closing against dead, paused and unsettled clusters."""
+"""Every call ends: Ctrl-C in a real process, closing with dead, paused and unsettled clusters."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def paused(cluster: LocalCluster, *roles: str) -> Iterator[None]:
         yield
     finally:
         for pid in pids:
-            with suppress(ProcessLookupError):  # it stood still for so long that it was killed
+            with suppress(ProcessLookupError):  # it was paused for so long that it was killed
                 os.kill(pid, signal.SIGCONT)
 
 
-def test_ctrl_c_gets_through_every_call_of_a_real_process(cluster: LocalCluster) -> None:
-    """Each call waits for a broker that is stopped; a signal ends it; when the broker is back the client goes on."""
+def test_ctrl_c_interrupts_every_call_of_a_real_process(cluster: LocalCluster) -> None:
+    """Each call waits for a broker that is stopped; a signal ends it; when the broker is back the client continues."""
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, cluster.addresses[0]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -119,7 +119,7 @@ def test_ctrl_c_gets_through_every_call_of_a_real_process(cluster: LocalCluster)
 
 
 def test_close_ends_beside_a_paused_broker(cluster: LocalCluster) -> None:
-    """What is unsettled gets an unknown outcome; both ends of time are typed; closing twice is fine."""
+    """Unsettled records get an unknown outcome; both timeouts are typed; closing twice is allowed."""
     log = emb.connect(cluster.addresses)
     publisher = log.publisher("t", linger_ms=0)
     publisher.send(b"open").result(30)
@@ -138,7 +138,7 @@ def test_close_ends_beside_a_paused_broker(cluster: LocalCluster) -> None:
 
 
 def test_close_ends_from_another_thread_while_calls_wait(cluster: LocalCluster) -> None:
-    """A poll, a send and a question of other threads end with Closed, or with why they could not."""
+    """A poll, a send and a request of other threads end with Closed, or with the reason for their failure."""
     log = emb.connect(cluster.addresses)
     publisher = log.publisher("t", window_bytes=100, linger_ms=0)
     subscriber = log.subscribe("t", start="latest")
@@ -164,7 +164,7 @@ def test_close_ends_from_another_thread_while_calls_wait(cluster: LocalCluster) 
     assert [type(error) for error in ended] == [Closed] * 3
 
 
-def test_ctrl_c_in_a_block_is_what_is_seen_and_waits_for_nobody_long(cluster: LocalCluster) -> None:
+def test_ctrl_c_in_a_block_is_raised_and_waits_only_briefly(cluster: LocalCluster) -> None:
     """Although there are unsettled batches and the broker is paused."""
     with ExitStack() as stack:
         futures = []
@@ -182,7 +182,7 @@ def test_ctrl_c_in_a_block_is_what_is_seen_and_waits_for_nobody_long(cluster: Lo
 
 
 def test_close_and_calls_end_with_a_dead_cluster() -> None:
-    """Everything is gone: calls end in their time with a typed error, close with what is unknown."""
+    """Everything is gone: calls end in time with a typed error, close with the unknown records."""
     with LocalCluster(brokers=1, log_bytes=32 << 20) as cluster:
         log = emb.connect(cluster.addresses)
         log.create_topic("t")
@@ -221,7 +221,7 @@ print(log.describe("t").name, flush=True)
 """
 
 
-def test_a_private_cluster_outlives_a_forked_child_and_the_flush_at_exit() -> None:
+def test_a_private_cluster_survives_a_forked_child_and_the_flush_at_exit() -> None:
     """The child can use it and does not stop it; the parent ends without `close()` and its records are stored."""
     done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, check=False, timeout=120, text=True)
     assert (done.stdout.split(), done.stderr) == (["t", "t", "True"], "")

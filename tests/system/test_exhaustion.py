@@ -1,4 +1,4 @@
-"""Real processes that run out of something: files, connections, shared memory, readers, bytes."""
+"""Real processes that run out of resources: files, connections, shared memory, readers, bytes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _pushed(peer: socket.socket) -> bytes:
 
 
 def test_a_broker_out_of_files_refuses_with_a_typed_error_and_recovers(cramped: tuple[str, int]) -> None:
-    """Connection max + 1 is told so; a flood beyond all open files stops nobody; room that comes free is used."""
+    """Connection max + 1 gets an error; a flood beyond all open files blocks no client; freed capacity is used."""
     address, pid = cramped
     with emb.connect(address) as log, log.publisher("t", linger_ms=0) as publisher:
         publisher.send(b"before").result(30)
@@ -82,7 +82,7 @@ def test_a_broker_out_of_files_refuses_with_a_typed_error_and_recovers(cramped: 
         flood = [_dial(address) for _ in range(150)]
         publisher.send(b"meanwhile").result(30)
         for peer in flood:
-            _pushed(peer)  # ends: it was told, or hung up on
+            _pushed(peer)  # ends: it got an error, or was disconnected
         publisher.send(b"after").result(30)
         assert len(os.listdir(f"/proc/{pid}/fd")) < 96
         for peer in [*peers, *flood]:
@@ -116,21 +116,21 @@ def _files_of_at_most(size: int) -> Iterator[None]:
 
 
 def test_a_full_memory_file_system_is_a_typed_error_at_the_start() -> None:
-    """Whoever finds no room says so; nothing of the cluster is left."""
+    """Processes without space report it; nothing of the cluster remains."""
     with _files_of_at_most(20 * MIB), pytest.raises(FabricFull, match=r"no room for region broker-0\.1/log"):
         LocalCluster(brokers=1, log_bytes=64 * MIB)
 
 
 @pytest.fixture(scope="module")
 def log() -> Iterator[emb.Log]:
-    patient = load(None, {"sequencer.takeover_after_ms": 60_000})  # the first candidate reigns all the time
+    patient = load(None, {"sequencer.takeover_after_ms": 60_000})  # the first standby leads all the time
     with emb.local(brokers=1, log_bytes=64 * MIB, config=patient) as log:
         log.create_topic("t")
         yield log
 
 
-def test_a_memory_file_system_that_fills_up_later_hurts_only_what_is_new(log: emb.Log) -> None:
-    """A topic that finds no room waits with back-pressure; what has its memory goes on; room that comes is used."""
+def test_a_memory_file_system_that_fills_up_later_affects_only_new_topics(log: emb.Log) -> None:
+    """A topic without space waits with back-pressure; topics with memory continue; freed space is used."""
     sequencer = log.cluster.pids()["sequencer"]
     with log.publisher("t") as publisher:
         publisher.send(b"before").result(30)
@@ -153,13 +153,13 @@ def test_a_memory_file_system_that_fills_up_later_hurts_only_what_is_new(log: em
 
 
 def _memory(pid: int) -> int:
-    """Bytes that only this process has."""
+    """Memory of this process only, in bytes."""
     words = Path(f"/proc/{pid}/status").read_text().split()
     return int(words[words.index("RssAnon:") + 1]) * 1024
 
 
 def test_a_subscriber_that_never_reads_costs_a_bounded_amount(log: emb.Log) -> None:
-    """It asks for 32 MiB 200 times and takes nothing; the broker's memory stays, others read and write."""
+    """It asks for 32 MiB 200 times and reads nothing; the broker's memory stays, others read and write."""
     with log.publisher("t") as publisher:
         for _ in range(40):
             publisher.send(os.urandom(MIB))
@@ -189,8 +189,8 @@ def _answered(peer: socket.socket, last: int) -> list[int]:
     return found
 
 
-def test_requests_whose_answers_are_not_read_cost_a_bounded_amount(log: emb.Log) -> None:
-    """1,000 requests fit one read, their answers have 47 MB. Others go on, and who reads late gets all answers."""
+def test_requests_with_unread_answers_cost_a_bounded_amount(log: emb.Log) -> None:
+    """1,000 requests fit one read, their answers have 47 MB. Others continue, and a late reader gets all answers."""
     log.create_topic("wide", schema=pa.schema([(f"column_{'x' * 60}_{n}", pa.int64()) for n in range(400)]))
     pid = log.cluster.pids()["broker:0"]
     before, requests = _memory(pid), range(2, 1_002)
@@ -201,7 +201,7 @@ def test_requests_whose_answers_are_not_read_cost_a_bounded_amount(log: emb.Log)
             peer.sendall(b"".join(bytes(control_frame(m.DescribeTopic(name="wide"), n)) for n in requests))
         for peer in deaf:
             while len(peer.recv(16_384, socket.MSG_PEEK)) < 16_384:
-                pass  # the broker has not come to its requests yet
+                pass  # the broker has not read its requests yet
         with log.publisher("t", linger_ms=0) as publisher:
             publisher.send(b"meanwhile").result(60)
         assert log.read("t").num_rows
@@ -209,8 +209,8 @@ def test_requests_whose_answers_are_not_read_cost_a_bounded_amount(log: emb.Log)
         assert _answered(deaf[0], requests[-1]) == [1, *requests]
 
 
-def test_a_stranger_that_sends_a_byte_now_and_then_is_hung_up_on(log: emb.Log) -> None:
-    """The hello has its time; meanwhile others go on."""
+def test_a_stranger_that_sends_a_byte_now_and_then_is_disconnected(log: emb.Log) -> None:
+    """The hello has a time limit; meanwhile others continue."""
     with _dial(log.address) as slow:
         slow.sendall(b"E")
         assert log.topics()

@@ -36,14 +36,14 @@ def cli(log: Any, *arguments: str, stdin: str = "") -> str:
 
 
 def publish(log: Any, topic: str, values: range, **options: Any) -> dict[bytes, Any]:
-    """Publish numbers in small batches; where each of them is."""
+    """Publish numbers in small batches; the position of each."""
     with log.publisher(topic, batch_bytes=1_000, **options) as publisher:
         futures = {b"%d" % n: publisher.send(b"%d" % n) for n in values}
         return {value: future.result(60) for value, future in futures.items()}
 
 
 def follow(subscriber: Any, found: dict[tuple[int, int], bytes], count: int) -> list[int]:
-    """Read until `count` places are known; lanes that ended meanwhile."""
+    """Read until `count` positions are known; lanes that ended meanwhile."""
     ended = []
     while len(found) < count:
         batch = subscriber.poll(60)
@@ -57,7 +57,7 @@ def follow(subscriber: Any, found: dict[tuple[int, int], bytes], count: int) -> 
 
 
 @pytest.mark.parametrize("order", [0, 1])
-def test_acked_records_survive_a_broker_and_readers_go_on_in_its_new_lane(log: Any, order: int) -> None:
+def test_acked_records_survive_a_broker_and_readers_continue_in_its_new_lane(log: Any, order: int) -> None:
     """kill -9 in the middle: every position holds its record; END_OF_LANE; the next incarnation has its own lane."""
     topic = f"killed-{order}"
     log.create_topic(topic, order=order)
@@ -129,7 +129,7 @@ def test_order_0_stripes_and_order_1_stays_on_one_broker(log: Any) -> None:
 
 
 def test_positions_seeks_and_bounded_reads_are_per_lane(log: Any) -> None:
-    """A seq or an index is a place in one lane; earliest and latest are places in all."""
+    """A seq or an index is a position in one lane; earliest and latest are positions in all."""
     log.create_topic("places", order=0)
     placed = publish(log, "places", range(600))
     one = placed[b"300"]
@@ -180,8 +180,8 @@ def values(table: pa.Table) -> set[bytes]:
     return set(table.column("value").to_pylist())
 
 
-def test_a_time_is_a_place_in_every_lane(log: Any) -> None:
-    """Subscribe, seek and read from a time on in all lanes; one lane's place needs the lane."""
+def test_a_time_is_a_position_in_every_lane(log: Any) -> None:
+    """Subscribe, seek and read from a time in all lanes; a position in one lane needs the lane."""
     log.create_topic("times", order=0)
     publish(log, "times", range(300))
     between = moment()
@@ -251,7 +251,7 @@ def test_typed_topics_have_lanes_too(log: Any) -> None:
     assert sorted(seen) == list(range(101))
 
 
-def test_a_paused_reader_of_lanes_keeps_its_place(log: Any) -> None:
+def test_a_paused_reader_of_lanes_keeps_its_position(log: Any) -> None:
     """Nothing comes while it is paused; everything comes afterwards, once."""
     log.create_topic("pauses", order=0)
     publish(log, "pauses", range(100))
@@ -267,7 +267,7 @@ def test_a_paused_reader_of_lanes_keeps_its_place(log: Any) -> None:
     assert more.keys() <= set(found.values())
 
 
-def test_without_acks_nothing_is_waited_for_and_closing_brings_it_in(log: Any) -> None:
+def test_without_acks_sends_do_not_wait_and_close_delivers_the_records(log: Any) -> None:
     """ack=0: futures end with None; after close all of it is in the log of a healthy cluster."""
     for order in (0, 1):
         log.create_topic(f"quiet-{order}", order=order)
@@ -276,7 +276,7 @@ def test_without_acks_nothing_is_waited_for_and_closing_brings_it_in(log: Any) -
 
 
 def test_an_empty_topic_has_no_lanes_and_reads_as_nothing(log: Any) -> None:
-    """Lanes are made when the first batch comes; who subscribed before finds them."""
+    """Lanes are made when the first batch comes; an earlier subscriber finds them."""
     log.create_topic("empty", order=0)
     assert log.describe("empty").lanes == []
     assert (log.tail("empty").seq, log.read("empty").num_rows) == (0, 0)
@@ -287,7 +287,7 @@ def test_an_empty_topic_has_no_lanes_and_reads_as_nothing(log: Any) -> None:
         assert [record.value for record in batch] == [b"0"]
 
 
-def test_the_asyncio_twin_reads_lanes_too(log: Any) -> None:
+def test_the_asyncio_client_reads_lanes_too(log: Any) -> None:
     """Publish, subscribe, tail, read: over the same cluster."""
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Requests that a stopped broker carries out late change the topic that they were meant for, or none."""
+"""Requests that a stopped broker executes late change the intended topic, or none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """Two brokers: one is stopped, the other goes on."""
+    """Two brokers: one is stopped, the other continues."""
     with LocalCluster(brokers=2, replicas=1, log_bytes=32 * MIB) as cluster:
         yield cluster
 
@@ -55,7 +55,7 @@ def test_a_late_request_leaves_the_next_topic_of_that_name_alone(cluster: LocalC
             "alter": m.AlterTopic(name=name, partitions=8, topic_id=first.id),
             "trim": m.Trim(lane=first.lane, by="index", before=0, topic_id=first.id),
         }
-        with stopped(cluster.pids()["broker:0"]), emb.connect(addresses[1]) as other:  # broker 0 greets nobody now
+        with stopped(cluster.pids()["broker:0"]), emb.connect(addresses[1]) as other:  # broker 0 welcomes no client now
             answer = late(log, pool, asks[kind])
             other.delete_topic(name)
             second = other.create_topic(name, replicas=1)
@@ -78,10 +78,10 @@ def test_a_late_request_leaves_the_next_topic_of_that_name_alone(cluster: LocalC
         lambda log: log.trim("paused", before_seq=1),
     ],
 )  # fmt: skip
-def test_a_call_that_waits_for_a_paused_broker_changes_no_topic_that_came_meanwhile(
+def test_a_call_that_waits_for_a_paused_broker_changes_no_later_topic(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, change: Callable[[emb.Log], object]
 ) -> None:
-    """Which topic a call means is asked first. The broker answers when it wakes: with the next topic of that name."""
+    """The call first asks which topic it means. The broker answers when it wakes: with the next topic of that name."""
     addresses = cluster.addresses
     with emb.connect(addresses) as log, emb.connect(addresses[1]) as other, ThreadPoolExecutor(1) as pool:
         log.create_topic("paused", replicas=1)
@@ -117,8 +117,8 @@ def test_a_call_that_waits_for_a_paused_broker_changes_no_topic_that_came_meanwh
         other.delete_topic("paused")
 
 
-def test_a_call_that_means_a_certain_topic_says_so(cluster: LocalCluster) -> None:
-    """`delete_topic` with the id of a topic that is gone is refused, and says which one has the name now."""
+def test_a_call_may_name_the_id_of_its_topic(cluster: LocalCluster) -> None:
+    """`delete_topic` with the id of a deleted topic is refused, and names the topic that has the name now."""
     with emb.connect(cluster.addresses) as log:
         first = log.create_topic("certain", replicas=1)
         log.delete_topic("certain", topic_id=first.id)

@@ -1,4 +1,4 @@
-"""The heart of it, with real processes: a million records, a broker killed half-way, and nobody can tell afterwards."""
+"""The core promise, with real processes: a million records, a broker killed halfway, and no trace of it afterwards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _batch(publisher: int, number: int) -> pa.RecordBatch:
 
 
 class Watcher(threading.Thread):
-    """A subscriber that keeps what it saw: (index, seq, publisher, first number) of every batch."""
+    """A subscriber that records its results: (index, seq, publisher, first number) of every batch."""
 
     def __init__(self, log: emb.Log) -> None:
         super().__init__(daemon=True)
@@ -72,7 +72,7 @@ class Watcher(threading.Thread):
 
 
 def test_a_million_records_survive_a_broker_killed_half_way(cluster: LocalCluster) -> None:
-    """Exactly once, in each publisher's order, at equal positions for both subscribers, and every ack was true."""
+    """Exactly once, in each publisher's order, at equal positions for both subscribers, and every ack was correct."""
     acks: dict[tuple[int, int], emb.Position] = {}
     half = threading.Event()
     with emb.connect(cluster.addresses) as log:

@@ -1,4 +1,4 @@
-"""Real processes: all are killed, the fabric is gone, its mirror is not. Publishers hear exactly what is lost."""
+"""Real processes: all are killed, the fabric is lost, its mirror is not. Publishers get exact losses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cluster_in(folder: Path) -> RestartableCluster:
 
 
 def told(publisher: emb.Publisher) -> RecordsLost:
-    """What the publisher's caller hears is lost, once the publisher has heard of it."""
+    """The losses reported to the publisher's caller, once the publisher knows them."""
 
     def heard() -> RecordsLost | None:
         try:
@@ -50,7 +50,7 @@ def told(publisher: emb.Publisher) -> RecordsLost:
 
 
 def test_losing_the_fabric_loses_no_ordered_entry(tmp_path: Path) -> None:
-    """Orders 5 and 0, acks 1 and 2, a replica that stands still: what was ordered since then is lost, to the record."""
+    """Orders 5 and 0, acks 1 and 2, a stopped replica: records ordered since then are lost, to the record."""
     with ExitStack() as stack:
         cluster = cluster_in(tmp_path)
         stack.callback(cluster.end)
@@ -77,7 +77,7 @@ def test_losing_the_fabric_loses_no_ordered_entry(tmp_path: Path) -> None:
         assert not Path(before.fabric).exists()
 
         cluster.start()
-        again = pending.result(WAIT_S)  # never acked where it was ordered and lost; sent again, it has a new position
+        again = pending.result(WAIT_S)  # never acked at the position that was lost; sent again, it has a new position
         assert ordered.index <= again.index < ordered.index + 10  # and not above a ceiling that is thousands away
         assert ordered.seq <= again.seq
         assert told(strong).positions == tuple(late)
@@ -90,6 +90,6 @@ def test_losing_the_fabric_loses_no_ordered_entry(tmp_path: Path) -> None:
         values = log.read("strong", read="durable", timeout=WAIT_S).column("value").to_pylist()
         assert values == [*(b"early %d" % number for number in range(20)), b"safe", b"pending", b"after", b"after"]
         home = Path(before.mirror.folder).parent
-        until(lambda: len(list(home.glob("generation-*"))) == 1)  # the old mirror goes once all lanes are back
+        until(lambda: len(list(home.glob("generation-*"))) == 1)  # the old mirror is removed once all lanes are back
         log.close()
     assert not home.exists()

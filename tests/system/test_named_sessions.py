@@ -1,4 +1,4 @@
-"""`embarcadero publish --session`, run again: every line is stored once, or an error says why that can't be known."""
+"""`embarcadero publish --session`, repeated: every line is stored once, or an error explains why that is unknown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPED = pa.schema([("user", pa.string()), ("number", pa.int64())])
 
 @pytest.fixture(scope="module")
 def log() -> Iterator[Any]:
-    """Batches have at most 300 records, so that what the command line sends at once becomes several."""
+    """Batches have at most 300 records, so that the command line's records become several batches."""
     config = load(None, {"limits.records_per_batch": 300})
     with emb.local(brokers=1, replicas=1, log_bytes=64 << 20, config=config) as log:
         yield log
@@ -43,7 +43,7 @@ def published(log: Any, topic: str, lines: list[str], *options: str) -> tuple[in
 
 
 def refused(log: Any, topic: str, lines: list[str], *options: str) -> str:
-    """Why a run was refused; it has stored nothing."""
+    """The reason why a run was refused; it has stored nothing."""
     before, result = log.tail(topic).seq, publish(log, topic, lines, *options)
     assert result.exit_code != 0
     assert log.tail(topic).seq == before
@@ -54,7 +54,7 @@ def stored(log: Any, topic: str) -> list[str]:
     return [value.decode() for value in log.read(topic, read="ordered").column("value").to_pylist()]
 
 
-def test_lines_that_were_added_since_are_stored(log: Any) -> None:
+def test_added_lines_are_stored(log: Any) -> None:
     """1,500 lines, then all 3,000: 500 of them were never stored, and counted as stored before."""
     log.create_topic("grown", replicas=1)
     assert published(log, "grown", LINES[:1_500]) == (1_500, 0)
@@ -65,7 +65,7 @@ def test_lines_that_were_added_since_are_stored(log: Any) -> None:
     assert stored(log, "grown") == LINES
 
 
-def test_a_session_that_was_cut_in_other_ways_goes_on_behind_its_records(log: Any) -> None:
+def test_a_session_that_was_cut_in_other_ways_continues_after_its_records(log: Any) -> None:
     """Programs and 0.1.0 cut batches elsewhere; each holder of the name has another handle; others publish as well."""
     log.create_topic("foreign", partitions=4)
     sent = 0
@@ -80,7 +80,7 @@ def test_a_session_that_was_cut_in_other_ways_goes_on_behind_its_records(log: An
 
 
 def test_rows_of_a_schema_are_compared_as_rows(log: Any) -> None:
-    """A column that was added since is null in what was stored before."""
+    """A column that was added since is null in earlier records."""
     log.create_topic("rows", schema=TYPED, partitions=2)
     rows = [json.dumps({"user": f"user {number % 5}", "number": number}) for number in range(2_000)]
     assert published(log, "rows", rows[:950]) == (950, 0)
@@ -92,8 +92,8 @@ def test_rows_of_a_schema_are_compared_as_rows(log: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--key-separator", " ")], ids=["other lines", "other keys"])
-def test_lines_that_are_not_those_stored_are_refused(log: Any, options: tuple[str, ...]) -> None:
-    """Another file under the same name was skipped as if it were stored."""
+def test_lines_that_differ_from_the_stored_ones_are_refused(log: Any, options: tuple[str, ...]) -> None:
+    """Another file under the same name used to be skipped as if it were stored."""
     topic = f"edited-{len(options)}"
     log.create_topic(topic)
     assert published(log, topic, LINES[:1_000]) == (1_000, 0)
@@ -104,7 +104,7 @@ def test_lines_that_are_not_those_stored_are_refused(log: Any, options: tuple[st
 
 
 def test_a_session_whose_beginning_is_trimmed_is_refused(log: Any) -> None:
-    """How many lines were in what is gone, the log does not tell any more."""
+    """The log no longer shows how many lines were in the trimmed part."""
     log.create_topic("trimmed")
     assert published(log, "trimmed", LINES[:1_000]) == (1_000, 0)
     log.trim("trimmed", before_seq=500)
@@ -114,7 +114,7 @@ def test_a_session_whose_beginning_is_trimmed_is_refused(log: Any) -> None:
 
 
 def test_keys_that_spread_over_partitions_are_refused(log: Any) -> None:
-    """Lines of several partitions are several batches: what an interrupted run stored is not the first lines."""
+    """Lines of several partitions are several batches: an interrupted run did not store the first lines."""
     log.create_topic("keyed", schema=TYPED, partitions=4, key="user")
     log.create_topic("split", partitions=4)
     for topic, options in (("keyed", ()), ("split", ("--key-separator", " "))):

@@ -30,7 +30,7 @@ def log() -> Iterator[Any]:
 
 
 def out_of_order(log: Any, topic: str) -> int:
-    """How many records come after a later one of their key and publisher."""
+    """The number of records that come after a later one of their key and publisher."""
     table = log.read(topic)
     last: dict[tuple[bytes, bytes], int] = defaultdict(lambda: -1)
     late = 0
@@ -42,7 +42,7 @@ def out_of_order(log: Any, topic: str) -> int:
 
 
 def opened_strong(log: Any, topic: str) -> list[bool]:
-    """Of each session in the log, whether its SESSION_OPEN says that it is strong in a topic of order 2."""
+    """For each session in the log, whether its SESSION_OPEN has the strong flag in a topic of order 2."""
     return [
         bool(entry.flags & 2)
         for batches in log.scan(topic, control=True)
@@ -69,7 +69,7 @@ def test_send_keeps_the_order_of_each_key_over_partitions_brokers_and_connection
 
 
 def test_strong_and_weak_publishers_share_a_topic(log: Any) -> None:
-    """Sync and asyncio: what is not chosen is strong, "total" opts out, names and numbers mean the same."""
+    """Sync and asyncio: the default is strong, "total" opts out, names and numbers mean the same."""
     log.create_topic("shared")
     for order in (None, "total", 2, "strong", 5):
         with log.publisher("shared", order=order) as publisher:
@@ -85,7 +85,7 @@ def test_strong_and_weak_publishers_share_a_topic(log: Any) -> None:
     assert opened_strong(log, "shared") == [True, False, False, True, True, True, False]
 
 
-def test_a_topic_says_which_orders_its_publishers_may_have(log: Any) -> None:
+def test_a_topic_limits_the_orders_of_its_publishers(log: Any) -> None:
     """Order 5 takes strong sessions only; orders 0 and 1 have no choice; names are taken where topics are made."""
     assert log.create_topic("all-strong", order="strong").order == Order.STRONG
     assert log.create_topic("local", order="local").order == Order.BROKER
@@ -105,7 +105,7 @@ def record(value: bytes) -> pa.RecordBatch:
 
 
 def test_a_named_session_keeps_the_order_it_was_opened_with(log: Any) -> None:
-    """Without a choice the next holder goes on with it as it is; to insist on another one is refused."""
+    """Without a choice the next holder continues with its order; a conflicting choice is refused."""
     log.create_topic("named")
     with log.publisher("named", session="till", order="total") as publisher:
         publisher.publish(record(b"0")).result(timeout=30)

@@ -1,4 +1,4 @@
-"""What other users of the machine may see of a cluster: nothing, and no secret in any list of processes."""
+"""Privacy from other users of the machine: they see nothing of a cluster, and no secret in any list of processes."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def cluster(tmp_path: Path, configured: Config) -> Iterator[LocalCluster]:
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all that it started."""
+    """A process and all its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *(below for child in children for below in descendants(int(child)))]
 
 
-def test_secrets_reach_the_processes_and_are_seen_nowhere(cluster: LocalCluster) -> None:
+def test_secrets_reach_the_processes_and_are_visible_nowhere(cluster: LocalCluster) -> None:
     """Not in `ps`, not in cluster.json, not in logs; only in a file of their own."""
     with emb.connect(cluster.addresses) as log:
         log.create_topic("orders", replicas=1)

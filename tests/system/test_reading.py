@@ -1,4 +1,4 @@
-"""Times, trims, pauses and explicit sequences against a real cluster, with the sync client and its asyncio twin."""
+"""Times, trims, pauses and explicit sequences against a real cluster, with the sync and the asyncio client."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_reading_since_a_time(log: Any, topic: str) -> None:
         assert subscriber.poll(30).seq == 0
 
 
-def test_a_time_to_come_is_waited_for(log: Any, topic: str) -> None:
+def test_a_future_time_is_waited_for(log: Any, topic: str) -> None:
     """Nothing older is delivered meanwhile."""
     with log.publisher(topic, linger_ms=0) as publisher, ExitStack() as subscribers:
         lead_ms = 300
@@ -86,7 +86,7 @@ def test_a_time_to_come_is_waited_for(log: Any, topic: str) -> None:
         assert [record.value for record in subscriber.poll(30).records()] == [b"in time"]
 
 
-def test_times_that_are_none_are_refused_with_advice(log: Any, topic: str) -> None:
+def test_invalid_times_are_refused_with_advice(log: Any, topic: str) -> None:
     """Naive, before 1970, or no datetime at all: nothing is sent."""
     naive = datetime(2026, 1, 31)
     for wrong, words in ((naive, "time zone"), (datetime(1969, 12, 31, tzinfo=UTC), "1970"), ("yesterday", "datetime")):
@@ -103,8 +103,8 @@ def test_times_that_are_none_are_refused_with_advice(log: Any, topic: str) -> No
             subscriber.seek(seq=1, time=datetime.now(UTC))
 
 
-def test_trim_gives_up_what_is_old(log: Any, topic: str) -> None:
-    """It tells the new start; all readers see a typed gap or error below it, whichever broker they ask."""
+def test_trim_drops_old_records(log: Any, topic: str) -> None:
+    """It returns the new start; all readers see a typed gap or error below it, on every broker."""
     assert log.trim(topic, before_seq=3) == emb.Position(log.describe(topic).lane, log.tail(topic).start_index, 2)
     for _ in range(6):
         assert _values(log.read(topic)) == [b"b0", b"b1", b"c0", b"c1"]
@@ -120,8 +120,8 @@ def test_trim_gives_up_what_is_old(log: Any, topic: str) -> None:
     assert log.read(topic).num_rows == 0
 
 
-def test_a_trim_that_can_t_be_is_refused(log: Any, topic: str) -> None:
-    """Beyond the end, before a time to come, without a place or with two, or of nothing: nothing changes."""
+def test_an_impossible_trim_is_refused(log: Any, topic: str) -> None:
+    """Beyond the end, before a future time, without a position or with two, or of nothing: nothing changes."""
     for wrong, error in (
         ({"before_seq": 7}, FuturePosition),
         ({"before_index": 1_000}, FuturePosition),
@@ -137,7 +137,7 @@ def test_a_trim_that_can_t_be_is_refused(log: Any, topic: str) -> None:
     assert log.tail(topic).start_seq == 0
 
 
-def test_a_trim_outlives_brokers_and_sequencer(log: Any, topic: str) -> None:
+def test_a_trim_survives_brokers_and_sequencer(log: Any, topic: str) -> None:
     """The start is in the store: new incarnations and the next epoch know it."""
     log.trim(topic, before_seq=4)
     log.cluster.kill_broker(0)
@@ -150,8 +150,8 @@ def test_a_trim_outlives_brokers_and_sequencer(log: Any, topic: str) -> None:
         log.read(topic, 0)
 
 
-def test_a_paused_subscriber_keeps_its_place(log: Any, topic: str) -> None:
-    """Polls end with their timeout; another thread or a seek does not wake it; resume goes on."""
+def test_a_paused_subscriber_keeps_its_position(log: Any, topic: str) -> None:
+    """Polls end with their timeout; another thread or a seek does not wake it; resume continues."""
     with log.subscribe(topic) as subscriber:
         assert subscriber.poll(30).seq == 0
         subscriber.pause()
@@ -166,7 +166,10 @@ def test_a_paused_subscriber_keeps_its_place(log: Any, topic: str) -> None:
 
 
 def test_an_explicit_sequence_continues_the_session_or_is_refused(log: Any, topic: str) -> None:
-    """A gap and a step back are OutOfSequence and take nothing; the next holder of the name knows what is in."""
+    """A gap and a step back are OutOfSequence and store nothing.
+
+    The next holder of the name knows the stored batches.
+    """
     def row(text: bytes) -> pa.Table:
         return pa.table({"value": [text]})
 
@@ -189,7 +192,7 @@ def test_an_explicit_sequence_continues_the_session_or_is_refused(log: Any, topi
     assert sequences == [0, 1, 2, 3]
 
 
-def test_the_asyncio_twin_does_all_of_it(log: Any, topic: str) -> None:
+def test_the_asyncio_client_does_all_of_it(log: Any, topic: str) -> None:
     """The same calls, awaited."""
     async def body() -> None:
         async with await emb.aio.connect(log.cluster.addresses, timeout=20) as twin:

@@ -1,4 +1,4 @@
-"""Batches by reference on a real cluster: staged in one topic, published into another, whoever is killed meanwhile."""
+"""Batches by reference on a real cluster: staged in one topic, published into another, despite kills."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOISE = os.urandom(4_096)
 
 @pytest.fixture(scope="module")
 def log() -> Iterator[Any]:
-    """Memory holds a third of what is staged: the rest is read from the replicas' files."""
+    """Memory holds a third of the staged batches: the rest is read from the replicas' files."""
     with emb.local(brokers=3, replicas=2, log_bytes=64 << 20) as log:
         yield log
 
@@ -35,7 +35,7 @@ def made(number: int, records: int, size: int) -> Any:
 
 
 def stage(log: Any, topic: str, batches: int, records: int = 10, size: int = 100) -> list[emb.StagedBatch]:
-    """Stage batches durably; what names them."""
+    """Stage batches durably; return their references."""
     with log.publisher(topic, ack=2) as publisher:
         futures = [publisher.publish_encoded(made(n, records, size), records, partition=n % 4) for n in range(batches)]
         return [future.staged() for future in futures]
@@ -51,8 +51,8 @@ def publish_one(log: Any, topic: str, staged: emb.StagedBatch) -> BaseException 
     return error
 
 
-def test_what_is_staged_is_published_once_though_brokers_are_killed(log: Any) -> None:
-    """200 MB, kill -9 of a broker that staged some of it, and of one that publishes; then all of it once more."""
+def test_staged_batches_are_published_once_though_brokers_are_killed(log: Any) -> None:
+    """200 MB, kill -9 of a broker that staged some of it, and of a broker that publishes; then all of it once more."""
     log.create_topic("staging", order=0, replicas=2, durable_on=1, partitions=4)
     log.create_topic("target", order=5, replicas=2, durable_on=1, partitions=4)
     staged = stage(log, "staging", batches=100, records=512, size=4_000)
@@ -62,7 +62,7 @@ def test_what_is_staged_is_published_once_though_brokers_are_killed(log: Any) ->
     log.cluster.kill_broker(victim)
 
     placed = []
-    for run in range(2):  # the second one is a driver that begins again
+    for run in range(2):  # the second one is a driver that starts again
         with log.publisher("target", session="job", session_at=0, ack=2) as publisher:
             futures = [publisher.publish_reference(each, partition=n % 4) for n, each in enumerate(staged)]
             if not run:
@@ -78,7 +78,7 @@ def test_what_is_staged_is_published_once_though_brokers_are_killed(log: Any) ->
 
 
 def test_the_asyncio_client_stages_and_publishes_too(log: Any) -> None:
-    """The same calls; a wrong reference ends its own future, and a weak session goes on."""
+    """The same calls; a wrong reference ends its own future, and a weak session continues."""
 
     async def run() -> list[Any]:
         async with await emb.aio.connect(log.address) as client:
@@ -100,8 +100,8 @@ def test_the_asyncio_client_stages_and_publishes_too(log: Any) -> None:
     assert len(values) == 20
 
 
-def test_a_deleted_or_trimmed_staging_topic_is_told(log: Any) -> None:
-    """The error says what is gone; nothing of the batch is in the topic."""
+def test_a_deleted_or_trimmed_staging_topic_is_reported(log: Any) -> None:
+    """The error names the missing part; no record of the batch is in the topic."""
     log.create_topic("gone-staging", order=0, replicas=2, durable_on=1, partitions=4)
     log.create_topic("gone-target", order=5, replicas=2, durable_on=1)
     staged = stage(log, "gone-staging", batches=8)
@@ -121,7 +121,7 @@ def test_a_deleted_or_trimmed_staging_topic_is_told(log: Any) -> None:
     assert told == [BadReference, type(None)]
     log.delete_topic("gone-staging")
     outcome, stored = publish_one(log, "gone-target", kept), 1
-    while outcome is None:  # the broker has not heard of the deletion yet, and copied what it has in memory
+    while outcome is None:  # the broker does not know of the deletion yet, and copied from memory
         outcome, stored = publish_one(log, "gone-target", kept), stored + 1
     assert isinstance(outcome, BadReference)
     assert "deleted" in outcome.message

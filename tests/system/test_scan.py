@@ -26,7 +26,7 @@ BATCHES = 400
 
 @pytest.fixture(scope="module")
 def log() -> Iterator[Any]:
-    """Memory is small, so that most of what is published is read from segment files."""
+    """Memory is small, so that most records are read from segment files."""
     with emb.local(brokers=2, replicas=1, log_bytes=32 << 20) as log:
         yield log
 
@@ -51,7 +51,7 @@ def _scanned(log: Any, topic: str, **options: Any) -> list[Any]:
 
 
 def test_a_scan_has_every_record_of_its_span_once_in_order(log: Any, topic: str) -> None:
-    """By default all that is durable now; with ends, exactly what is between them; the asyncio twin gives the same."""
+    """By default all records durable now; with ends, exactly those between them; the asyncio client gives the same."""
     batches = _scanned(log, topic)
     assert sorted(_numbers(batches)) == list(range(BATCHES * RECORDS))
     assert [batch.seq for batch in batches] == [number * RECORDS for number in range(BATCHES)]
@@ -84,7 +84,7 @@ def test_a_scan_may_be_of_some_partitions(log: Any, topic: str) -> None:
     ]
 
 
-def test_pieces_of_a_span_are_read_side_by_side(log: Any, topic: str) -> None:
+def test_pieces_of_a_span_are_read_in_parallel(log: Any, topic: str) -> None:
     """Measured pieces are about equal and meet exactly: scans of all of them give every record once."""
     stop = log.tail(topic).durable_index
     cuts = log.measure(topic, 0, stop, 4 << 20)
@@ -100,7 +100,7 @@ def test_pieces_of_a_span_are_read_side_by_side(log: Any, topic: str) -> None:
 
 
 def test_a_scan_that_is_left_stops_fetching(log: Any, topic: str) -> None:
-    """Leaving the loop ends the scan; the log goes on as if nothing had been."""
+    """Leaving the loop ends the scan; the log continues normally."""
     for _batches in log.scan(topic):
         break
     del _batches
@@ -118,14 +118,14 @@ async def _left(address: str, topic: str) -> None:
 
 
 def test_a_trimmed_part_is_one_gap_within_the_span(log: Any) -> None:
-    """Gaps are clipped to what was asked for, and a scan from None begins where the topic does."""
+    """Gaps are clipped to the requested span, and a scan from None starts where the topic does."""
     log.create_topic("trimmed", replicas=1)
     with log.publisher("trimmed", ack=2) as publisher:
         for number in range(20):
             publisher.publish(pa.record_batch({"value": [b"%d" % number]})).result(30)
     log.trim("trimmed", before_index=11)
     while _scanned(log, "trimmed", start=2, stop=3)[0].gap is None or _scanned(log, "trimmed")[0].index != 11:
-        pass  # each broker hears of it in its own time
+        pass  # each broker learns of it in its own time
     span = _scanned(log, "trimmed", start=2, stop=6)
     assert [(batch.kind, batch.gap) for batch in span] == [(None, emb.Gap(GapKind.TRIMMED, 2, 6))]
     over = _scanned(log, "trimmed", start=2, stop=13)
@@ -136,8 +136,8 @@ def test_a_trimmed_part_is_one_gap_within_the_span(log: Any) -> None:
         log.measure("trimmed", 2, 6, 100)
 
 
-def test_a_scan_waits_for_what_is_to_come_and_says_when_nothing_does(log: Any) -> None:
-    """A stop beyond the end is waited for; without any progress it is TimedOut; what is no span is refused at once."""
+def test_a_scan_waits_for_future_records_and_times_out_without_progress(log: Any) -> None:
+    """A stop beyond the end is waited for; without progress it is TimedOut; an invalid span is refused immediately."""
     log.create_topic("later", replicas=1)
     with pytest.raises(TimedOut):
         _scanned(log, "later", stop=2, timeout=0.2)
@@ -166,7 +166,7 @@ def test_a_scan_waits_for_what_is_to_come_and_says_when_nothing_does(log: Any) -
 
 
 def test_a_lane_of_a_broker_is_scanned_by_its_number(log: Any) -> None:
-    """Orders 0 and 1: which lane has to be said; all lanes together have every record; each can be measured."""
+    """Orders 0 and 1: the lane must be given; all lanes together have every record; each can be measured."""
     log.create_topic("lanes", order=0, replicas=1)
     with log.publisher("lanes", ack=2) as publisher:
         for number in range(40):
@@ -183,7 +183,7 @@ def test_a_lane_of_a_broker_is_scanned_by_its_number(log: Any) -> None:
 
 
 def test_closing_the_log_ends_a_scan(log: Any) -> None:
-    """Whoever waits in a scan learns that the log was closed."""
+    """A waiting scan learns that the log was closed."""
     other = emb.connect(log.address)
     log.create_topic("endless", replicas=1)
     ended: list[Exception] = []
@@ -204,7 +204,7 @@ def test_closing_the_log_ends_a_scan(log: Any) -> None:
     assert [type(error) for error in ended] == [Closed]
 
 
-def test_how_far_a_reader_is_can_be_seen(log: Any, topic: str) -> None:
+def test_the_progress_of_a_reader_is_visible(log: Any, topic: str) -> None:
     """note_progress is shown by readers, with the lag in records, and by `topic describe` and `status`."""
     half = next(iter(log.scan(topic, start=200, stop=201)))[0]
     log.note_progress(topic, "billing", {half.lane: (half.index, half.seq)})
@@ -221,7 +221,7 @@ def test_how_far_a_reader_is_can_be_seen(log: Any, topic: str) -> None:
 
     log.note_progress(topic, "daily sums", {half.lane: (half.index, half.seq)})
     names: set[str] = set()
-    while names != {"billing", "daily sums"}:  # other brokers hear of it within a second
+    while names != {"billing", "daily sums"}:  # other brokers learn of it within a second
         told = json.loads(CliRunner().invoke(app, ["topic", "readers", topic, "--json", *folder]).stdout)
         names = {one["reader"] for one in told}
     assert [one["lag"] for one in told] == [reader.lag, reader.lag]
@@ -233,12 +233,12 @@ def test_how_far_a_reader_is_can_be_seen(log: Any, topic: str) -> None:
     with pytest.raises(BadValue, match=rf"topic '{topic}' has no reader 'daily sums' .*topic readers {topic}"):
         log.remove_reader(topic, "daily sums")
     log.note_progress(topic, "billing", {half.lane: (half.index, half.seq)})
-    while [each.reader for each in log.readers(topic)] != ["billing"]:  # it is alive, and comes back
+    while [each.reader for each in log.readers(topic)] != ["billing"]:  # it is alive, and returns
         continue
 
 
 def test_the_batch_of_a_record_or_an_index_is_found(log: Any, topic: str) -> None:
-    """In memory and in files, by both clients; beyond the end is an error, the end itself is a place."""
+    """In memory and in files, by both clients; beyond the end is an error, the end itself is a position."""
     lane, end = log.describe(topic).lane, log.tail(topic)
     first = log.position_of(topic, seq=0)
 

@@ -1,6 +1,6 @@
-"""A short soak: after topics, sessions, connections and subscribers came and went, no role holds anything of them.
+"""A short soak: topics, sessions, connections and subscribers came and went, and no role keeps anything of them.
 
-Counts are compared, never times. `make soak` does it for longer, and looks at memory and disks, too.
+Counts are compared, never times. `make soak` does it for longer, and checks memory and disks, too.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from embarcadero.limits import MIB
 from embarcadero_proof.chaos.soak import Churn, Series, Watch, settled, slope, small_cluster
 
 SLACK = {"descriptors": 4, "mappings of removed files": 3, "mapped shared memory": 16 * MIB, "store rows": 0}
-"""Files and pipes that are opened once, for all topics. What one kind of topic leaves behind is more, after so many."""
+"""Files and pipes that are opened once, for all topics.
+
+Leftovers of one kind of topic are more, after this many.
+"""
 TOPICS = 56
 
 
 def test_the_slope_is_that_of_most_samples() -> None:
-    """A few wild ones do not change it; what grows, grows."""
+    """A few outliers do not change it; growth shows."""
     at_s = [float(number) for number in range(40)]
     flat, growing = [10.0] * 40, [10.0 + number for number in range(40)]
     for wild in (3, 17, 30):
@@ -31,8 +34,8 @@ def test_the_slope_is_that_of_most_samples() -> None:
 
 
 @pytest.mark.system
-def test_every_role_is_as_it_was_after_topics_came_and_went() -> None:
-    """Of a topic that is gone no role has a descriptor, a mapping, or a row in the store."""
+def test_every_role_is_unchanged_after_topics_came_and_went() -> None:
+    """No role has a descriptor, a mapping, or a row in the store for a deleted topic."""
     with small_cluster(brokers=2, replicas=2) as cluster:
         churn, watch = Churn(cluster, seed=0), Watch(cluster, os.getpid())
         try:
@@ -47,7 +50,7 @@ def test_every_role_is_as_it_was_after_topics_came_and_went() -> None:
 
 
 def settled_base(watch: Watch) -> dict[tuple[str, str], float]:
-    """What every role holds once the topics are gone: as soon as it holds no less than at the look before."""
+    """The resources of every role once the topics are gone: as soon as they no longer fall."""
     before: dict[tuple[str, str], float] = {}
     while True:
         watch.look()

@@ -1,4 +1,4 @@
-"""Sequencers that stand by, in real processes: killed, stopped and asked to hand over under load."""
+"""Standby sequencers, in real processes: killed, stopped and asked to hand over under load."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from embarcadero.node.standby import hand_over
 
 
 def until(what: Callable[[], Any]) -> Any:
-    """Ask until the answer is true. The test's own time-out ends a wait that has no end."""
+    """Poll until the condition is true. The test's own timeout ends an endless wait."""
     while not (answer := what()):
         time.sleep(0.02)
     return answer
 
 
 class Load:
-    """A publisher at work, and what became of all that it sent."""
+    """A publisher at work, and the outcome of all its records."""
 
     def __init__(self, log: emb.Log, topic: str) -> None:
         self._log, self._topic = log, topic
@@ -78,12 +78,12 @@ def reigning(log: emb.Log) -> SequencerReport:
 
 
 def standing_by(log: emb.Log) -> SequencerReport:
-    """Who reigns, once another one stands by."""
+    """The leader, once another sequencer stands by."""
     return until(lambda: (found := reigning(log)).pid and any(s.state == "stands by" for s in found.standbys) and found)
 
 
 def test_a_killed_sequencer_is_succeeded_under_load(log: emb.Log) -> None:
-    """kill -9, twice: futures complete later, nothing is lost or twice, and the dead one stands by again."""
+    """kill -9, twice: futures complete later, nothing is lost or duplicated, and the dead one stands by again."""
     with Load(log, "killed") as load:
         for _ in range(2):
             before = standing_by(log)
@@ -94,8 +94,8 @@ def test_a_killed_sequencer_is_succeeded_under_load(log: emb.Log) -> None:
     assert standing_by(log).pid
 
 
-def test_a_hand_over_disturbs_nobody(log: emb.Log) -> None:
-    """A planned move there and back: the other one reigns, and stands by again after the second."""
+def test_a_hand_over_disturbs_no_client(log: emb.Log) -> None:
+    """A planned move there and back: the other sequencer leads, and stands by again after the second move."""
     first = standing_by(log)
     with Load(log, "moved") as load:
         there = hand_over(log.cluster.folder)
@@ -106,8 +106,8 @@ def test_a_hand_over_disturbs_nobody(log: emb.Log) -> None:
     assert reigning(log).pid == first.pid  # the same process: nothing was started
 
 
-def test_only_who_reigns_comes_before_others(log: emb.Log) -> None:
-    """Where the system permits it: the one that has handed over is as all others again."""
+def test_only_the_leader_has_priority(log: emb.Log) -> None:
+    """Where the system permits it: after a hand-over the old leader has normal priority again."""
     nice = SEQUENCER_NICE if os.geteuid() == 0 else 0
     for _ in range(2):
         before = standing_by(log)
@@ -118,8 +118,8 @@ def test_only_who_reigns_comes_before_others(log: emb.Log) -> None:
         assert after.pid != before.pid
 
 
-def test_a_stopped_sequencer_stands_by_when_it_goes_on(log: emb.Log) -> None:
-    """SIGSTOP: another one takes over; SIGCONT: it changes nothing, and watches the new one."""
+def test_a_stopped_sequencer_stands_by_when_it_continues(log: emb.Log) -> None:
+    """SIGSTOP: another one takes over; SIGCONT: it has no effect, and watches the new leader."""
     stopped = standing_by(log)
     with Load(log, "stopped") as load:
         os.kill(stopped.pid, signal.SIGSTOP)
@@ -150,7 +150,7 @@ def test_a_stopped_broker_is_replaced(log: emb.Log) -> None:
 
 
 def test_a_stopped_process_is_killed_although_the_store_is_locked(log: emb.Log) -> None:
-    """As by one that was stopped in a transaction: nobody can write that it is dead, and still it is replaced."""
+    """As if it was stopped in a transaction: its death cannot be recorded, and still it is replaced."""
     stopped = standing_by(log)
     with Load(log, "locked") as load:
         with closing(sqlite3.connect(log.cluster.folder.store_path, isolation_level=None)) as store:
@@ -165,8 +165,8 @@ def test_a_stopped_process_is_killed_although_the_store_is_locked(log: emb.Log) 
     standing_by(log)
 
 
-def test_a_sequencer_that_is_told_to_end_hands_over_first(log: emb.Log) -> None:
-    """SIGTERM to its process alone: nothing is drained, another one reigns, and it comes back."""
+def test_a_sequencer_that_is_asked_to_end_hands_over_first(log: emb.Log) -> None:
+    """SIGTERM to its process alone: nothing is drained, another one leads, and it comes back."""
     before = standing_by(log)
     with Load(log, "ended") as load:
         os.kill(before.pid, signal.SIGTERM)
@@ -175,8 +175,8 @@ def test_a_sequencer_that_is_told_to_end_hands_over_first(log: emb.Log) -> None:
     load.check()
 
 
-def test_who_stands_by_can_be_watched(log: emb.Log) -> None:
-    """Its page says that it stands by, and has nothing of a sequencer."""
+def test_a_standby_can_be_watched(log: emb.Log) -> None:
+    """Its page reports that it stands by, and has no metrics of a sequencer."""
     found = standing_by(log)
     pages = {}
     for number, address in [(found.candidate, found.metrics), *((s.candidate, s.metrics) for s in found.standbys)]:
@@ -189,8 +189,8 @@ def test_who_stands_by_can_be_watched(log: emb.Log) -> None:
     assert "embarcadero_epoch " not in pages[other]
 
 
-def test_a_hand_over_that_cannot_be_says_why(log: emb.Log, tmp_path: Path) -> None:
-    """To the one that reigns, to nobody, in a cluster that does not run, in one without another sequencer."""
+def test_an_impossible_hand_over_is_refused_with_the_reason(log: emb.Log, tmp_path: Path) -> None:
+    """To the leader, to a missing sequencer, in a cluster that does not run or has no other sequencer."""
     found = standing_by(log)
     with pytest.raises(BadValue, match="reigns already"):
         hand_over(log.cluster.folder, to=found.candidate)
@@ -205,8 +205,8 @@ def test_a_hand_over_that_cannot_be_says_why(log: emb.Log, tmp_path: Path) -> No
         hand_over(alone.folder)
 
 
-def test_nobody_takes_over_while_the_cluster_stops(tmp_path: Path) -> None:
-    """`down`: the one that reigns drains and ends; the other one just leaves. What was durable is there afterwards."""
+def test_no_standby_takes_over_while_the_cluster_stops(tmp_path: Path) -> None:
+    """`down`: the leader drains and ends; the other one just leaves. Durable records are there afterwards."""
     patient = load(None, {"sequencer.takeover_after_ms": 60_000})
     with LocalCluster(brokers=1, replicas=1, log_bytes=32 * MIB, data_dir=tmp_path, config=patient) as cluster:
         with emb.connect(cluster.addresses) as log:

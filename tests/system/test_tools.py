@@ -1,4 +1,4 @@
-"""Operators' tools on real clusters: verify after kill -9 of everything, status of what is missing, topic recover."""
+"""Operators' tools on real clusters: verify after kill -9 of everything, status with problems, topic recover."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def publish(cluster: LocalCluster, count: int, **settings: int) -> None:
 
 
 def copied(folder: Path) -> bool:
-    """Whether both replicas have as much: the second one copies what was durable on the first."""
+    """Whether both replicas have as much: the second one copies the durable records of the first."""
     logs = [(folder / f"replica-{number}").glob("lane-*/range-*/*.log") for number in range(2)]
     return len({sum(path.stat().st_size for path in found) for found in logs}) == 1
 
 
 def test_verify_after_a_kill_of_everything(tmp_path: Path) -> None:
-    """Refused while it runs; sound after the kill; a flipped bit is found; a start repairs it from the peers."""
+    """Refused while it runs; intact after the kill; a flipped bit is found; a start repairs it from the peers."""
     with LocalCluster(brokers=1, replicas=3, data_dir=tmp_path) as cluster:
         publish(cluster, 2_000, replicas=3, durable_on=2)
         refused = run(tmp_path, "verify")
@@ -81,7 +81,10 @@ def test_verify_after_a_kill_of_everything(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_never_comes_back(tmp_path: Path) -> None:
-    """Durable on 1 of 2, all memory and one disk lost: the topic waits, says so, and goes on once that is accepted."""
+    """Durable on 1 of 2, all memory and one disk lost: the topic waits and reports it.
+
+    It continues once the loss is accepted.
+    """
     with LocalCluster(brokers=1, replicas=2, data_dir=tmp_path) as cluster:
         publish(cluster, 100, replicas=2, durable_on=1)
         until(lambda: copied(tmp_path))
@@ -118,8 +121,8 @@ def test_a_disk_that_never_comes_back(tmp_path: Path) -> None:
         assert run(tmp_path, "topic", "recover", "orders").stdout.strip() == "topic orders waits for nothing"
 
 
-def test_status_names_a_replica_that_stands_still(tmp_path: Path) -> None:
-    """Its process is there and its lease too, but its heart does not beat: others go on, and status says so."""
+def test_status_names_a_stopped_replica(tmp_path: Path) -> None:
+    """Its process and its lease exist, but it sends no heartbeats: others continue, and status reports it."""
     with LocalCluster(brokers=1, replicas=2, data_dir=tmp_path) as cluster:
         publish(cluster, 10, replicas=2, durable_on=1)
         pid = cluster.pids()["replica:1"]
@@ -127,7 +130,7 @@ def test_status_names_a_replica_that_stands_still(tmp_path: Path) -> None:
         try:
             told = json.loads(run(tmp_path, "status", "--json").stdout)
         finally:
-            with suppress(ProcessLookupError):  # it stood still for so long that it was killed
+            with suppress(ProcessLookupError):  # it was paused for so long that it was killed
                 os.kill(pid, signal.SIGCONT)
         assert any(one.startswith("replica 1: silent") for one in told["cluster"]["degraded"])
         until(lambda: not json.loads(run(tmp_path, "status", "--json").stdout)["cluster"]["degraded"])

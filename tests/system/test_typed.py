@@ -40,8 +40,8 @@ def rows(log: Any, topic: str) -> list[dict[str, Any]]:
     return log.read(topic).drop_columns("_seq").to_pylist()
 
 
-def test_a_typed_topic_takes_what_fits_and_reads_back_as_its_schema(log: Any) -> None:
-    """Arrow, rows, columns and frames all become the same columns; what does not fit never leaves the program."""
+def test_a_typed_topic_accepts_matching_data_and_returns_its_schema(log: Any) -> None:
+    """Arrow, rows, columns and frames all become the same columns; other data never leaves the program."""
     created = log.create_topic("ticks", order=5, schema=V1)
     assert (created.schema, created.schema_version, created.schemas) == (V1, 1, {1: V1})
     row = {"symbol": "EMB", "price": 1.5}
@@ -67,8 +67,8 @@ def test_a_typed_topic_takes_what_fits_and_reads_back_as_its_schema(log: Any) ->
         assert [record.value for record in batch] == [row]
 
 
-def test_old_and_new_publishers_and_readers_go_on_when_a_schema_grows(log: Any) -> None:
-    """Every batch has its version; readers get all of them as the newest schema that they knew when they began."""
+def test_old_and_new_publishers_and_readers_continue_when_a_schema_grows(log: Any) -> None:
+    """Every batch has its version; readers get all of them in the newest schema that they knew when they started."""
     log.create_topic("grows", order=5, schema=V1)
     with log.publisher("grows") as old, log.subscribe("grows") as old_reader:
         old.publish([{"symbol": "A", "price": 1.0}]).result(30)
@@ -92,7 +92,7 @@ def test_old_and_new_publishers_and_readers_go_on_when_a_schema_grows(log: Any) 
 
 
 def test_typed_records_are_found_by_time_and_trimmed_like_others(log: Any) -> None:
-    """Subscribers and bounded reads from a time on give the newest schema; session_seq counts tables."""
+    """Subscribers and bounded reads from a time give the newest schema; session_seq counts tables."""
     began = datetime.now(UTC)
     log.create_topic("timed", order=5, schema=V1)
     with log.publisher("timed") as publisher:
@@ -140,8 +140,8 @@ def test_compressed_batches_are_smaller_and_read_back(log: Any, compression: str
         log.publisher(topic, compression="gzip")
 
 
-def test_a_bomb_hurts_nobody(log: Any) -> None:
-    """A hostile publisher's few bytes that unpack to too much are an error to the reader who opens them, no more."""
+def test_a_compression_bomb_has_no_effect(log: Any) -> None:
+    """A hostile publisher's few bytes that unpack to too much are an error for their readers, and nothing else."""
     log.create_topic("bomb", schema=pa.schema([("x", pa.binary())]))
     bomb = pa.record_batch({"x": pa.array([bytes(DECODED_BYTES_MAX)])})
     with log.publisher("bomb") as publisher:
@@ -158,8 +158,8 @@ def test_a_bomb_hurts_nobody(log: Any) -> None:
         log.read("bomb")
 
 
-def test_offsets_that_lie_are_corrupt(log: Any) -> None:
-    """A column whose offsets point outside is found before anybody reads it."""
+def test_wrong_offsets_are_corrupt(log: Any) -> None:
+    """A column whose offsets point outside is detected before it is read."""
     log.create_topic("lies", schema=pa.schema([("x", pa.string())]))
     offsets = pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in (0, 1 << 30, 2)))
     lies = pa.RecordBatch.from_arrays([pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"ab"))], names=["x"])
@@ -170,7 +170,7 @@ def test_offsets_that_lie_are_corrupt(log: Any) -> None:
 
 
 def _publish_bytes(publisher: Any, payload: pa.Buffer, count: int) -> None:
-    """As a publisher would that does not check anything."""
+    """Publish like a client without checks."""
     intake = publisher._intake
     result = BatchResult(intake.condition)
     with intake.lock:
@@ -180,7 +180,7 @@ def _publish_bytes(publisher: Any, payload: pa.Buffer, count: int) -> None:
 
 
 def test_times_out_of_range_are_refused_and_survived(log: Any) -> None:
-    """send() refuses them; one that came in all the same spoils only its own `timestamp`."""
+    """send() refuses them; a stored one affects only its own `timestamp`."""
     log.create_topic("times")
     with log.publisher("times") as publisher:
         for wrong in (1 << 62, -(1 << 62), 1 << 70, datetime(2024, 1, 1), "now"):
@@ -232,7 +232,7 @@ def test_rows_go_to_the_partition_of_their_key_column(log: Any) -> None:
 
 
 def test_the_command_line_creates_and_shows_keys(log: Any) -> None:
-    """`--key` and `--partitioner`; what can't be a key is refused."""
+    """`--key` and `--partitioner`; an invalid key is refused."""
     create = ["topic", "create", "clicks", "--schema", "user:int64!, page:string", "--brokers", log.address]
     wrong = CliRunner().invoke(app, [*create, "--key", "nowhere"])
     assert wrong.exit_code
@@ -246,7 +246,7 @@ def test_the_command_line_creates_and_shows_keys(log: Any) -> None:
 
 
 def test_topics_are_altered_while_programs_run(log: Any) -> None:
-    """More partitions are used by new publishers; old ones go on; what can't change says why."""
+    """More partitions are used by new publishers; old ones continue; refused changes have a reason."""
     log.create_topic("altered", order=5)
     with log.publisher("altered") as old:
         old.send(b"1").result(30)
@@ -261,7 +261,7 @@ def test_topics_are_altered_while_programs_run(log: Any) -> None:
     assert log.describe("altered").gap_timeout_ms == 100
 
 
-def test_the_asyncio_twin_has_it_all(log: Any) -> None:
+def test_the_asyncio_client_has_it_all(log: Any) -> None:
     """Create, publish, alter, subscribe, read."""
 
     async def main() -> None:

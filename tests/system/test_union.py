@@ -1,4 +1,4 @@
-"""Memory, files and the table are one log: every reader gets each position once, wherever it is by then."""
+"""Memory, files and the table are one log: every reader gets each position once, wherever it is stored."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lake(tmp_path_factory: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def log(lake: Path) -> Iterator[Any]:
-    """Its rings are short, so that places have to be looked for on disks, too. Its brokers read tables."""
+    """Its rings are short, so that positions have to be looked up on disks, too. Its brokers read tables."""
     rings = {"fabric.order_slots": 64, "fabric.round_entries": 16}
     config = load(None, rings | {"tier.warehouse": TierSettings.local(lake).warehouse})
     with emb.local(brokers=2, replicas=1, log_bytes=32 << 20, config=config) as log:
@@ -79,13 +79,13 @@ def _polled(subscriber: Any, records: int) -> list[Any]:
 
 
 def test_the_topic_starts_where_its_table_does(log: Any, topic: str) -> None:
-    """tail tells where readers may start, and where brokers do."""
+    """tail returns the start for readers, and the start of the brokers' part."""
     tail = log.tail(topic)
     assert (tail.start_index, tail.start_seq) == (0, 0)
     assert (tail.hot_index, tail.hot_seq) == (COLD, (COLD - 1) * RECORDS)
 
 
-def test_a_subscriber_reads_from_the_table_and_goes_on_with_brokers(log: Any, topic: str) -> None:
+def test_a_subscriber_reads_from_the_table_and_continues_with_brokers(log: Any, topic: str) -> None:
     """From the earliest record on, each once, in order, without a gap; sync and asyncio, by partition, too."""
     everything = list(range(BATCHES * RECORDS))
     with log.subscribe(topic) as subscriber:
@@ -107,7 +107,7 @@ def test_a_subscriber_reads_from_the_table_and_goes_on_with_brokers(log: Any, to
 
 
 def test_a_subscriber_starts_and_seeks_anywhere(log: Any, topic: str) -> None:
-    """By seq, index, time, earliest, latest: in the table, at its edge, with brokers; from a fresh reader or an old."""
+    """By seq, index, time, earliest, latest: in the table, at its edge, with brokers; from a fresh or an old reader."""
     times = [batch.append_time for batches in log.scan(topic) for batch in batches]
     for number in (0, 7, COLD - 2, COLD - 1, TABLE, BATCHES - 1):
         for start in (number * RECORDS + 1, times[number]):
@@ -154,7 +154,7 @@ def test_read_gives_the_union(log: Any, topic: str) -> None:
 
 
 def test_the_union_is_cut_into_pieces(log: Any, topic: str) -> None:
-    """Pieces of the table are files, those of brokers spans of batches; they meet, and stop where they shall."""
+    """Pieces of the table are files, those of brokers spans of batches; they meet, and respect the stop."""
     stop = log.tail(topic).durable_index
     for first, last in ((0, stop), (5, 15), (12, 28), (COLD, stop)):
         cuts = log.measure(topic, first, last, 500)
@@ -165,7 +165,7 @@ def test_the_union_is_cut_into_pieces(log: Any, topic: str) -> None:
 
 
 def test_a_trim_by_the_user_stays_a_gap(log: Any, tmp_path: Path) -> None:
-    """What a user gave up is gone for all readers, in the table as well; what the job trimmed is not."""
+    """Records trimmed by a user are gone for all readers, in the table as well; records trimmed by the job are not."""
     log.create_topic("given-up", replicas=1, partitions=2)
     _publish(log, "given-up", 0, 20)
     tierer = Tierer(log, "given-up", tmp_path)
@@ -190,7 +190,7 @@ def test_a_trim_by_the_user_stays_a_gap(log: Any, tmp_path: Path) -> None:
     with log.subscribe("given-up") as subscriber:
         assert subscriber.poll(30).seq == 10 * RECORDS
     index, seq = tierer.tier_all(lane)
-    tierer.forget(lane, index)  # brokers have nothing: a time to come is the end all the same
+    tierer.forget(lane, index)  # brokers have nothing: a future time is the end nevertheless
     later = datetime.now(UTC) + timedelta(hours=1)
     assert (log.position_at("given-up", later).seq, log.read("given-up", later).num_rows) == (seq, 0)
     with log.subscribe("given-up", start=later) as subscriber:
@@ -199,7 +199,7 @@ def test_a_trim_by_the_user_stays_a_gap(log: Any, tmp_path: Path) -> None:
 
 
 def test_each_position_comes_once_while_the_job_runs(log: Any, tmp_path: Path) -> None:
-    """Publishing, tiering, forgetting and reading at once: readers from the start and scans of all get every record."""
+    """Publishing, tiering, dropping and reading in parallel: all readers and scans get every record."""
     log.create_topic("busy", replicas=1, partitions=2)
     total, stop = 150, Event()
     tierer = Tierer(log, "busy", tmp_path)
@@ -233,9 +233,10 @@ def test_each_position_comes_once_while_the_job_runs(log: Any, tmp_path: Path) -
     assert _table_numbers(log.read("busy")) == list(range(total * RECORDS))
 
 
-def test_a_slow_reader_is_overtaken_again_and_again(log: Any, tmp_path: Path) -> None:
-    """Each time it comes to the end of what it was given, brokers have forgotten what comes next: the table has it,
-    and a table as it was when the reader last looked would not.
+def test_a_slow_reader_is_overtaken_repeatedly(log: Any, tmp_path: Path) -> None:
+    """Each time it reaches the end of its records, brokers have dropped the next ones: the table has them.
+
+    The state of the table at the reader's last look would not.
     """
     log.create_topic("slow", replicas=1, partitions=2)
     tierer = Tierer(log, "slow", tmp_path)
@@ -245,7 +246,7 @@ def test_a_slow_reader_is_overtaken_again_and_again(log: Any, tmp_path: Path) ->
     with emb.connect(log.address, config=load(None, {"client.prefetch": 1})) as other:
         subscriber = other.subscribe("slow")
         for number in range(1, rounds + 1):
-            found += _polled(subscriber, 4 * RECORDS)  # the fifth is fetched: nothing more is asked for
+            found += _polled(subscriber, 4 * RECORDS)  # the fifth is fetched: nothing more is requested
             _publish(log, "slow", 5 * number, 5)
             tierer.forget(lane, tierer.tier_all(lane)[0])
             found += _polled(subscriber, RECORDS)
@@ -255,7 +256,7 @@ def test_a_slow_reader_is_overtaken_again_and_again(log: Any, tmp_path: Path) ->
 
 
 def test_lanes_of_brokers_are_read_from_the_table_too(log: Any, tmp_path: Path) -> None:
-    """Order 0: each lane has its part of the table, also one whose broker is gone; all readers give all of it."""
+    """Order 0: each lane has its part of the table, also a lane whose broker is gone; all readers give all of it."""
     log.create_topic("lanes", order=0, replicas=1, partitions=2)
     _publish(log, "lanes", 0, 30)
     assert {log.tail("lanes").durable_index for _ in range(4)} == {30}  # every broker has the lane's memory now
@@ -263,7 +264,7 @@ def test_lanes_of_brokers_are_read_from_the_table_too(log: Any, tmp_path: Path) 
     _publish(log, "lanes", 30, 10)
     tierer = Tierer(log, "lanes", tmp_path)
     everything = list(range(40 * RECORDS))
-    for part in (2, 1):  # then all of it: nothing is left with brokers
+    for part in (2, 1):  # then all of it: brokers have none left
         for lane in [lane.lane for lane in log.describe("lanes").lanes]:
             index, _ = tierer.tier_all(lane)
             tierer.forget(lane, index // part)
@@ -295,7 +296,7 @@ def test_a_damaged_or_missing_file_is_an_error_that_names_it(log: Any, tmp_path:
 
 
 def test_a_client_without_the_extra_reads_the_table_through_brokers(log: Any, topic: str) -> None:
-    """Records, places of seqs and times, and sizes: a client without PyIceberg gets them all from brokers."""
+    """Records, positions of seqs and times, and sizes: a client without PyIceberg gets them all from brokers."""
     code = (
         "import sys; sys.modules['pyiceberg'] = None\n"
         "import embarcadero as emb\n"

@@ -1,4 +1,4 @@
-"""A real cluster, watched: its metrics agree with what clients did, its health with what was done to it."""
+"""Monitoring of a real cluster: its metrics match its clients' work, its health matches the injected faults."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Watched:
         return next(place for place in EndpointFiles(self.data_dir).read() if place.roles == role)
 
     def page(self, role: str, path: str) -> tuple[int, Any]:
-        """Status and body; (0, None) when nobody answers."""
+        """Status and body; (0, None) without an answer."""
         try:
             with urlopen(f"http://{self.place(role).address}{path}", timeout=10) as answer:
                 body = answer.read().decode()
@@ -138,7 +138,7 @@ BROKERS = ("broker:0", "broker:1")
 LEAVING = {"ready": False, "roles": {"broker-1.1": "leaving"}}
 
 
-def test_counters_agree_with_what_clients_did(cluster: Watched, traffic: dict[str, Any]) -> None:
+def test_counters_match_the_clients_work(cluster: Watched, traffic: dict[str, Any]) -> None:
     """Batches, records and bytes in and out, outcomes and frontiers are those of the publisher and the reader."""
     batches = len({position.index for position in traffic["positions"]})
     size = sum(batch.to_arrow().nbytes for batch in traffic["batches"])
@@ -161,7 +161,7 @@ def test_counters_agree_with_what_clients_did(cluster: Watched, traffic: dict[st
 
 
 def test_topics_of_order_0_are_watched_too(cluster: Watched, loose: dict[str, Any]) -> None:
-    """Traffic, outcomes and the frontiers of all lanes; top adds them up; inspect wants to know the lane."""
+    """Traffic, outcomes and the frontiers of all lanes; top adds them up; inspect requires the lane."""
     batches, of_topic = len(loose["batches"]), {"topic": "loose"}
     assert {batch.broker for batch in loose["batches"]} == {0, 1}
     for way in ("publish", "subscribe"):
@@ -176,7 +176,7 @@ def test_topics_of_order_0_are_watched_too(cluster: Watched, loose: dict[str, An
     def seen() -> dict[str, Any]:
         return next(topic for topic in cluster.json("top", "--once")["topics"] if topic["topic"] == "loose")
 
-    with cluster.log.subscribe("loose", start="latest"):  # one that closed may never have asked past its last answer
+    with cluster.log.subscribe("loose", start="latest"):  # a closed one may never have fetched after its last answer
         until(lambda: seen()["lag"] == 0)
     line = seen()
     assert (line["order"], line["ordered_seq"], line["ordered_index"]) == (0, RECORDS, batches)
@@ -192,8 +192,10 @@ def test_topics_of_order_0_are_watched_too(cluster: Watched, loose: dict[str, An
     assert way_of["verdict"] == f"stored in {place}; payload readable"
 
 
-def test_what_is_not_in_a_table_yet_is_counted(cluster: Watched, traffic: dict[str, Any]) -> None:
-    """A topic whose table was opened, with nothing in it: its lag is all that is durable. Topics without one have none.
+def test_records_not_in_a_table_yet_are_counted(cluster: Watched, traffic: dict[str, Any]) -> None:
+    """A topic whose table was opened, with nothing in it: its lag is all durable records.
+
+    Topics without a table have none.
     """
     log, lag = cluster.log, "embarcadero_tier_lag_batches"
     assert not any(cluster.total(lag, broker) for broker in BROKERS)
@@ -203,13 +205,13 @@ def test_what_is_not_in_a_table_yet_is_counted(cluster: Watched, traffic: dict[s
     assert all_of_it
     counted = [cluster.total("embarcadero_durable_index", broker, lane=lane) for broker in BROKERS]
     assert [cluster.total(lag, broker, lane=lane) for broker in BROKERS] == counted
-    assert max(counted) == all_of_it  # a broker counts when somebody asks it
+    assert max(counted) == all_of_it  # a broker counts on request
 
 
 def test_every_metric_of_the_catalog_is_served(
     cluster: Watched, traffic: dict[str, Any], loose: dict[str, Any]
 ) -> None:
-    """And nothing else. The broker that nobody reads from has no reader's metrics; together they have all."""
+    """And nothing else. The broker without readers has no reader's metrics; together they have all."""
     served = set()
     for role in (*BROKERS, "sequencer", "replica:0"):
         text = cluster.page(role, "/metrics")[1]
@@ -219,7 +221,7 @@ def test_every_metric_of_the_catalog_is_served(
 
 
 def test_every_process_is_discovered(cluster: Watched) -> None:
-    """As Prometheus asks for it: each group has targets and labels, and each target serves metrics."""
+    """In the form of Prometheus: each group has targets and labels, and each target serves metrics."""
     for role in ("sequencer", "broker:1", "replica:0"):
         status, groups = cluster.page(role, "/targets")
         assert status == 200
@@ -245,7 +247,7 @@ def test_every_process_has_its_name(cluster: Watched) -> None:
 def test_status_and_top_work_from_another_machine(
     cluster: Watched, traffic: dict[str, Any], tmp_path: Path
 ) -> None:
-    """With nothing but the address of a broker."""
+    """With only the address of a broker."""
     address = cluster.report().addresses[0]
 
     def run(*arguments: str) -> str:
@@ -267,8 +269,8 @@ def test_status_and_top_work_from_another_machine(
     assert "broker 1" in run("status")
 
 
-def test_pages_that_are_not_there_are_refused(cluster: Watched) -> None:
-    """Unknown paths and methods get a small JSON answer; nonsense gets none, and the port goes on."""
+def test_missing_pages_are_refused(cluster: Watched) -> None:
+    """Unknown paths and methods get a small JSON answer; malformed requests get none, and the port keeps working."""
     assert cluster.page("sequencer", "/secrets")[0] == 404
     place = cluster.place("sequencer")
     import socket
@@ -297,7 +299,7 @@ def test_top_shows_the_cluster_once(cluster: Watched, traffic: dict[str, Any]) -
 
 
 def test_top_stays_until_ctrl_c(cluster: Watched) -> None:
-    """On a terminal it draws again and again, and SIGINT ends it with 0."""
+    """On a terminal it redraws repeatedly, and SIGINT ends it with 0."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "embarcadero.cli.main", "top", "--interval", "0.1", "--data-dir"]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
@@ -309,7 +311,7 @@ def test_top_stays_until_ctrl_c(cluster: Watched) -> None:
     while seen.count(b"brokers") < 3:
         seen += os.read(ours, 65_536)
     process.send_signal(signal.SIGINT)
-    with contextlib.suppress(OSError):  # what a terminal says at its end
+    with contextlib.suppress(OSError):  # output of a terminal at its end
         while os.read(ours, 65_536):
             pass
     os.close(ours)
@@ -319,7 +321,7 @@ def test_top_stays_until_ctrl_c(cluster: Watched) -> None:
 
 
 def test_inspect_decodes_a_live_cluster(cluster: Watched, traffic: dict[str, Any]) -> None:
-    """Regions, the batch of a seq, and one record through all stages; what is not there is a typed error."""
+    """Regions, the batch of a seq, and one record through all stages; missing items are typed errors."""
     batch = traffic["batches"][-1]
     names = {region["name"] for region in cluster.json("inspect", "regions")}
     assert {"epochs", "epoch-1/held", "broker-0.1/pending"} <= names
@@ -351,7 +353,7 @@ def test_inspect_decodes_a_live_cluster(cluster: Watched, traffic: dict[str, Any
 
 
 def test_a_paused_sequencer_makes_brokers_unready(cluster: Watched) -> None:
-    """They are healthy all the time, and ready again when it goes on."""
+    """They are healthy all the time, and ready again when it continues."""
     assert [cluster.page(role, "/ready")[0] for role in (*BROKERS, "sequencer")] == [200] * 3
     pid = cluster.report().sequencer.pid
     os.kill(pid, signal.SIGSTOP)
@@ -365,8 +367,8 @@ def test_a_paused_sequencer_makes_brokers_unready(cluster: Watched) -> None:
     until(lambda: cluster.page("broker:0", "/ready")[0] == 200)
 
 
-def test_a_broker_that_leaves_settles_what_it_took(cluster: Watched, loose: dict[str, Any]) -> None:
-    """SIGTERM with batches in flight: they are acked before it parts from its clients, who go on with the others.
+def test_a_broker_that_leaves_settles_its_batches(cluster: Watched, loose: dict[str, Any]) -> None:
+    """SIGTERM with batches in flight: they are acked before it disconnects its clients, which use the other brokers.
 
     Its lanes in topics of order 0 end where their last batch does.
     """
@@ -387,7 +389,7 @@ def test_a_broker_that_leaves_settles_what_it_took(cluster: Watched, loose: dict
         seqs = [future.result(60).seq for future in futures]
     values = cluster.log.read("load").column("value").to_pylist()
     said = lambda: [line for line in cluster.lines() if (line["role"], line["event"]) == ("broker-1.1", "left")]  # noqa: E731
-    (left,) = until(said)  # it parts from its clients first
+    (left,) = until(said)  # it disconnects its clients first
 
     assert seqs == list(range(3_000))
     assert values == [b"%d" % n for n in range(3_000)]
@@ -400,7 +402,7 @@ def test_a_broker_that_leaves_settles_what_it_took(cluster: Watched, loose: dict
     assert cluster.log.read("loose").num_rows == RECORDS
 
 
-def test_a_killed_broker_shows(cluster: Watched) -> None:
+def test_a_killed_broker_is_visible(cluster: Watched) -> None:
     """Its port is gone with it; the next incarnation has a page of its own, and the sequencer counted the failure."""
     before = cluster.place("broker:0")
     closed = cluster.total("embarcadero_broker_failures_total", "sequencer")
@@ -421,8 +423,8 @@ def test_a_takeover_is_counted(cluster: Watched) -> None:
     until(lambda: cluster.total("embarcadero_followed_epoch", *BROKERS) == 4)
 
 
-def test_a_process_that_was_started_again_is_discovered(cluster: Watched) -> None:
-    """At the port that it has now: the fork that was killed is gone from the document."""
+def test_a_restarted_process_is_discovered(cluster: Watched) -> None:
+    """At its new port: the killed fork is gone from the document."""
     before = cluster.place("sequencer")
     os.kill(before.pid, signal.SIGKILL)
     until(lambda: cluster.place("sequencer").pid != before.pid)
@@ -434,11 +436,11 @@ def test_a_process_that_was_started_again_is_discovered(cluster: Watched) -> Non
 
 
 def test_a_process_that_stays_dead_is_still_a_target(tmp_path: Path) -> None:
-    """Prometheus would not know that it is down; it goes only when it was stopped in order."""
+    """Otherwise Prometheus would not know that it is down; only a clean stop removes it."""
     watched = Watched(tmp_path / "cluster")
     try:
         supervisor = watched.folder.require_running().supervisor
-        os.kill(supervisor, signal.SIGSTOP)  # it starts nothing again
+        os.kill(supervisor, signal.SIGSTOP)  # it restarts nothing
         try:
             killed, ended = watched.place("broker:1"), watched.place("replica:0")
             os.kill(killed.pid, signal.SIGKILL)
@@ -453,8 +455,8 @@ def test_a_process_that_stays_dead_is_still_a_target(tmp_path: Path) -> None:
         watched.close()
 
 
-def test_logs_tell_the_story(cluster: Watched) -> None:
-    """Every line is an object with time, level, role and event; what happened above is there, and no payloads are."""
+def test_logs_record_the_events(cluster: Watched) -> None:
+    """Every line is an object with time, level, role and event; the events above are there, and no payloads are."""
     lines = cluster.lines()
     events = {(line["role"], line["event"]) for line in lines}
 
@@ -467,8 +469,8 @@ def test_logs_tell_the_story(cluster: Watched) -> None:
     assert not any("value 1" in json.dumps(line) for line in lines)
 
 
-def test_with_json_logs_everything_printed_is_json(tmp_path: Path) -> None:
-    """Also what a foreground `up` prints when it is ready, and why it did not start."""
+def test_with_json_logs_all_output_is_json(tmp_path: Path) -> None:
+    """Also the output of a foreground `up` when it is ready, and the reason if it did not start."""
     options = ["--log-format", "json", "--port", "0", "--brokers", "1", "--log-mib", "32"]
     command = [sys.executable, "-m", "embarcadero.cli.main", "up", *options, "--data-dir", str(tmp_path / "cluster")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
@@ -484,8 +486,8 @@ def test_with_json_logs_everything_printed_is_json(tmp_path: Path) -> None:
     assert any("a cluster is running in" in line["event"] for line in lines)
 
 
-def test_options_that_cannot_be_are_refused_in_json(tmp_path: Path) -> None:
-    """With JSON logs; the exit code says that the caller is wrong."""
+def test_invalid_options_are_refused_in_json(tmp_path: Path) -> None:
+    """With JSON logs; the exit code shows an error of the caller."""
     options = ["--log-format", "json", "--port", "9100", "--metrics-port", "9100"]
     command = [sys.executable, "-m", "embarcadero.cli.main", "up", *options, "--data-dir", str(tmp_path / "cluster")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -494,8 +496,8 @@ def test_options_that_cannot_be_are_refused_in_json(tmp_path: Path) -> None:
     assert "can't share ports" in line["event"]
 
 
-def test_a_dead_cluster_can_be_inspected_and_a_stopped_one_says_so(tmp_path: Path) -> None:
-    """After kill -9 of everything the fabric is still there to look at; after `down` it is gone."""
+def test_a_dead_cluster_can_be_inspected_and_a_stopped_one_is_reported(tmp_path: Path) -> None:
+    """After kill -9 of everything the fabric can still be inspected; after `down` it is gone."""
     dead = Watched(tmp_path / "dead")
     try:
         dead.log.create_topic("t")

@@ -1,4 +1,4 @@
-"""A tiering job in a few lines, for tests of reading: it goes as far as it is told, and forgets what it is told."""
+"""A tiering job in a few lines, for tests of reading: tests control the frontier, and which records it drops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tierer:
         self.epoch = tier.epoch
 
     def tier(self, lane: int, stop: int, stop_seq: int) -> None:
-        """Have the lane in the table up to a place, in one more file."""
+        """Have the lane in the table up to a position, in one more file."""
         now = self.table.load()
         assert now is not None
         start, start_seq = now.frontiers.get(lane, (0, 0))
@@ -42,12 +42,12 @@ class Tierer:
         self.log.advance_tier(self.topic, self.epoch, metadata=done.metadata, frontiers=after, starts=starts)
 
     def tier_all(self, lane: int) -> tuple[int, int]:
-        """Have all of the lane that is durable now in the table; where that ends."""
+        """Have all durable records of the lane in the table; return the end."""
         tail = self.log.tail(self.topic)
         ends = {each.lane: each for each in tail.lanes or (tail,)}[lane]
         self.tier(lane, ends.durable_index, ends.durable_seq)
         return ends.durable_index, ends.durable_seq
 
     def forget(self, lane: int, index: int) -> None:
-        """Have brokers forget what is below, as far as it is in the table."""
+        """Have brokers drop all records below this position, as far as the table has them."""
         self.log.trim(self.topic, before_index=index, lane=lane, cold=False)

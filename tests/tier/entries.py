@@ -15,7 +15,7 @@ from embarcadero.wire.schemas import RAW, TopicSchemas, raw_batch
 
 
 def entry(index: int, seq: int, **fields: int) -> OrderEntry:
-    """An order entry; what is not given is 0."""
+    """An order entry; omitted fields are 0."""
     return OrderEntry(**{**dict.fromkeys(OrderEntry._fields, 0), "index": index, "seq": seq, **fields})
 
 
@@ -38,7 +38,7 @@ def control_of(index: int, seq: int, kind: EntryKind, **fields: int) -> Batch:
 
 
 def hole(start: int, stop: int, kind: GapKind = GapKind.LOST) -> Batch:
-    """Positions that are not there."""
+    """Positions without entries."""
     return Batch.of_gap(0, Gap(kind, start, stop), None)
 
 

@@ -29,7 +29,7 @@ def weed() -> str | None:
 
 
 class ObjectStore:
-    """Where it is, and how to reach it."""
+    """Its address and credentials."""
 
     def __init__(self, port: int, command: list[str], folder: Path) -> None:
         self.port, self._command, self._folder = port, command, folder
@@ -48,7 +48,7 @@ class ObjectStore:
         _wait(self, bucket)
 
     def end(self) -> None:
-        """End it, by its process id."""
+        """Stop it, by its process id."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)
@@ -56,7 +56,7 @@ class ObjectStore:
 
     @contextmanager
     def away(self, bucket: str) -> Iterator[None]:
-        """It is not running: connections are refused. Then it is started again, with all its files."""
+        """Stop it: connections are refused. Then start it again, with all its files."""
         self.end()
         try:
             yield
@@ -103,7 +103,7 @@ class Endpoint:
         return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
 
     def properties(self, **more: str) -> dict[str, str]:
-        """For PyIceberg, with keys, and without much patience."""
+        """For PyIceberg, with keys and short timeouts."""
         return {
             "s3.endpoint": self.url, "s3.access-key-id": "a", "s3.secret-access-key": "b", "s3.region": "eu-west-1",
             "s3.connect-timeout": "1", "s3.request-timeout": "1", **more,
@@ -136,7 +136,7 @@ def available() -> bool:
 
 @contextmanager
 def object_store(folder: Path, bucket: str) -> Iterator[ObjectStore]:
-    """Start it with an empty bucket; end it by its process id."""
+    """Start it with an empty bucket; stop it by its process id."""
     reserved = ReservedPorts(len(_PARTS) * 2)
     ports = range(reserved.first, reserved.first + len(_PARTS) * 2)
     config = folder / "s3.json"

@@ -1,4 +1,4 @@
-"""What other programs do to a table: rewrite its files, or add rows of their own."""
+"""Changes of a table by other programs: they rewrite its files, or add rows of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
 
 def add(table: Any, rows: pa.Table, *, instead: bool = False) -> None:
-    """Commit a file with these rows, as any engine would; `instead` of all that is there."""
+    """Commit a file with these rows, as any engine would; `instead` replaces all existing rows."""
     path = f"{table.location()}/data/{secrets.token_hex(8)}.parquet"
     paths = [path] if rows.num_rows else []
     for each in paths:
@@ -24,6 +24,6 @@ def add(table: Any, rows: pa.Table, *, instead: bool = False) -> None:
 
 
 def compact(table: Any) -> None:
-    """Rewrite all rows into one file, sorted as they were."""
+    """Rewrite all rows into one file, sorted as before."""
     order = [("_index", "ascending"), ("_seq", "ascending")]
     add(table, table.scan().to_arrow().sort_by(order), instead=True)

@@ -1,4 +1,4 @@
-"""An object store that goes away while its records are read, and clients that can reach neither store nor folder."""
+"""An object store that becomes unreachable during reads, and clients that can reach neither store nor folder."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _until_reported(subscriber: Any) -> TierUnavailable:
 
 
 def _values(subscriber: Any) -> list[bytes]:
-    """All that is read from here on; the store may be reported once more while it starts."""
+    """All records read from here on; the store may be reported once more while it starts."""
     found: list[bytes] = []
     while len(found) < RECORDS:
         try:
@@ -96,10 +96,10 @@ def _values(subscriber: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["through-brokers", "by-the-client"])
-def test_a_store_that_is_away_is_named_and_reading_goes_on_when_it_is_back(
+def test_a_store_that_is_away_is_named_and_reading_continues_when_it_is_back(
     log: Log, store: ObjectStore, direct: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Polls do not return None for ever: they raise, name the store, and the same subscriber goes on."""
+    """Polls do not return None without end: they raise, name the store, and the same subscriber continues."""
     _forget_files()
     keys = [f"{key}={value}" for key, value in store.properties().items() if "key" in key]
     address = f"http://127.0.0.1:{store.port}"
@@ -125,7 +125,7 @@ def test_a_store_that_is_away_is_named_and_reading_goes_on_when_it_is_back(
 def test_tail_ends_with_an_error_that_names_the_store(
     log: Log, store: ObjectStore, hangs: bool, tmp_path: Path
 ) -> None:
-    """It printed "not durable yet" and ended as if all were well, or waited for ever: all of it is durable."""
+    """It used to print "not durable yet" and end normally, or wait without end: all of it is durable."""
     topic = "hangs" if hangs else "refuses"
     tiered(log, topic, at(store, tmp_path))  # no broker has read it before
     with store.stopped() if hangs else store.away("warehouse"):
@@ -138,7 +138,7 @@ def test_tail_ends_with_an_error_that_names_the_store(
 
 
 def test_a_client_without_keys_and_without_pyiceberg_reads_through_brokers(log: Log) -> None:
-    """It knows the brokers' addresses, and nothing else."""
+    """It knows only the brokers' addresses."""
     code = (
         "import sys; sys.modules['pyiceberg'] = None\n"
         "import embarcadero as emb\n"

@@ -1,4 +1,4 @@
-"""Rows with system columns: right positions, cut where asked, nothing of the log lost when control entries are kept."""
+"""Rows with system columns: correct positions, cut as requested, and nothing lost when control entries are kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def typed(*fields: pa.Field) -> TopicSchemas:
 
 
 def test_records_have_their_positions() -> None:
-    """Without control only records are rows; system columns repeat what their batch says."""
+    """Without control only records are rows; system columns repeat the values of their batch."""
     found = rows(7, LOG, RAW)
     assert found.schema == table_schema(RAW, control=False)
     assert found.column("_seq").to_pylist() == [10, 11, 12]
@@ -56,8 +56,8 @@ def test_with_control_every_entry_is_there() -> None:
     assert found.column("_damage").null_count == found.column("_payload").null_count == 5
 
 
-def test_only_what_is_wanted() -> None:
-    """Columns in the order asked for; none at all for a count; unknown ones are named."""
+def test_only_requested_columns() -> None:
+    """Columns in the requested order; none at all for a count; unknown ones are named."""
     assert rows(0, LOG, RAW, ["value", "_seq"]).schema.names == ["value", "_seq"]
     assert rows(0, LOG, RAW, []).num_rows == 3
     assert rows(0, [], RAW, control=True).schema == table_schema(RAW, control=True)
@@ -93,8 +93,8 @@ def test_older_versions_have_nulls() -> None:
         rows(0, [new], TopicSchemas(pa.schema([price]), (1,)), control=True)
 
 
-def test_a_payload_that_is_no_batch_is_kept_as_it_is() -> None:
-    """A hostile publisher can neither stop the tier nor make it lose bytes: the row says why, the payload is there."""
+def test_a_payload_that_is_no_batch_is_kept_unchanged() -> None:
+    """A hostile publisher can neither stop the tier nor make it lose bytes: the row has the reason and the payload."""
     bad = batch_of(raw([b"a", b"b", b"c"]), 1, 2, payload=b"\0" * 64)
     good = batch_of(raw([b"x", b"y"]), 2, 5)
     found = rows(0, [batch_of(raw([b"w"]), 0, 1), bad, good], RAW, control=True)
@@ -106,7 +106,7 @@ def test_a_payload_that_is_no_batch_is_kept_as_it_is() -> None:
 
 
 def test_nanoseconds_are_kept_in_the_payload() -> None:
-    """Columns have microseconds; a batch that has more keeps its payload, and one that has not does not."""
+    """Columns have microseconds; a batch with a finer time keeps its payload, and others do not."""
     schemas = typed(pa.field("at", pa.timestamp("ns")))
     exact = batch_of(pa.record_batch({"at": pa.array([1_000, None], pa.timestamp("ns"))}), 0, 0, schemas)
     finer = batch_of(pa.record_batch({"at": pa.array([1_001, 2_000], pa.timestamp("ns"))}), 1, 2, schemas)
@@ -169,7 +169,7 @@ def test_types_go_there_and_back(array: pa.Array) -> None:
     ids=str,
 )
 def test_types_that_no_table_has(kind: pa.DataType, says: str) -> None:
-    """The refusal names the column, the type and what to do."""
+    """The refusal names the column, the type and the remedy."""
     with pytest.raises(BadSchema, match=says) as caught:
         table_schema(typed(pa.field("cost", kind)), control=True)
     assert "'cost'" in caught.value.message
@@ -177,8 +177,8 @@ def test_types_that_no_table_has(kind: pa.DataType, says: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["_lane", "_INDEX", "_payload"])
-def test_names_of_system_columns_are_taken(name: str) -> None:
-    """A topic's column can't hide one of ours, whatever its case: Spark does not tell cases apart."""
+def test_names_of_system_columns_are_reserved(name: str) -> None:
+    """A topic's column can't hide a system column, whatever its case: Spark ignores case."""
     with pytest.raises(BadSchema, match="system column"):
         table_schema(typed(pa.field(name, pa.int8())), control=False)
 
@@ -201,7 +201,7 @@ def test_the_hash_of_entries_does_not_depend_on_cuts() -> None:
 
 
 def test_system_columns_are_types_that_iceberg_has() -> None:
-    """No unsigned and no small integers; table types stay what they are."""
+    """No unsigned and no small integers; table types stay unchanged."""
     for field in [*SYSTEM, *KEPT]:
         assert table_type(field.type) == field.type
     assert np.iinfo(np.int32).max >= 65_535

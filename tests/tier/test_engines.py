@@ -1,4 +1,4 @@
-"""What writes the files of `up --tier`: as configured, as installed, and as much as waits."""
+"""The engine that writes the files of `up --tier`: as configured, as installed, and by the size of the backlog."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_spark_is_the_default_where_it_is_installed() -> None:
 
 @pytest.mark.parametrize("what", ["PySpark", "Java"])
 def test_without_spark(monkeypatch: pytest.MonkeyPatch, what: str, tmp_path: Path) -> None:
-    """The process takes its place, unless Spark was asked for by name: then `up` starts nothing."""
+    """The process takes over, unless Spark was requested by name: then `up` starts nothing."""
     without(monkeypatch, what)
     assert kind() is kind(engine="auto") is kind(engine="process") is EngineKind.PROCESS
     for keys, said in (({"engine": "spark"}, "tier.engine is spark"), ({"master": "local[2]"}, "tier.master is local")):
@@ -70,7 +70,7 @@ def test_a_version_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 class Noted:
-    """An engine that notes what it was asked."""
+    """An engine that records its calls."""
 
     def __init__(self, name: str, told: list[str], idle: list[float | None] | None = None) -> None:
         self.name, self._told, self._idle = name, told, idle or []
@@ -93,7 +93,7 @@ def work(size: int) -> SpanWork:
 
 
 def test_auto_leaves_large_amounts_to_spark() -> None:
-    """Which of the two it was is what `status` tells."""
+    """`status` reports which of the two it was."""
     told: list[str] = []
     auto = AutoEngine(Noted("spark", told), Noted("process", told), limit_bytes=100)
     assert auto.name == "auto"
@@ -107,10 +107,13 @@ def test_auto_leaves_large_amounts_to_spark() -> None:
     assert told == ["process writes 2", "spark writes 2", "process writes 1", "spark may rest", "spark ends"]
 
 
-def test_a_job_tells_how_much_waits_and_who_writes(
+def test_a_job_reports_its_backlog_and_its_engine(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that waits counts, however little one cycle takes. The engine's name reaches the store with each commit."""
+    """The whole backlog counts, however little one cycle takes.
+
+    The engine's name reaches the store with each commit.
+    """
     monkeypatch.setattr("embarcadero.tier.job.TIER_FILES_MAX", 1)
     log.create_topic("sized", order=5)
     truth, seen = Truth(log, "sized", TierSettings.local(tmp_path, file_bytes=8_192)), list[int]()
@@ -134,8 +137,8 @@ def test_a_job_tells_how_much_waits_and_who_writes(
     made.close()
 
 
-def test_spark_that_died_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a library says when its Java process is gone: the job hears of it and goes on with a new one."""
+def test_spark_that_died_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever error a library raises when its Java process is gone: the job continues with a new process."""
     begun, ended = list[str](), list[object]()
 
     def session(*_: object) -> str:
@@ -162,8 +165,8 @@ def test_spark_that_died_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None
     assert ended == ["session 0", "session 1", "session 2"]
 
 
-def test_an_engine_may_rest_between_two_looks(log: Log, tmp_path: Path) -> None:
-    """However long it is to the next one; at the end it ends."""
+def test_an_engine_may_rest_between_two_polls(log: Log, tmp_path: Path) -> None:
+    """However long it is to the next poll; at the end it ends."""
     told: list[str] = []
     log.create_topic("resting", order=5)
     settings = TierSettings.local(tmp_path, interval_s=3_600.0, topics=["resting"])

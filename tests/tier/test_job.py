@@ -28,7 +28,7 @@ from tests.tier.truth import Truth
 
 
 class Crash(BaseException):
-    """The job's process ends here."""
+    """End the job's process here."""
 
 
 def crash_at(step: str, occurrence: int = 1) -> Callable[[str], None]:
@@ -87,7 +87,7 @@ def run_through(dying: TierJob) -> None:
 
 
 def test_killed_at_every_step(truth: Truth) -> None:
-    """One job after the other dies a step further on; the next begins at once with what is left behind."""
+    """One job after the other dies a step later; the next starts immediately with the leftovers."""
     places = [(step, 1) for step in STEPS]
     places[STEPS.index("write") + 1 : 1] = [("write", 2), ("write", 3)]
     for step, occurrence in places:
@@ -170,7 +170,7 @@ def test_a_process_that_is_really_killed(truth: Truth, tmp_path: Path) -> None:
 
 
 def test_a_second_tierer_and_a_stale_one(truth: Truth) -> None:
-    """The one that was deposed while it wrote is told at its commit, or before; its files are garbage."""
+    """A job that was deposed while it wrote learns it at its commit, or before; its files are garbage."""
     truth.publish(300)
 
     def take_over(name: str) -> None:
@@ -192,7 +192,7 @@ def test_a_second_tierer_and_a_stale_one(truth: Truth) -> None:
     assert truth.data_files() == truth.named_files()
 
 
-def test_somebody_else_who_changes_the_table_deposes_nobody(truth: Truth) -> None:
+def test_another_writer_of_the_table_deposes_no_job(truth: Truth) -> None:
     """A commit of another engine between ours and the swap: nothing was added, and the next cycle adds it."""
     truth.publish(50)
     with job(truth) as running:
@@ -214,8 +214,9 @@ def test_somebody_else_who_changes_the_table_deposes_nobody(truth: Truth) -> Non
 
 
 def test_a_trim_before_the_commit_would_lose_records(truth: Truth, inject: Any) -> None:
-    """The order of steps matters: with the injected bug a crash before the commit loses what was trimmed, and the same
-    check notices. The store's own rule (no trim above the frontier) has to be out of the way for that.
+    """The order of steps matters: with the injected bug a crash before the commit loses the trimmed records.
+
+    The same check notices it. The store's own rule (no trim above the frontier) has to be disabled for that.
     """
     truth.publish(300)
     inject("tier-trim-before-commit")
@@ -228,8 +229,8 @@ def test_a_trim_before_the_commit_would_lose_records(truth: Truth, inject: Any) 
     assert any("is missing" in problem for problem in truth.problems())
 
 
-def test_a_catalog_that_is_behind(truth: Truth, tmp_path: Path) -> None:
-    """Restored from an old copy, or another one: nothing is written on top, and the error names the right file."""
+def test_an_outdated_catalog(truth: Truth, tmp_path: Path) -> None:
+    """Restored from an old copy, or another one: nothing is written on top, and the error names the correct file."""
     catalog = tmp_path / "catalog.db"
     truth.publish(50)
     with job(truth) as first:
@@ -247,11 +248,11 @@ def test_a_catalog_that_is_behind(truth: Truth, tmp_path: Path) -> None:
     with pytest.raises(BadTable, match="is not in the catalog") as caught:
         job(truth).open()
     assert newest in caught.value.hint
-    with pytest.raises(BadTable):  # and nobody has to wait for the one that could not begin
+    with pytest.raises(BadTable):  # and no other job has to wait for it
         job(truth, "another").open()
 
 
-def test_a_topic_that_comes_again_gets_a_table_of_its_own(truth: Truth) -> None:
+def test_a_topic_that_is_created_again_gets_a_table_of_its_own(truth: Truth) -> None:
     """The old one's table is another topic's, whatever its name."""
     truth.publish(20)
     with job(truth) as first:
@@ -266,7 +267,7 @@ def test_a_topic_that_comes_again_gets_a_table_of_its_own(truth: Truth) -> None:
     assert len(truth.rows()) == 7
 
 
-def test_columns_that_come_while_the_job_runs(log: Log, tmp_path: Path) -> None:
+def test_columns_added_while_the_job_runs(log: Log, tmp_path: Path) -> None:
     """Each batch is tiered with the schema it has; older ones have nulls."""
     schema = pa.schema([("price", pa.float16())])
     log.create_topic("evolving", schema=schema)
@@ -303,8 +304,8 @@ def test_lanes_of_brokers(log: Log, tmp_path: Path) -> None:
     assert sorted(value for _, _, value in truth.rows()) == sorted(b"%d" % number for number in range(200))
 
 
-def test_brokers_keep_what_is_young(truth: Truth) -> None:
-    """With a hot retention nothing that was just written goes."""
+def test_brokers_keep_recent_records(truth: Truth) -> None:
+    """With a hot retention no recent record is dropped."""
     truth.publish(50)
     truth.settings = TierSettings(truth.settings.warehouse, truth.settings.properties, hot_retention_s=3_600)
     with job(truth) as running:
@@ -315,7 +316,7 @@ def test_brokers_keep_what_is_young(truth: Truth) -> None:
     assert truth.problems() == []
 
 
-def test_a_trim_below_what_brokers_have(truth: Truth) -> None:
+def test_a_trim_below_the_brokers_records(truth: Truth) -> None:
     """By seq, index or time, into the part that only the table has: the start moves, and readers see it trimmed."""
     truth.publish(100)
     with job(truth) as running:
@@ -333,7 +334,7 @@ def test_a_trim_below_what_brokers_have(truth: Truth) -> None:
 
 
 def test_files_below_the_start_are_dropped(truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole files only; the store learns of the new metadata file, readers go on, and old snapshots go in time."""
+    """Whole files only; the store learns of the new metadata file, readers continue, and old snapshots expire."""
     truth.publish(1_200)
     with job(truth) as running:
         assert running.cycle().files > 2
@@ -357,8 +358,8 @@ def test_files_below_the_start_are_dropped(truth: Truth, monkeypatch: pytest.Mon
     assert truth.log.read(truth.topic).column("_seq").to_pylist() == list(range(start, 1_215))
 
 
-def test_retention_by_age_is_for_the_table_too(truth: Truth) -> None:
-    """What is older goes for all readers, also from the table; what is younger stays."""
+def test_retention_by_age_applies_to_the_table_too(truth: Truth) -> None:
+    """Older records are dropped for all readers, also from the table; younger ones stay."""
     truth.publish(100)
     with job(truth) as running:
         running.cycle()
@@ -374,7 +375,7 @@ def test_retention_by_age_is_for_the_table_too(truth: Truth) -> None:
 
 
 def test_an_ordinary_trim_moves_the_start_for_all(truth: Truth) -> None:
-    """Above the frontier: the table never gets what is gone; the rest follows."""
+    """Above the frontier: the table never gets the trimmed records; the rest follows."""
     truth.publish(100)
     with job(truth) as running:
         running.cycle()
@@ -388,7 +389,7 @@ def test_an_ordinary_trim_moves_the_start_for_all(truth: Truth) -> None:
 
 
 def test_files_that_do_not_fit_the_plan_are_not_committed(truth: Truth) -> None:
-    """A span that was written twice, or not at all; and trouble of the object store, which passes."""
+    """A span that was written twice, or not at all; and temporary trouble of the object store."""
     spans = [FileSpan(lane=0, start=n, stop=n + 1, start_seq=n, stop_seq=n + 1) for n in range(2)]
     one, two = (FileFacts(span=span, paths=["p"]) for span in spans)
     assert checked_facts(spans, [two, one]) == [one, two]
@@ -401,7 +402,7 @@ def test_files_that_do_not_fit_the_plan_are_not_committed(truth: Truth) -> None:
     class Failing(ProcessEngine):
         def write(self, works: list[SpanWork]) -> Iterator[FileFacts]:
             if failing.pop() if failing else False:
-                raise TierUnavailable("the store says no")
+                raise TierUnavailable("the store refused")
             yield from super().write(works)
 
     with job(truth, engine=Failing(truth.log)) as running:
@@ -411,7 +412,7 @@ def test_files_that_do_not_fit_the_plan_are_not_committed(truth: Truth) -> None:
     assert truth.problems() == []
 
 
-def test_what_can_not_be_tiered(log: Log, tmp_path: Path) -> None:
+def test_topics_that_cannot_be_tiered(log: Log, tmp_path: Path) -> None:
     """Records in memory only; a topic with a column that no table can have."""
     log.create_topic("memory", replicas=0)
     settings = TierSettings.local(tmp_path)

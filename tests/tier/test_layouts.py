@@ -46,7 +46,7 @@ def session(first: int, seq: int, records: int = 3) -> list[Batch]:
 
 
 def span_of_sessions(first: int, count: int = 1) -> tuple[FileSpan, list[Batch]]:
-    """Sessions number `first` and so on of a lane that has nothing else."""
+    """Sessions number `first` and so on of a lane without other entries."""
     log = [entry for number in range(first, first + count) for entry in session(3 * number, 3 * number)]
     start, stop = 3 * first, 3 * (first + count)
     return FileSpan(lane=0, start=start, stop=stop, start_seq=start, stop_seq=stop), log
@@ -79,11 +79,12 @@ def now_of(table: TierTable) -> LoadedTable:
 
 
 def indices(loaded: LoadedTable) -> list[int]:
-    """Of all batches, entries and gaps that a reader of everything gets."""
+    """All batches, entries and gaps that a reader of everything gets."""
     return [batch.index for batch in taken(cold(loaded), control=True, stop=1 << 40)]
 
 
-# --- what users see ---------------------------------------------------------------------------------------------------
+# --- the users' view
+# ------------------------------------------------------------------------------------------------------
 def test_the_table_is_the_topic(log: Log, tmp_path: Path) -> None:
     """Its own columns come first, `count(*)` is its number of records, and a day is a partition."""
     log.create_topic("sales", order=5, schema=pa.schema([("city", pa.string()), ("cents", pa.int64())]))
@@ -139,7 +140,7 @@ def test_days_have_files_of_their_own(table: TierTable) -> None:
     assert len(list(loaded.table.scan(f"_timestamp >= '{np.datetime64(noon + DAY_US, 'us')}+00:00'").plan_files())) == 2
 
 
-def test_names_that_every_table_has_are_taken(log: Log, tmp_path: Path) -> None:
+def test_system_names_are_reserved(log: Log, tmp_path: Path) -> None:
     """A topic's column can't be `_timestamp`; and a topic's name may be that of another one's entries."""
     with pytest.raises(BadSchema, match="'_timestamp'"):
         records_schema(TopicSchemas(pa.schema([("_timestamp", TIME)]), (1,)))
@@ -199,15 +200,15 @@ def test_entries_above_the_frontier_are_not_read(table: TierTable) -> None:
     assert indices(now_of(table)) == [0, 1, 2]
     ahead = table.entries(first).load()
     assert sorted(ahead.scan().to_arrow()["_index"].to_pylist()) == [0, 2, 3, 5]  # they are in the table, by its name
-    with pytest.raises(Crash):  # again: what another attempt left is taken out first
+    with pytest.raises(Crash):  # again: leftovers of another attempt are removed first
         commit(table, write(table, 1, 2), step=die)
     loaded = commit(table, write(table, 1))
     assert indices(loaded) == list(range(6))
     assert sorted(table.entries(loaded).load().scan().to_arrow()["_index"].to_pylist()) == [0, 2, 3, 5]
 
 
-def test_without_that_rule_entries_are_twice(table: TierTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above would miss is noticed: a commit on top of whatever the table of entries has."""
+def test_without_that_rule_entries_are_duplicated(table: TierTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault of the test above is detected: a commit on top of any content of the table of entries."""
     commit(table, write(table, 0))
     with pytest.raises(Crash):
         commit(table, write(table, 1), step=die)
@@ -225,8 +226,9 @@ def test_records_first_would_be_a_hole(table: TierTable, monkeypatch: pytest.Mon
 
 
 def test_a_late_job_whose_commit_of_records_wins(table: TierTable) -> None:
-    """It added its entries before ours, we took them out and added ours, and then it commits its records. Ours are
-    refused, its entries are the truth for readers, and for the next commit.
+    """Its entries came first; this job removed them and added its own. Then the late job commits its records.
+
+    This job's records are refused. The late job's entries are the truth for readers, and for the next commit.
     """
     commit(table, write(table, 0))
     late, other = write(table, 1, 2, epoch=2), TierTable(table.settings, "orders")
@@ -250,7 +252,7 @@ def test_a_late_job_whose_commit_of_records_wins(table: TierTable) -> None:
 
 
 def test_a_span_without_records_moves_the_frontier(table: TierTable) -> None:
-    """Sessions open and close where nothing is published: entries only, and readers go on behind them."""
+    """Sessions open and close without records: entries only, and readers continue after them."""
     span = FileSpan(lane=0, start=0, stop=2, start_seq=0, stop_seq=0)
     now = now_of(table)
     log = [control_of(0, 0, EntryKind.SESSION_OPEN), control_of(1, 0, EntryKind.SESSION_CLOSE)]
@@ -272,7 +274,7 @@ def truth(log: Log, request: pytest.FixtureRequest, tmp_path: Path) -> Truth:
     return Truth(log, request.node.name[:60], TierSettings.local(tmp_path, file_bytes=65_536, hot_retention_s=0))
 
 
-def test_an_old_table_stays_as_it_is(truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_table_keeps_its_layout(truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read, appended to in its own layout, and trimmed; there is no second table."""
     monkeypatch.setattr(
         TierTable, "create",
@@ -314,7 +316,7 @@ def test_an_old_table_does_not_take_files_of_the_new_layout(table: TierTable, tm
 
 
 def test_a_table_of_a_later_version_is_refused(table: TierTable) -> None:
-    """By the job and by readers, with what to do."""
+    """By the job and by readers, with the remedy."""
     loaded = commit(table, write(table, 0))
     with loaded.table.transaction() as transaction:
         transaction.set_properties({"embarcadero.layout": "7"})
@@ -327,7 +329,7 @@ def test_a_table_of_a_later_version_is_refused(table: TierTable) -> None:
         taken(TopicTable(tier))
 
 
-def test_a_killed_job_leaves_no_doubles(truth: Truth) -> None:
+def test_a_killed_job_leaves_no_duplicates(truth: Truth) -> None:
     """With real records: killed between the commits, twice; then all of it is there once, and no garbage stays."""
     for _ in range(2):
         truth.publish(300)

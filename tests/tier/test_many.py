@@ -1,4 +1,4 @@
-"""Several topics in turn: the trouble of one is told, tried again, and no trouble of the others."""
+"""Several topics in turn: the trouble of one is reported, retried, and does not affect the others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_trouble_of_one_topic_is_its_own(log: Log, tmp_path: Path) -> None:
 
 
 def test_all_topics_with_replicas(log: Log, tmp_path: Path) -> None:
-    """Without a list: topics in memory only are left alone."""
+    """Without a list: only topics in memory are skipped."""
     log.create_topic("in-memory", replicas=0)
     log.create_topic("on-disk")
     wanted = TierJobs(log, TierSettings.local(tmp_path), Told(), holder="all")._wanted()

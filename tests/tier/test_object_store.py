@@ -26,8 +26,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 
 
 def test_tiered_to_an_object_store(log: Log, store: ObjectStore, tmp_path: Path) -> None:
-    """Files, metadata and garbage are there; readers get every record; a store that hangs or says no is a typed error,
-    and what it interrupted is done once it is back.
+    """Files, metadata and garbage are there; readers get every record.
+
+    A store that hangs or refuses is a typed error, and the interrupted work is done once it is back.
     """
     log.create_topic("far")
     with log.publisher("far", ack=2) as publisher:

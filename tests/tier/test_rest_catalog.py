@@ -51,8 +51,8 @@ def test_a_topic_is_tiered_to_a_rest_catalog(log: Log, catalog: RestCatalog, tmp
     assert found.column("_seq").to_pylist() == list(range(400, 410))
 
 
-def test_of_two_jobs_one_commits(catalog: RestCatalog, tmp_path: Path) -> None:
-    """The catalog checks what they planned from; and one that is away is waited for."""
+def test_one_of_two_jobs_commits(catalog: RestCatalog, tmp_path: Path) -> None:
+    """The catalog checks the state they planned from; and an unreachable catalog is waited for."""
     table = TierTable(settings_of(catalog, tmp_path), "orders")
     table.create("orders", "id-1", RAW)
     commit(table, write(table, 0))

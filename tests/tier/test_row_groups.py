@@ -1,4 +1,4 @@
-"""Memory that readers of tables need: bounded by what columns decode to, and not by what they are encoded as."""
+"""Memory that readers of tables need: bounded by the decoded size of columns, not by their encoded size."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def log_of(schemas: TopicSchemas, rows: list[Any], batches: int) -> list[Batch]:
 
 
 def tiered(folder: Path, schemas: TopicSchemas, log: list[Batch]) -> LoadedTable:
-    """A table with these batches in one file. The list of the caller is left alone."""
+    """A table with these batches in one file. The caller's list is not changed."""
     table = TierTable(TierSettings.local(folder), "t")
     made = table.create("t", "1", schemas)
     end = log[-1].index + 1, log[-1].seq + log[-1].count
@@ -77,7 +77,7 @@ def file_of(folder: Path) -> Path:
 
 @pytest.fixture
 def older(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files as they were: a row group has as many payloads as fit, and no one tells what it decodes to."""
+    """Files as they used to be: a row group has as many payloads as fit, whatever they decode to."""
     monkeypatch.setattr(parquet, "TIER_GROUP_DECODED_BYTES", 1 << 62)
     seal = SpanFooter.seal
     monkeypatch.setattr(SpanFooter, "seal", lambda self: seal(self).replace('"decoded":', '"other":'))
@@ -85,12 +85,12 @@ def older(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def peaks(found: Iterator[Any]) -> list[int]:
-    """What Arrow holds, above what it held before, each time that there is something."""
+    """Memory that Arrow holds, above the amount before, each time that there is a piece."""
     before = pa.total_allocated_bytes()
     return [pa.total_allocated_bytes() - before for _ in found]
 
 
-def test_row_groups_are_bounded_by_what_they_decode_to(tmp_path: Path) -> None:
+def test_row_groups_are_bounded_by_their_decoded_size(tmp_path: Path) -> None:
     """20 batches of 10 MB each, of a few KiB compressed. They were one row group of 200 MB."""
     tiered(tmp_path, TEXT, log_of(TEXT, [{"text": "x" * 1_000}] * 10_000, 20))
     found = pq.ParquetFile(file_of(tmp_path))
@@ -103,7 +103,7 @@ def test_row_groups_are_bounded_by_what_they_decode_to(tmp_path: Path) -> None:
         assert size <= TIER_GROUP_DECODED_BYTES
 
 
-def test_a_batch_that_was_written_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_written_batch_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan gives thousands of compressed batches at once: decoded, they would not fit."""
     lists = [log_of(TEXT, [{"text": "x" * 1_000}] * 10_000, 20)]
     span = FileSpan(lane=0, start=0, stop=20, start_seq=0, stop_seq=200_000)
@@ -138,8 +138,8 @@ def test_older_files_are_read_in_pieces(tmp_path: Path) -> None:
     assert [rows.num_rows for rows in table.rows(0, 7, 8)] == [10_000]
 
 
-def test_a_row_group_that_takes_too_much_is_refused_by_what_it_takes(tmp_path: Path) -> None:
-    """Equal numbers in lists are a few bytes in a file: so many of them are counted, and nothing is read."""
+def test_an_oversized_row_group_is_refused_with_its_size(tmp_path: Path) -> None:
+    """Equal numbers in lists are a few bytes in a file: they are counted, and nothing is read."""
     schemas = TopicSchemas(pa.schema([("prices", pa.list_(pa.int64()))]), (1,))
     tiered(tmp_path, schemas, log_of(schemas, [{"prices": [7] * 10_000}] * 10, 40))
     loaded = compacted(tmp_path)
@@ -151,7 +151,7 @@ def test_a_row_group_that_takes_too_much_is_refused_by_what_it_takes(tmp_path: P
 
 
 def test_texts_within_lists_maps_and_structs_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the pieces are, batches are what they were; none is cut, not even one that is larger than a piece."""
+    """Whatever the pieces are, batches stay whole; none is cut, not even a batch that is larger than a piece."""
     rows: list[Any] = [
         {"all": ["x" * 700, None], "by": {"k": "v" * 500}, "one": {"a": b"y" * 900, "b": ["z" * 300]}, "price": 1},
         {"all": None, "by": None, "one": None, "price": None},

@@ -1,4 +1,4 @@
-"""Tables as a broker reads them for clients: of its own warehouse, with its own keys, and never waiting for long."""
+"""Tables as a broker reads them for clients: in its own warehouse, with its own keys, and without long waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPAN = FileSpan(lane=0, start=0, stop=2, start_seq=0, stop_seq=3)
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -77,7 +77,7 @@ def values_of(server: TableServer, tier: Tier) -> int:
 
 # --- gaps -------------------------------------------------------------------------------------------------------------
 def test_a_gap_comes_in_one_piece_however_long_it_is(tmp_path: Path) -> None:
-    """A restart passes over millions of positions; readers got a gap for every 4,096 of them."""
+    """A restart skips millions of positions; readers used to get a gap for every 4,096 of them."""
     far = 5_000_000
     table = TierTable(TierSettings.local(tmp_path), "t")
     made = table.create("t", "1", RAW)
@@ -105,7 +105,7 @@ def test_a_gap_comes_in_one_piece_however_long_it_is(tmp_path: Path) -> None:
 
 # --- stores that do not answer ----------------------------------------------------------------------------------------
 def test_a_request_without_an_answer_is_sent_once_and_the_error_names_the_store(hanging: Endpoint) -> None:
-    """Retries of the S3 client would multiply the time until it is reported; whoever reads tries again."""
+    """Retries of the S3 client would multiply the time until it is reported; the reader retries."""
     error = failure(TableServer(hanging.properties(), "s3://w"), s3_tier("orders"))
     assert isinstance(error, TierUnavailable)
     assert hanging.url in error.message
@@ -113,8 +113,8 @@ def test_a_request_without_an_answer_is_sent_once_and_the_error_names_the_store(
     assert hanging.requests == 1
 
 
-def test_a_client_that_reads_the_table_itself_has_the_same_patience(hanging: Endpoint) -> None:
-    """Its own properties go before; without any, it would wait for as long as the S3 client likes."""
+def test_a_client_that_reads_the_table_itself_has_the_same_timeouts(hanging: Endpoint) -> None:
+    """Its own properties take precedence; without any, it would wait for as long as the S3 client likes."""
     brokers: Any = SimpleNamespace(table_properties=[f"{key}={value}" for key, value in hanging.properties().items()])
     with pytest.raises(TierUnavailable):
         open_table(s3_tier("orders"), brokers).find(0, "index", 0)
@@ -126,7 +126,10 @@ def test_a_client_that_reads_the_table_itself_has_the_same_patience(hanging: End
 
 
 def test_a_store_that_took_long_to_fail_is_left_alone_for_as_long(hanging: Endpoint) -> None:
-    """Reads fail at once then, each with the name of its own table. One read at a time finds out whether it is back."""
+    """Reads then fail immediately, each with the name of its own table.
+
+    One read at a time checks whether it is back.
+    """
     clock = Clock()
     server = TableServer(hanging.properties(), "s3://w", clock=clock)
     with_time = server._table
@@ -157,8 +160,8 @@ def test_a_store_that_took_long_to_fail_is_left_alone_for_as_long(hanging: Endpo
     assert hanging.requests == 2
 
 
-def test_a_store_that_answers_again_is_asked_by_everyone(tmp_path: Path) -> None:
-    """The read that finds it there lets the others in."""
+def test_a_store_that_answers_again_is_used_by_all(tmp_path: Path) -> None:
+    """The read that finds it available lets the others in."""
     clock = Clock()
     server = TableServer({}, f"file://{tmp_path}", clock=clock)
     server._set_down("no answer", 3.0)
@@ -169,8 +172,8 @@ def test_a_store_that_answers_again_is_asked_by_everyone(tmp_path: Path) -> None
     assert values_of(server, tier) == 3
 
 
-def test_what_is_wrong_with_one_table_keeps_no_other_from_being_read(tmp_path: Path) -> None:
-    """A file that can't be opened, and a request that is refused, tell nothing of other tables."""
+def test_a_problem_of_one_table_blocks_no_other(tmp_path: Path) -> None:
+    """A file that can't be opened, and a refused request, are no evidence about other tables."""
     good = tier_of(committed(tmp_path, "orders").metadata)
     (tmp_path / "file").write_text("no folder")
     server = TableServer({}, f"file://{tmp_path}")
@@ -192,8 +195,9 @@ def test_what_is_wrong_with_one_table_keeps_no_other_from_being_read(tmp_path: P
         assert busy.requests == before
 
 
-# --- whose keys go where ----------------------------------------------------------------------------------------------
-def test_no_client_says_where_the_keys_of_a_broker_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# --- destinations of keys
+# -----------------------------------------------------------------------------------------------
+def test_no_client_chooses_where_the_keys_of_a_broker_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic's record, which clients write, may name any endpoint; so may the metadata of a table."""
     endpoints: list[str | None] = []
 
@@ -221,7 +225,7 @@ def test_no_client_says_where_the_keys_of_a_broker_go(tmp_path: Path, monkeypatc
     assert values_of(TableServer({}, f"file://{tmp_path}"), tier) == 3
 
 
-def test_only_what_is_below_the_warehouse_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_paths_below_the_warehouse_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused whether it exists or not, in the same words: nothing is looked up."""
     home = tmp_path / "home"
     (home / "warehouse").mkdir(parents=True)
@@ -258,7 +262,7 @@ def test_files_that_a_table_names_elsewhere_are_not_opened(tmp_path: Path) -> No
 
 
 def test_a_missing_file_of_the_warehouse_is_named(tmp_path: Path) -> None:
-    """There, an error says what is wrong."""
+    """There, the error describes the problem."""
     loaded = committed(tmp_path, "orders")
     for path in (tmp_path / "warehouse").rglob("data/*.parquet"):
         path.unlink()

@@ -1,4 +1,4 @@
-"""Files, commits and cold reads: every entry once, on top of the right snapshot; damage is named, never served."""
+"""Files, commits and cold reads: every entry once, on top of the correct snapshot; damage is named, never served."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def facts_of(batch: Batch) -> tuple[Any, ...]:
     return tuple(getattr(batch, name) for name in names.split() if batch.kind is not None or name in ("lane", "gap"))
 
 
-def test_readers_get_from_a_table_what_a_broker_gave(table: TierTable) -> None:
+def test_a_table_has_the_batches_of_the_brokers(table: TierTable) -> None:
     """Batches, control entries, skips, holes; positions, sessions, checksums; and the records themselves."""
     commit(table, write(table, FIRST, LOG[:3]))
     found = taken(cold(commit(table, write(table, REST, LOG[3:]))), control=True)
@@ -112,7 +112,7 @@ def test_readers_get_from_a_table_what_a_broker_gave(table: TierTable) -> None:
 
 
 def test_spans_partitions_and_starts(table: TierTable) -> None:
-    """Only what is asked for, each index once; below the start it is trimmed, above the frontier it is not there."""
+    """Only the requested partitions, each index once. Below the start is trimmed, above the frontier is missing."""
     loaded = commit(table, write(table, ALL, LOG))
     assert [b.index for b in taken(cold(loaded), start=2, stop=11)] == [2, 3, 9, 10]
     assert [b.index for b in taken(cold(loaded), partitions={2})] == [1, 3, 9]
@@ -126,7 +126,7 @@ def test_spans_partitions_and_starts(table: TierTable) -> None:
     assert taken(TopicTable(Tier(id="", warehouse="", table=""))) == []
 
 
-def test_places_in_a_table(table: TierTable) -> None:
+def test_positions_in_a_table(table: TierTable) -> None:
     """By index, by seq (the batch that holds it), by time; nothing above the frontier."""
     commit(table, write(table, FIRST, LOG[:3]))
     found = cold(commit(table, write(table, REST, LOG[3:])))
@@ -169,7 +169,7 @@ def test_an_independent_engine_agrees(table: TierTable) -> None:
     assert table_rows.hex == whole.hex
 
 
-def test_columns_that_came_later_are_null_in_older_files(table: TierTable, tmp_path: Path) -> None:
+def test_later_columns_are_null_in_older_files(table: TierTable, tmp_path: Path) -> None:
     """The table gets the column with the first file that has it; readers of either version read both files."""
     price, note = pa.field("price", pa.uint64()), pa.field("note", pa.large_string())
     old, new = TopicSchemas(pa.schema([price]), (1,)), TopicSchemas(pa.schema([price, note]), (1, 2))
@@ -192,7 +192,7 @@ def test_columns_that_came_later_are_null_in_older_files(table: TierTable, tmp_p
 
 
 # --- who may commit ---------------------------------------------------------------------------------------------------
-def test_a_commit_is_on_top_of_what_it_was_planned_from(table: TierTable, inject: Any) -> None:
+def test_a_commit_is_on_top_of_its_plan(table: TierTable, inject: Any) -> None:
     """Another plan's files are refused, and nothing changes. Without the rule the rows would be there twice."""
     commit(table, write(table, ALL, LOG))
     late = write(table, ALL, LOG, epoch=2)
@@ -204,9 +204,10 @@ def test_a_commit_is_on_top_of_what_it_was_planned_from(table: TierTable, inject
     assert count(table) == 16
 
 
-def test_of_two_tierers_one_commits(table: TierTable, tmp_path: Path, inject: Any) -> None:
-    """The second one's commit comes between the first one's check and its swap. Ours: the first is told, and no row is
-    there twice. With PyIceberg's own retries every row would be.
+def test_one_of_two_tierers_commits(table: TierTable, tmp_path: Path, inject: Any) -> None:
+    """The second one's commit comes between the first one's check and its swap.
+
+    The first gets an error, and no row is there twice. With PyIceberg's own retries every row would be.
     """
     mine, theirs = write(table, ALL, LOG), write(table, ALL, LOG, epoch=2)
     other = TierTable(table.settings, "orders")
@@ -230,7 +231,7 @@ def test_of_two_tierers_one_commits(table: TierTable, tmp_path: Path, inject: An
 
 
 def interrupt(table: TierTable, then: Any) -> None:
-    """Do something just before the next commit reaches the catalog."""
+    """Run a function just before the next commit reaches the catalog."""
     catalog: Any = table.catalog()
     swap = catalog.commit_table
 
@@ -258,15 +259,15 @@ def test_someone_elses_retries_are_switched_off(table: TierTable) -> None:
 
 
 def test_a_table_of_another_topic(table: TierTable) -> None:
-    """It is recognised by its id, not by its name."""
+    """It is recognized by its id, not by its name."""
     with pytest.raises(BadTable, match="not that of topic 'orders'"):
         table.create("orders", "id-2", RAW)
     assert [table_name(topic) for topic in ("orders", "a.b-C")] == ["orders", "a_b_c"]
 
 
 # --- garbage ----------------------------------------------------------------------------------------------------------
-def test_only_what_can_never_be_committed_is_garbage(table: TierTable) -> None:
-    """Files of attempts below the frontier go; those of attempts that may still commit, and those of others, stay."""
+def test_only_files_that_can_never_be_committed_are_garbage(table: TierTable) -> None:
+    """Files of attempts below the frontier are removed; those of possible commits, and of other programs, stay."""
     orphan, ahead = write(table, FIRST, LOG[:3]), write(table, REST, LOG[3:])
     folder = Path(orphan.paths[0].removeprefix("file://")).parent
     (folder / "notes.parquet").write_bytes(b"not ours")
@@ -282,8 +283,8 @@ def test_only_what_can_never_be_committed_is_garbage(table: TierTable) -> None:
     assert len(taken(cold(now_of(table)))) == 6
 
 
-def test_old_metadata_that_nothing_names_is_garbage(table: TierTable) -> None:
-    """What a crash between writing manifests and the commit left; not what is young."""
+def test_old_unreferenced_metadata_is_garbage(table: TierTable) -> None:
+    """Leftovers of a crash between writing manifests and the commit; recent files stay."""
     loaded = commit(table, write(table, ALL, LOG))
     for metadata in (loaded.metadata, loaded.entries):
         folder = Path(metadata.removeprefix("file://")).parent
@@ -310,7 +311,7 @@ def test_a_missing_file_is_named(table: TierTable, which: str) -> None:
 
 @pytest.mark.parametrize("which", ["records", "entries"])
 def test_no_flipped_bit_is_served(table: TierTable, which: str) -> None:
-    """Anywhere in the file: either the rows are right, or an error names the file."""
+    """Anywhere in the file: either the rows are correct, or an error names the file."""
     facts = write(table, ALL, LOG)
     loaded = commit(table, facts)
     location = facts.paths[0] if which == "records" else facts.entries_path
@@ -335,8 +336,8 @@ def test_no_flipped_bit_is_served(table: TierTable, which: str) -> None:
         taken(cold(loaded))
 
 
-def test_values_that_somebody_else_wrote_and_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    """Too large for the table's type: the file is named; for the topic's: the table, and the place in it."""
+def test_foreign_values_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    """Too large for the table's type: the file is named; for the topic's: the table, and the position in it."""
     wide, narrow = (TopicSchemas(pa.schema([("n", kind)]), (1,)) for kind in (pa.int32(), pa.int8()))
     table = TierTable(TierSettings.local(tmp_path), "numbers")
     table.create("numbers", "id-1", wide)
@@ -355,15 +356,15 @@ def test_values_that_somebody_else_wrote_and_that_do_not_fit_are_named(tmp_path:
         list(reader.file_rows(replace(file, path=theirs), 0, 1, ["n"]))
 
 
-def test_a_place_that_nobody_knows_is_a_typed_error() -> None:
-    """A scheme that there is no file system for."""
+def test_an_unknown_location_is_a_typed_error() -> None:
+    """A scheme without a file system."""
     with pytest.raises(BadTable, match="carrier-pigeon://coop/file is no place") as caught:
         Storage({}).open("carrier-pigeon://coop/file")
     assert "tier.properties" in caught.value.hint
 
 
-def test_a_scan_that_is_not_the_span_is_no_file(table: TierTable) -> None:
-    """A batch that is missing, twice, or gone: nothing is left behind, and nothing could be committed."""
+def test_a_scan_that_differs_from_the_span_makes_no_file(table: TierTable) -> None:
+    """A batch that is missing, duplicated, or gone: nothing is left behind, and nothing could be committed."""
     for log in ([*LOG[:1], *LOG[2:]], [*LOG[:2], *LOG[1:]], LOG[:-1], [*LOG, batch_of(raw([b"more"]), 13, 55)]):
         with pytest.raises(Corrupt):
             write(table, ALL, log)
@@ -378,7 +379,7 @@ def test_a_scan_that_is_not_the_span_is_no_file(table: TierTable) -> None:
 
 
 def test_names_and_footers() -> None:
-    """Names tell spans; a footer that was changed is noticed."""
+    """Names identify spans; a changed footer is noticed."""
     assert span_of("file:///w/embarcadero/t/data/0-1-5-10-50-3-0123456789abcdef.parquet") == FileSpan(
         lane=0, start=1, stop=5, start_seq=10, stop_seq=50
     )
@@ -416,7 +417,7 @@ def test_a_catalog_that_can_not_be_opened(uri: str, tmp_path: Path) -> None:
 
 
 def test_an_object_store_that_refuses_connections() -> None:
-    """Nobody listens there: a typed error that names the file and says what to check, and soon."""
+    """Without a listener: a typed error that names the file and the things to check, and soon."""
     properties = {
         "s3.endpoint": "http://127.0.0.1:9", "s3.access-key-id": "a", "s3.secret-access-key": "b",
         "s3.region": "us-east-1", "s3.connect-timeout": "0.2", "s3.request-timeout": "0.2",
@@ -427,7 +428,7 @@ def test_an_object_store_that_refuses_connections() -> None:
 
 
 def test_properties_are_pairs() -> None:
-    """What is no pair is named by its place: it may be a part of a secret."""
+    """An invalid pair is named by its position: it may be a part of a secret."""
     assert parse_properties(["s3.region=eu", "a=b=c"]) == {"s3.region": "eu", "a": "b=c"}
     with pytest.raises(BadValue, match="2 entries, and number 2 has no name") as error:
         parse_properties(["s3.secret-access-key=hush", "hush"])

@@ -1,4 +1,4 @@
-"""`up --tier`: a process that tiers all topics with replicas, started again when it dies; and `pipeline tier`."""
+"""`up --tier`: a process that tiers all topics with replicas, restarted when it dies; and `pipeline tier`."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def frontier(log: Log, topic: str) -> int:
     return 0 if about.tier is None else about.tier.frontier(about.lane)[1]
 
 
-def test_up_tiers_what_comes(cluster: LocalCluster, tiered: Log, config: Config) -> None:
-    """Topics that come later as well; killed, it is started again and goes on; the log is one, wherever it is."""
+def test_up_tiers_all_topics(cluster: LocalCluster, tiered: Log, config: Config) -> None:
+    """Later topics as well; killed, it is restarted and continues; the log is one, wherever it is stored."""
     settings = TierSettings.of(config, cluster.data_dir)
     topics = []
     for name in ("first", "second"):
@@ -79,8 +79,8 @@ def test_up_tiers_what_comes(cluster: LocalCluster, tiered: Log, config: Config)
     assert all(epoch >= 2 for epoch in epochs)
 
 
-def test_status_tells_how_far_the_table_is(cluster: LocalCluster, tiered: Log) -> None:
-    """In words and as JSON: the table, how far it is, and how many records are not in it yet."""
+def test_status_reports_the_progress_of_the_table(cluster: LocalCluster, tiered: Log) -> None:
+    """In words and as JSON: the table, its frontier, and the number of records that are not in it yet."""
     tiered.create_topic("seen", order=5)
     Truth(tiered, "seen", TierSettings("", {})).publish(50)
     until(lambda: frontier(tiered, "seen") == 50)
@@ -96,7 +96,7 @@ def test_status_tells_how_far_the_table_is(cluster: LocalCluster, tiered: Log) -
 
 
 def test_pipeline_tier(log: Log, tmp_path: Path) -> None:
-    """Once, without Spark, to a warehouse of its own; a second one that finds nothing to do; and what is refused."""
+    """Once, without Spark, to a warehouse of its own; a second run that finds nothing to do; and refused options."""
     log.create_topic("piped", order=5)
     config = tmp_path / "embarcadero.yaml"
     config.write_text(

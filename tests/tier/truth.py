@@ -1,4 +1,4 @@
-"""What tests of the tier compare with: what was published, where its acks said that it is."""
+"""The reference for tests of the tier: published records, at the positions of their acks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embarcadero.tier.table_reads import TopicTable, table_batches
 
 
 def await_durable(log: Log, topic: str) -> None:
-    """Until all that is ordered is durable: that a session is closed is told as soon as it is ordered."""
+    """Wait until all ordered entries are durable: the close of a session is acked as soon as it is ordered."""
     while (tail := log.tail(topic)).durable_index != tail.index:
         time.sleep(0.01)
 
@@ -49,13 +49,13 @@ class Truth:
         return duckdb.execute(query, [paths]).fetchall() if paths else []
 
     def problems(self) -> list[str]:
-        """What is twice, missing or wrong: in the table below its frontier, and with the brokers from there on."""
+        """Records that are duplicated, missing or wrong: in the table below its frontier, with the brokers above it."""
         tier = self.log.describe(self.topic).tier
         assert tier is not None
         found, told = self.rows(), []
         told += [f"seq {seq} is there {n} times" for seq, n in Counter(seq for _, seq, _ in found).items() if n > 1]
         tail = self.log.tail(self.topic)
-        tier = self.log.describe(self.topic).tier  # again: a tierer may have gone on, and the brokers with it
+        tier = self.log.describe(self.topic).tier  # again: a tierer may have continued, and the brokers with it
         assert tier is not None
         if tail.hot_index > tier.frontier(tail.lane)[0]:
             told.append(f"brokers forgot up to {tail.hot_index}, the table ends at {tier.frontier(tail.lane)}")

@@ -75,7 +75,7 @@ def test_every_topic_of_an_earlier_version_reads_as_before(folder: Path) -> None
 
 
 def test_topics_of_an_earlier_version_take_more_records(folder: Path) -> None:
-    """Publishing goes on in each topic, also with a schema; deleting one works, and its name is free again."""
+    """Publishing continues in each topic, also with a schema; deleting one works, and its name is free again."""
     with emb.local(brokers=2, replicas=2, data_dir=folder) as log:
         before = {name: log.read(name).num_rows for name in ("none", "local", "total", "strong")}
         for name in before:
@@ -106,8 +106,8 @@ def test_named_sessions_of_an_earlier_version_continue(folder: Path, topic: str)
         assert log.read(topic).num_rows == rows + 1
 
 
-def test_a_mirror_of_an_earlier_version_says_where_the_order_ended(tmp_path: Path) -> None:
-    """The fabric is lost: the next position follows the last one that was ordered, and a gap is reported."""
+def test_a_mirror_of_an_earlier_version_contains_the_end_of_the_order(tmp_path: Path) -> None:
+    """The fabric is lost: the next position follows the last ordered one, and a gap is reported."""
     folder = unpacked("before-structure-mirror", tmp_path)
     with closing(SqliteStore(folder / "data" / "store.db")) as store:  # the folder was elsewhere then
         for item in store.list(""):
@@ -128,6 +128,6 @@ def test_a_mirror_of_an_earlier_version_says_where_the_order_ended(tmp_path: Pat
 
     gap = next(batch.gap for batch in batches if batch.gap is not None)
     assert position is not None
-    assert position.seq == ORDERED  # without the mirror: far behind, at the ceiling
+    assert position.seq == ORDERED  # without the mirror: far above, at the ceiling
     assert gap.kind is GapKind.NEVER_DURABLE
     assert batches[-1].to_arrow().column("value").to_pylist() == [b"after"]

@@ -1,4 +1,4 @@
-"""The catalog of metrics: complete, and what the documentation says."""
+"""The catalog of metrics: complete, and in agreement with the documentation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ epoch_increments_total cxl_read_bytes_total cxl_write_bytes_total cxl_read_laten
 """
 
 
-def test_every_metric_of_the_seeds_is_accounted_for() -> None:
-    """It is there under its name, or the table says why it is gone."""
+def test_every_initial_metric_is_accounted_for() -> None:
+    """It is there under its name, or the table has the reason for its removal."""
     assert SEEDS.keys() == {f"embarcadero_{name}" for name in APPENDIX_C.split()}
     assert all((name in BY_NAME) != remark.startswith("gone, because ") for name, remark in SEEDS.items())
 

@@ -30,8 +30,8 @@ def test_answers_count_once_and_only_batches_have_a_latency(count: int) -> None:
     assert (sum(counters.publish_us.counts), counters.publish_us.total) == (count, 500 * count)
 
 
-def test_places_are_used_again() -> None:
-    """Pending entries far apart share a place, one after the other."""
+def test_slots_are_reused() -> None:
+    """Pending entries far apart share a slot, one after the other."""
     counters = BrokerCounters(4)
     for index in range(20):
         counters.published(index + 1, 100 * (index + 1))

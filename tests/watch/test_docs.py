@@ -1,4 +1,4 @@
-"""The systemd unit and its page speak of things that exist."""
+"""The systemd unit and its page name existing things."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 SOURCE = Path(__file__).parent.parent.parent / "src" / "embarcadero"
 
 
-def test_the_unit_starts_a_command_with_options_that_it_has() -> None:
-    """ExecStart is a right command line of `embarcadero`, and only the supervisor gets the signal to stop."""
+def test_the_unit_starts_a_command_with_existing_options() -> None:
+    """ExecStart is a valid command line of `embarcadero`, and only the supervisor gets the signal to stop."""
     unit = configparser.ConfigParser(interpolation=None)
     unit.optionxform = str  # type: ignore[method-assign,assignment]
     unit.read(DOCS / "embarcadero.service")
@@ -29,11 +29,11 @@ def test_the_unit_starts_a_command_with_options_that_it_has() -> None:
 
 
 NO_ROLES = ("audit", "demo")
-"""Folders that tell of other things than the log of a process."""
+"""Folders whose events are not in the log of a process."""
 
 
 def test_every_event_of_the_table_is_logged_somewhere() -> None:
-    """And every event that a role tells is in the table."""
+    """And every event that a role logs is in the table."""
     text = (DOCS / "operations-systemd.md").read_text()
     table = text.partition("| event | who | means |")[2].partition("\n\n")[0]
     listed = set(re.findall(r"`([a-z' ]+)`", "\n".join(line.split("|")[1] for line in table.splitlines()[2:])))

@@ -29,7 +29,7 @@ def root() -> Iterator[None]:
     logging.root.setLevel(level)
 
 
-def test_json_lines_parse_and_say_who_and_when(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_parse_and_have_role_and_time(capsys: pytest.CaptureFixture[str]) -> None:
     """Events of roles and plain messages are objects with the same four fields first."""
     set_up_logging("node-7", "info", "json")
     LogJournal("broker-0.3").warn("backpressure on", occupied=0.81, reason='two\nlines and a "quote"')
@@ -64,7 +64,7 @@ def test_secrets_are_masked_in_lines(capsys: pytest.CaptureFixture[str], form: s
     assert found.count("***") == 3
 
 
-def test_all_that_python_prints_becomes_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_output_of_python_becomes_lines(capsys: pytest.CaptureFixture[str]) -> None:
     """Uncaught exceptions, also of threads and of destructors, and warnings."""
 
     class Bad:
@@ -92,7 +92,7 @@ def test_all_that_python_prints_becomes_lines(capsys: pytest.CaptureFixture[str]
 
 
 def test_plain_lines_stay_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever a peer calls itself, it does not get a line of its own."""
+    """Whatever a peer's name contains, it does not get a line of its own."""
     set_up_logging("node-7")
     LogJournal("sequencer-2").note("session fenced", client="evil\n2026 INFO forged", session=7)
     (line,) = capsys.readouterr().err.splitlines()
@@ -103,7 +103,10 @@ def test_plain_lines_stay_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_repeats_are_counted_instead_of_written(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first few are written; the next one after a while tells how many were not. Other events are not touched."""
+    """The first few are written; the next one after a while has the number of the others.
+
+    Other events are not affected.
+    """
     now = 100.0
     monkeypatch.setattr(logs.time, "monotonic", lambda: now)
     set_up_logging("node-7", form="json")
@@ -121,8 +124,8 @@ def test_repeats_are_counted_instead_of_written(
 
 
 @pytest.mark.parametrize("form", ["plain", "json"])
-def test_what_a_line_says_can_be_told_again(form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The supervisor tells the user why a process did not start, whatever its log looks like."""
+def test_the_message_of_a_line_can_be_repeated(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The supervisor prints the reason why a process did not start, whatever the format of its log."""
     set_up_logging("node-7", "info", form)
     logging.getLogger("other").error("port 9092 is in use (choose another)")
 
@@ -131,7 +134,7 @@ def test_what_a_line_says_can_be_told_again(form: str, capsys: pytest.CaptureFix
 
 
 def test_levels_and_formats_are_checked() -> None:
-    """What does not exist is a typed error that names what does."""
+    """An unknown value is a typed error that lists the known ones."""
     with pytest.raises(BadValue, match="debug, info"):
         set_up_logging("x", "loud")
     with pytest.raises(BadValue, match="plain, json"):

@@ -1,4 +1,4 @@
-"""Histograms, pages and quantiles agree with each other and with the plain truth."""
+"""Histograms, pages and quantiles agree with each other and with a plain computation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PLACE = NodeEndpoint(roles="broker:0", pid=1, host="127.0.0.1", port=1)
 
 
 @given(VALUES, VALUES)
-def test_many_at_once_count_like_one_by_one(first: list[int], second: list[int]) -> None:
-    """The quick way over arrays and the plain way give the same counts."""
+def test_many_together_count_like_one_by_one(first: list[int], second: list[int]) -> None:
+    """The fast path over arrays and the plain path give the same counts."""
     together, alone = Histogram(LATENCY_US), Histogram(LATENCY_US)
     together.add_many(np.array(first, dtype=np.int64))
     together.add_many(np.array(second, dtype=np.int64))
@@ -28,7 +28,7 @@ def test_many_at_once_count_like_one_by_one(first: list[int], second: list[int])
 
 
 @given(VALUES)
-def test_a_page_is_what_prometheus_reads(values: list[int]) -> None:
+def test_a_page_is_valid_for_prometheus(values: list[int]) -> None:
     """A histogram on a page has cumulative buckets, a sum and a count; a counter its value."""
     found = Histogram(LATENCY_US)
     found.add_many(np.array(values, dtype=np.int64))
@@ -59,8 +59,8 @@ def test_a_quantile_lies_in_the_bucket_of_the_true_one(values: list[int], share:
     assert below <= guess <= above
 
 
-def test_rates_are_of_the_time_between_and_start_anew_with_a_process() -> None:
-    """Twice as much after two seconds is a rate; another process began from zero."""
+def test_rates_cover_the_time_between_and_restart_with_a_process() -> None:
+    """Twice as much after two seconds is a rate; a new process starts from zero."""
 
     def at(when: float, value: float, pid: int) -> Scrape:
         place = NodeEndpoint(roles="broker:0", pid=pid, host="127.0.0.1", port=1)

@@ -1,4 +1,4 @@
-"""The scrape configuration, alert rules and dashboard: what Prometheus and Grafana load, about metrics that exist."""
+"""The scrape configuration, alert rules and dashboard: valid for Prometheus and Grafana, about existing metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def expressions() -> Iterator[str]:
 
 
 def problems(expression: str, recorded: set[str]) -> list[str]:
-    """What is wrong with an expression: names, labels of our metrics, brackets, functions."""
+    """Problems of an expression: names, labels of our metrics, brackets, functions."""
     found = []
     stripped = re.sub(r'"[^"]*"', '""', expression).replace("$__rate_interval", "5m")
     for opening, closing in ("()", "[]", "{}"):
@@ -66,7 +66,7 @@ def problems(expression: str, recorded: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("expression", list(expressions()))
-def test_expressions_speak_of_metrics_that_exist(expression: str) -> None:
+def test_expressions_use_existing_metrics(expression: str) -> None:
     """With their labels, as Prometheus reads them."""
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     assert problems(expression, recorded) == []
@@ -85,7 +85,7 @@ def test_wrong_expressions_are_found(wrong: str) -> None:
     assert problems(wrong, set()) != []
 
 
-def test_alert_rules_have_what_prometheus_takes() -> None:
+def test_alert_rules_are_valid_for_prometheus() -> None:
     """Fields of a rule and no others; lag in seconds, degraded topics, disks and fail-overs are there."""
     for rule in rules():
         assert ("alert" in rule) != ("record" in rule)
@@ -100,14 +100,14 @@ def test_alert_rules_have_what_prometheus_takes() -> None:
 
 
 def test_lag_in_seconds_does_not_depend_on_other_readers() -> None:
-    """One that is stuck beside many that are not is behind by what was published since, whatever the others read."""
+    """A stuck reader beside many others lags by the records published since, whatever the others read."""
     (lag,) = [rule["expr"] for rule in rules() if rule.get("record") == "embarcadero:reader_lag_seconds"]
     assert set(re.findall(r"embarcadero_\w+", lag)) == {
         "embarcadero_reader_lag_batches", "embarcadero_publish_batches_total", "embarcadero_lane_index",
     }  # fmt: skip
 
 
-def test_the_dashboard_has_what_grafana_takes() -> None:
+def test_the_dashboard_is_valid_for_grafana() -> None:
     """Panels with ids of their own that fit the grid, each with a data source, a unit and queries."""
     page = dashboard()
     assert (page["title"], page["uid"], page["schemaVersion"]) == ("Embarcadero", "embarcadero", 39)
@@ -132,7 +132,7 @@ def test_the_dashboard_has_what_grafana_takes() -> None:
 
 
 def test_the_scrape_configuration_discovers_all_processes() -> None:
-    """It asks processes of the unit on the page, and the page shows the same."""
+    """It scrapes the processes of the unit on the page, and the page shows the same."""
     loaded = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())
     (job,) = loaded["scrape_configs"]
     urls = [one["url"] for one in job["http_sd_configs"]]

@@ -1,4 +1,4 @@
-"""inspect on regions: what is there is decoded; garbage is a typed error, whatever its bytes are."""
+"""inspect on regions: existing data is decoded; garbage is a typed error, whatever its bytes are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = {
 
 
 def made(folder: Path, kind: RegionKind, body: bytes, *, slots: int | None = None) -> ReadOnlyFabric:
-    """A region with a right superblock (but for the slots) and any bytes behind it."""
+    """A region with a valid superblock (except the slots) and any bytes after it."""
     size, usual = SIZES[kind]
     slots = usual if slots is None else slots
     data = np.zeros(size, dtype=np.uint8)
@@ -39,8 +39,8 @@ def made(folder: Path, kind: RegionKind, body: bytes, *, slots: int | None = Non
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(kind=st.sampled_from(RegionKind), body=st.binary(max_size=2_000))
-def test_any_bytes_behind_a_right_superblock_are_decoded(tmp_path: Path, kind: RegionKind, body: bytes) -> None:
-    """Entries that are not valid are left out; frontiers are numbers; nothing breaks."""
+def test_any_bytes_after_a_valid_superblock_are_decoded(tmp_path: Path, kind: RegionKind, body: bytes) -> None:
+    """Invalid entries are left out; frontiers are numbers; nothing breaks."""
     found = read_region(made(tmp_path, kind, body), "region", None, 5)
 
     assert (found["kind"], found["owner"], found["incarnation"]) == (kind.name, 1, 2)
@@ -50,7 +50,7 @@ def test_any_bytes_behind_a_right_superblock_are_decoded(tmp_path: Path, kind: R
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(kind=st.sampled_from(RegionKind), slots=st.integers(0, 1 << 63))
 def test_a_superblock_that_contradicts_itself_is_refused(tmp_path: Path, kind: RegionKind, slots: int) -> None:
-    """More slots than the file has room for lead nowhere."""
+    """More slots than fit in the file are refused."""
     fabric = made(tmp_path, kind, b"", slots=slots)
     if slots == SIZES[kind][1] or kind is RegionKind.SEQUENCER_FRONTIERS:
         read_region(fabric, "region", None, 5)
@@ -71,8 +71,8 @@ def test_garbage_is_a_typed_error(tmp_path: Path, body: bytes) -> None:
     assert [set(row) for row in list_regions(fabric)] == [{"name", "problem"}]
 
 
-def test_a_kind_of_the_future_is_a_typed_error(tmp_path: Path) -> None:
-    """A right superblock with a kind that we do not know."""
+def test_a_future_kind_is_a_typed_error(tmp_path: Path) -> None:
+    """A valid superblock with an unknown kind."""
     fabric = made(tmp_path, RegionKind.HELD, b"")
     data = np.fromfile(tmp_path / "region", dtype=np.uint8)
     block = data[:128].view(SUPERBLOCK)
@@ -85,7 +85,7 @@ def test_a_kind_of_the_future_is_a_typed_error(tmp_path: Path) -> None:
         read_region(fabric, "region", None, 5)
 
 
-def test_what_is_not_there_is_a_typed_error(tmp_path: Path) -> None:
+def test_missing_items_are_typed_errors(tmp_path: Path) -> None:
     """No folder, no region, a path out of the folder, no topic."""
     with pytest.raises(BadRegion, match="no fabric"):
         ReadOnlyFabric(tmp_path / "nowhere")

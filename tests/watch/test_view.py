@@ -1,4 +1,4 @@
-"""What top looks like: it fits the terminal, and shows what is wrong."""
+"""The display of top: it fits the terminal, and shows problems."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_it_fits_the_terminal(width: int) -> None:
     assert ("127.0.0.1:9093" in text) == (width == 140)
 
 
-def test_numbers_are_for_people() -> None:
+def test_numbers_are_readable() -> None:
     """Three digits and a unit."""
     assert [short(n) for n in (0, 7.25, 99.96, 999.6, 1_234_567, 2.5e9)] == ["0", "7.25", "100", "1k", "1.23M", "2.5G"]
     assert [duration(s) for s in (None, 0.00005, 0.0123, 2.5)] == ["-", "50 µs", "12.3 ms", "2.5 s"]

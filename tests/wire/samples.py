@@ -100,7 +100,10 @@ def plain(event: Any) -> Any:
 
 
 class Peer:
-    """A receiver with a log for its batches, fed with reads of any size. The scratch is spoilt after every read."""
+    """A receiver with a log for its batches, fed with reads of any size.
+
+    The scratch is overwritten after every read.
+    """
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class Peer:
         return memoryview(self.admitted[-1])
 
     def read(self, data: bytes) -> int:
-        """One read: as much of `data` as the buffer takes; errors are raised."""
+        """One read: as much of `data` as fits in the buffer; errors are raised."""
         buffer = self.receiver.get_buffer()
         assert len(buffer) > 0
         taken = min(len(buffer), len(data))
@@ -138,7 +141,7 @@ class Peer:
         return taken
 
     def go_on(self) -> None:
-        """Take what waits behind the last events."""
+        """Take the bytes that wait after the last events."""
         self._take(self.receiver.go_on())
 
     def _take(self, events: list[Event]) -> None:

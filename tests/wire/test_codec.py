@@ -110,7 +110,7 @@ def test_reference_of_a_size_out_of_range(size: int, error: type[Exception]) -> 
 
 @pytest.mark.parametrize("length", [0, 31, 33])
 def test_reference_of_another_length(length: int) -> None:
-    """A body of another length is refused before its fields are looked at."""
+    """A body of another length is refused before its fields are read."""
     with pytest.raises(BadFrame):
         codec.parse_reference(bytes(length))
 
@@ -126,8 +126,8 @@ def test_reference_of_another_length(length: int) -> None:
         (b"EM\x01\x63", BadFrame, "kind 99"),
     ],
 )
-def test_wrong_prefix_says_what_is_wrong(start: bytes, error: type[Exception], says: str) -> None:
-    """The first four bytes of a stranger tell which mistake was made."""
+def test_wrong_prefix_names_the_mistake(start: bytes, error: type[Exception], says: str) -> None:
+    """The first four bytes of another protocol identify the mistake."""
     found = codec.wrong_prefix(int.from_bytes(start, "little"))
     assert type(found) is error
     assert says in str(found)
@@ -180,7 +180,7 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 def test_a_list_of_all_topics_fits_a_control_message() -> None:
-    """The limits agree: as many topics as may exist, with names as long as may be, fit one answer."""
+    """The limits agree: the maximum number of topics, with names of the maximum length, fits one answer."""
     topics = [
         Topic(
             name=f"{n:x>{limits.TOPIC_NAME_CHARS_MAX}}", lane=limits.LANES_MAX, partitions=limits.PARTITIONS_MAX,
@@ -192,7 +192,7 @@ def test_a_list_of_all_topics_fits_a_control_message() -> None:
 
 
 def test_a_control_message_too_large_is_not_sent() -> None:
-    """The sender notices what the peer would refuse."""
+    """The sender detects a message that the peer would refuse."""
     with pytest.raises(FrameTooLarge):
         codec.control_frame(messages.StatusIs(facts={"x": "y" * limits.CONTROL_BYTES_MAX}))
 
@@ -216,7 +216,7 @@ def test_too_many_acks_are_not_sent() -> None:
 
 @pytest.mark.parametrize("outcome", [0, 7, 255])
 def test_ack_with_an_unknown_outcome(outcome: int) -> None:
-    """An outcome that has no meaning here is no ack."""
+    """An outcome without a meaning here is no ack."""
     wrong = acks((1, 1, 1, 1, 1, 0, Outcome.ORDERED), (1, 1, 2, 2, 2, 0, Outcome.ORDERED))
     wrong["outcome"][1] = outcome
     with pytest.raises(BadFrame, match=f"outcome {outcome}"):
@@ -306,7 +306,7 @@ def test_fetched_batch_without_bytes() -> None:
 
 
 def test_fetched_batch_above_the_limit() -> None:
-    """A payload larger than a batch may be is refused, even when it is all there."""
+    """A payload above the size of a batch is refused, even when it is complete."""
     parse_fetched(fetched_frame([bytes(limits.FRAME_BYTES_MAX)]))
     with pytest.raises(BadFrame):
         parse_fetched(fetched_frame([bytes(limits.FRAME_BYTES_MAX + 1)]))
@@ -326,8 +326,8 @@ def test_short_frames_have_their_bytes() -> None:
     assert codec.WORDS.keys() == set(FrameKind)
 
 
-def test_what_came_later_may_be_left_out() -> None:
-    """A peer that knows nothing of durability is understood: its reads are durable, and it tells of no loss."""
+def test_later_fields_may_be_omitted() -> None:
+    """A peer that does not know durability is understood: its reads are durable, and it reports no loss."""
     lean = {"type": "Fetch", "lane": 3, "max_bytes": 5}
     assert codec.decode_control(msgspec.msgpack.encode(lean)) == messages.Fetch(lane=3, max_bytes=5, read="durable")
     opened = {"type": "Opened", "lane": 3, "session": 4, "index": 5, "expected": 6, "low": 0}

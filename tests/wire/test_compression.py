@@ -1,4 +1,4 @@
-"""Compressed payloads: whole, or Corrupt; what they claim to unpack to is believed by nobody."""
+"""Compressed payloads: complete, or Corrupt; their claimed unpacked size is never trusted."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ ENCODED = {compression: encode_batch(SAMPLE, compression).to_pybytes() for compr
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_batches_survive(compression: str) -> None:
-    """What was compressed comes back, and is smaller on the way."""
+    """Compressed batches are restored, and are smaller on the wire."""
     assert decode_batch(ENCODED[compression], SCHEMA, 60, full=True) == SAMPLE
     assert len(ENCODED[compression]) < encode_batch(SAMPLE).size
 
 
 def body_at(payload: bytes) -> int:
-    """Where the body of a message begins."""
+    """The start of a message's body."""
     return 8 + int(struct.unpack_from("<i", payload, 4)[0])
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("claim", [DECODED_BYTES_MAX + 1, 1 << 40, (1 << 63) - 1, -2, -(1 << 63)])
-def test_a_claim_beyond_the_limit_is_not_believed(compression: str, claim: int) -> None:
-    """The length in front of a buffer is read before memory is asked for."""
+def test_a_claim_beyond_the_limit_is_not_trusted(compression: str, claim: int) -> None:
+    """The length in front of a buffer is read before memory is allocated."""
     bomb = bytearray(ENCODED[compression])
     struct.pack_into("<q", bomb, body_at(bomb), claim)
     held = pa.total_allocated_bytes()
@@ -104,7 +104,7 @@ def test_a_list_of_nulls_without_end_is_refused(kind: pa.DataType) -> None:
 
 @pytest.mark.parametrize("compression", [None, *COMPRESSIONS])
 def test_a_list_of_empty_strings_is_refused(compression: str | None) -> None:
-    """A list within a struct, beside other columns: the lengths of all of them are looked at."""
+    """A list within a struct, beside other columns: the lengths of all of them are checked."""
     with pytest.raises(Corrupt, match="entries in all"):
         decode_batch(encode_batch(many_tags(LIST_ENTRIES_MAX + 1), compression), TYPED_SCHEMA, 1)
     inner = pa.StructArray.from_arrays([nulls(pa.list_(pa.null()), LIST_ENTRIES_MAX + 1).column(0)], names=["x"])
@@ -114,7 +114,7 @@ def test_a_list_of_empty_strings_is_refused(compression: str | None) -> None:
 
 
 def test_buffers_that_overlap_are_added_up() -> None:
-    """One buffer may serve many columns: whoever copies the columns would have it many times."""
+    """One buffer may serve many columns: a copy of the columns would contain it many times."""
     many = {str(n): pa.array([bytes(1 << 20)]) for n in range(70)}
     bomb = overlapping(pa.record_batch(many))
     with pytest.raises(Corrupt, match="unpacks to"):
@@ -137,7 +137,7 @@ def test_a_reader_of_an_older_schema_reads_a_batch_with_more_columns() -> None:
 
 @pytest.mark.parametrize("claim", [0, 1, 7, 1000])
 def test_a_wrong_claim_is_corrupt(claim: int) -> None:
-    """A buffer that unpacks to another length than it says, or that says nothing at all."""
+    """A buffer that unpacks to a length other than its claim, or that claims no length."""
     wrong = bytearray(ENCODED["zstd"])
     at = next(at for at in range(body_at(wrong), len(wrong), 8) if struct.unpack_from("<q", wrong, at)[0] == 61 * 4)
     struct.pack_into("<q", wrong, at, claim)

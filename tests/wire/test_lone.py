@@ -1,4 +1,4 @@
-"""The quick payload of one record is the one that Arrow makes."""
+"""The fast payload of one record equals the payload that Arrow makes."""
 
 from __future__ import annotations
 

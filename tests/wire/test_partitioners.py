@@ -112,7 +112,7 @@ def test_text_and_integers_are_keys_too() -> None:
 
 
 @pytest.mark.skipif(partitioners.NATIVE is None, reason="the native module was not built")
-def test_the_native_module_checks_what_it_is_given() -> None:
+def test_the_native_module_checks_its_arguments() -> None:
     """Offsets outside the data, buffers that are too short, numbers out of range: errors, never a read outside."""
     native: Any = partitioners.NATIVE
     out, good = np.empty(2, np.int32), np.array([0, 1, 2], np.int32).tobytes()

@@ -1,4 +1,4 @@
-"""Payloads: records to Arrow and back, and nothing but Corrupt for what is no batch."""
+"""Payloads: records to Arrow and back, and only Corrupt for invalid ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def columns(batch: pa.RecordBatch) -> tuple[Any, ...]:
 @given(records)
 @settings(deadline=None, max_examples=200)
 def test_records_survive(rows: list[Any]) -> None:
-    """Null keys, empty values, headers and any timestamp come back as they were, also under the full check."""
+    """Null keys, empty values, headers and any timestamp are restored unchanged, also under the full check."""
     lists = tuple(map(list, zip(*rows, strict=True))) if rows else ([], [], [], [])
     payload = encode_batch(raw_batch(*lists))
     assert columns(decode_batch(payload, RAW_SCHEMA, len(rows))) == lists
@@ -48,7 +48,7 @@ def test_records_survive(rows: list[Any]) -> None:
 
 
 def test_decoding_copies_nothing() -> None:
-    """A decoded column lies on the bytes that were received."""
+    """A decoded column refers to the received bytes."""
     received = bytearray(ENCODED)
     values = decode_batch(memoryview(received).toreadonly(), RAW_SCHEMA, 4).column(1)
     received[received.index(b"vvw")] = ord("X")
@@ -75,7 +75,7 @@ def test_the_schema_is_not_sent() -> None:
     ],
 )
 def test_records_of_wrong_types_are_the_callers_mistake(lists: Any) -> None:
-    """What is no record is a BadValue, never an error of Arrow."""
+    """An invalid record is a BadValue, never an error of Arrow."""
     with pytest.raises(BadValue):
         raw_batch(*lists)
 
@@ -89,8 +89,8 @@ def test_another_number_of_records_is_corrupt(count: int) -> None:
 
 @given(st.binary(max_size=200), st.booleans())
 @settings(deadline=None, max_examples=300)
-def test_noise_is_corrupt(noise: bytes, full: bool) -> None:
-    """Random bytes, also behind the start of a message, are Corrupt and nothing else."""
+def test_arbitrary_bytes_are_corrupt(noise: bytes, full: bool) -> None:
+    """Random bytes, also after the start of a message, are Corrupt and nothing else."""
     for start in (b"", b"\xff\xff\xff\xff", ENCODED[:8], ENCODED[:40]):
         with pytest.raises(Corrupt):
             decode_batch(start + noise, RAW_SCHEMA, 4, full=full)
@@ -146,7 +146,7 @@ def test_a_batch_of_another_schema_is_corrupt() -> None:
 
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
 def test_a_compressed_bomb_is_not_unpacked(compression: str) -> None:
-    """A few bytes that would unpack to many megabytes are refused before memory is asked for."""
+    """A few bytes that would unpack to many megabytes are refused before memory is allocated."""
     bomb = other_message(raw_batch([None], [bytes(DECODED_BYTES_MAX)], [None], [1]), compression, 1)
     assert len(bomb) < 1 << 20
     held = pa.total_allocated_bytes()
@@ -160,7 +160,7 @@ def test_a_compressed_bomb_is_not_unpacked(compression: str) -> None:
     assert pa.total_allocated_bytes() <= held
 
 
-def test_nulls_where_none_may_be_are_corrupt() -> None:
+def test_nulls_in_a_required_column_are_corrupt() -> None:
     """The full check finds a record without a value."""
     arrays = [pa.nulls(1, field.type) for field in RAW_SCHEMA]
     payload = pa.RecordBatch.from_arrays(arrays, names=RAW_SCHEMA.names).serialize()
@@ -171,7 +171,7 @@ def test_nulls_where_none_may_be_are_corrupt() -> None:
 @given(st.lists(st.tuples(st.binary(max_size=30), st.floats(0, 4e9)), max_size=20))
 @settings(deadline=None)
 def test_plain_records_are_raw_records(rows: list[tuple[bytes, float]]) -> None:
-    """The quick way makes what the general way makes, with times to the microsecond."""
+    """The fast path gives the same result as the general path, with times to the microsecond."""
     values, times = [row[0] for row in rows], [row[1] for row in rows]
     nothing = [None] * len(rows)
     general = raw_batch(nothing, values, nothing, [round(when * 1e6) for when in times])

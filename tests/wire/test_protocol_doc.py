@@ -33,7 +33,7 @@ def rows(title: str) -> list[list[str]]:
     return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def test_vectors_are_what_the_code_makes() -> None:
+def test_vectors_are_the_output_of_the_code() -> None:
     """Every vector is there and has the bytes that the code makes today."""
     found = re.findall(r"\n([A-Z]+[^\n]*)\n```\n([0-9a-f\n]+)\n```", section("## Test vectors"))
     assert {name: text.replace("\n", "") for name, text in found} == {n: data.hex() for n, data in vectors().items()}
@@ -49,7 +49,7 @@ def test_vectors_are_what_the_code_makes() -> None:
         ("### FETCHED header (64 bytes)", codec.FETCHED_HEADER, 8),
     ],
 )
-def test_byte_tables_are_the_layouts(title: str, dtype: np.dtype[np.void], first: int) -> None:
+def test_byte_tables_match_the_layouts(title: str, dtype: np.dtype[np.void], first: int) -> None:
     """Offsets, types and names of every field are those of codec.py."""
     fields = [(name, *dtype.fields[name][:2]) for name in dtype.names or () if dtype.fields and "pad" not in name]
     expected = [[str(at), f"u{kind.itemsize * 8}", name] for name, kind, at in fields if at >= first]
@@ -64,7 +64,7 @@ def test_kinds_are_all_listed() -> None:
 
 
 def test_messages_are_all_listed() -> None:
-    """Every control message is there, with its fields and which of them may be left out."""
+    """Every control message is there, with its fields and the optional ones."""
     expected = {
         kind.__name__: [field.name + ("" if field.required else "=") for field in msgspec.structs.fields(kind)]
         for kind in get_args(AnyMessage)
@@ -90,7 +90,7 @@ def test_errors_exist() -> None:
     assert {kind.__name__ for kind in errors.ProtocolError.__subclasses__()} <= listed
 
 
-def test_limits_are_those_of_the_code() -> None:
+def test_limits_match_the_code() -> None:
     """Every limit has today's value."""
     for name, value, _ in rows("## Limits"):
         assert int(value) == getattr(limits, name), name

@@ -83,8 +83,8 @@ def test_same_error_however_bytes_arrive(data: bytes, choose: Any, reads: list[i
 
 @given(st.binary(max_size=300), splits)
 @settings(deadline=None, max_examples=150)
-def test_noise_is_refused_fairly(noise: bytes, reads: list[int]) -> None:
-    """Random bytes, also behind a good prefix, end in a typed error or wait for more; nothing else happens."""
+def test_arbitrary_bytes_are_refused_fairly(noise: bytes, reads: list[int]) -> None:
+    """Random bytes, also after a valid prefix, end in a typed error or wait for more; nothing else happens."""
     for start in (b"", b"EM\x01\x01\x20\x00\x00\x00", b"EM\x01\x06\x40\x00\x00\x00", b"EM\x01\x03\x30\x00\x00\x00"):
         peer = Peer().feed(start + noise, reads)
         assert peer.error is None or isinstance(peer.error, FAIR)
@@ -130,7 +130,7 @@ def test_a_large_payload_is_received_in_place() -> None:
 
 
 def test_the_rest_of_a_small_payload_goes_through_the_scratch() -> None:
-    """A small rest shares its read with the frames behind it."""
+    """A small rest shares its read with the next frames."""
     peer = Peer()
     frame = batch_frame(b"x" * 1000)
     peer.read(frame[:500])
@@ -152,14 +152,14 @@ def test_large_fetched_payloads_share_one_body() -> None:
 
 
 def test_a_refused_payload_is_drained() -> None:
-    """When `admit` says None, the payload leaves no event, whatever its size, and the next frame is understood."""
+    """When `admit` returns None, the payload leaves no event, whatever its size, and the next frame is understood."""
     for size in (1, 1000, 200_000):
         peer = Peer(admit=lambda header: None).feed(batch_frame(b"EM" * size) + codec.credit_frame(5), [70, 1, 500])
         assert peer.events == [CreditReceived(5)]
 
 
 def test_an_error_of_admit_is_final() -> None:
-    """What `admit` raises comes out of received(), and again."""
+    """An error that `admit` raises is raised by received(), and again on the next call."""
 
     def refuse(header: codec.BatchHeader) -> None:
         raise OverCredit(f"{header.length} bytes too many", "wait for credit")
@@ -171,21 +171,22 @@ def test_an_error_of_admit_is_final() -> None:
 
 
 def test_admitted_memory_must_fit() -> None:
-    """Memory of another size than asked for is a bug, found before a byte is written."""
+    """Memory of another size than requested is a bug, found before a byte is written."""
     peer = Peer(admit=lambda header: memoryview(bytearray(header.length + 1)))
     with pytest.raises(InvariantBroken):
         peer.read(batch_frame(b"x"))
 
 
 def test_nothing_is_admitted_before_the_header_is_whole() -> None:
-    """63 bytes of a batch header ask for no memory."""
+    """63 bytes of a batch header allocate no memory."""
     peer = Peer().feed(batch_frame(b"x")[:63])
     assert peer.admitted == []
     peer.feed(batch_frame(b"x")[63:])
     assert [type(event) for event, _ in peer.events] == [BatchReceived]
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refused frames
+# -----------------------------------------------------------------------------------------------------
 def short(kind: int, length: int) -> bytes:
     return b"EM\x01" + bytes([kind]) + length.to_bytes(4, "little") + bytes(8)
 
@@ -239,8 +240,8 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_frames_are_refused_for_good(name: str) -> None:
-    """Each malformed frame raises its error, however split; the receiver stays dead and says so again."""
+def test_malformed_frames_are_refused_permanently(name: str) -> None:
+    """Each malformed frame raises its error, however split; the receiver stays dead and raises it again."""
     frame, error = MALFORMED[name]
     for reads in ([], [1] * 200, [7, 60, 3]):
         peer = Peer(scratch_bytes=100_000).feed(frame, reads)
@@ -254,7 +255,7 @@ def test_malformed_frames_are_refused_for_good(name: str) -> None:
 
 @pytest.mark.parametrize("kind", list(FrameKind))
 def test_a_kind_that_is_not_allowed(kind: FrameKind) -> None:
-    """A peer sends only kinds that are its to send."""
+    """A peer sends only the kinds of its side."""
     peer = Peer(allowed=EVERY_KIND - {kind}).feed(short(kind, 0))
     assert isinstance(peer.error, BadFrame)
     assert kind.name in str(peer.error)
@@ -287,7 +288,7 @@ def peak_of(peer: Peer, data: bytes) -> int:
 
 @pytest.mark.parametrize("kind", list(FrameKind))
 def test_a_claim_of_4_gib_allocates_nothing(kind: FrameKind) -> None:
-    """A first header that claims 4 GiB is refused before memory is asked for."""
+    """A first header that claims 4 GiB is refused before memory is allocated."""
     peer = Peer(control_bytes_max=limits.HELLO_BYTES_MAX)
     assert peak_of(peer, short(kind, 2**32 - 1)) < 16 * limits.KIB
     assert isinstance(peer.error, FrameTooLarge)
@@ -313,7 +314,7 @@ def test_the_limit_of_control_messages_can_be_raised() -> None:
 
 
 @pytest.mark.parametrize("claims", [b"\xdd\x10\x00\x00\x00", b"\xdc\xff\xff" * 900, b"\x9f" * 3900])
-def test_msgpack_claims_are_not_believed(claims: bytes) -> None:
+def test_msgpack_claims_are_not_trusted(claims: bytes) -> None:
     """Arrays that claim millions of items, or are nested by the hundred, cost memory by their bytes alone."""
     peer = Peer(control_bytes_max=limits.HELLO_BYTES_MAX, scratch_bytes=8192)
     assert peak_of(peer, control(FACTS + claims)) < 2 * limits.MIB
@@ -355,8 +356,8 @@ def test_a_receiver_that_stops_gives_the_same_events_one_control_frame_at_a_time
     assert peer.receiver.waiting_bytes == 0
 
 
-def test_requests_behind_a_full_output_stay_as_they_came() -> None:
-    """No event and no memory of their bodies: their bytes, until there is room."""
+def test_requests_behind_a_full_output_stay_encoded() -> None:
+    """No event and no memory of their bodies: their bytes, until there is space."""
     ping, full = codec.control_frame(messages.Ping(), 4), True
     peer = Peer(full=lambda: full)
     peer.feed(bytes(ping) * 10 + batch_frame(b"behind"))

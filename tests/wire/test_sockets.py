@@ -1,4 +1,4 @@
-"""Frames on a socket: short ones at once, whatever is before them first."""
+"""Frames on a socket: short ones immediately, but after all earlier bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from embarcadero.wire.sockets import prepare, write_frames
 
 
 class Transport(asyncio.Transport):
-    """Remembers what it was given."""
+    """Records the bytes it was given."""
 
     def __init__(self, sock: socket.socket | None, waiting: int = 0) -> None:
         super().__init__(extra={"socket": sock})
@@ -28,7 +28,7 @@ class Transport(asyncio.Transport):
         self.written += [bytes(part) for part in list_of_data]
 
 
-def test_a_short_frame_is_on_its_way_at_once() -> None:
+def test_a_short_frame_is_sent_immediately() -> None:
     """The transport has nothing to do."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -40,8 +40,8 @@ def test_a_short_frame_is_on_its_way_at_once() -> None:
 
 
 @pytest.mark.parametrize("buffers", [[bytes(17 * 1024)], [b"x"] * 5], ids=["long", "many"])
-def test_others_are_left_to_the_transport(buffers: list[bytes]) -> None:
-    """There they go together with what comes next."""
+def test_other_frames_are_left_to_the_transport(buffers: list[bytes]) -> None:
+    """There they are sent together with later ones."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         transport = Transport(ours)
@@ -50,7 +50,7 @@ def test_others_are_left_to_the_transport(buffers: list[bytes]) -> None:
         assert transport.written == buffers
 
 
-def test_nothing_overtakes_what_waits() -> None:
+def test_no_frame_overtakes_waiting_bytes() -> None:
     """A transport that has bytes to write gets these, too; and so does one without a socket."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -60,8 +60,8 @@ def test_nothing_overtakes_what_waits() -> None:
             assert transport.written == [b"frame"]
 
 
-def test_what_a_full_socket_does_not_take_is_left_to_the_transport() -> None:
-    """In one piece, whatever part of it the socket took."""
+def test_bytes_that_a_full_socket_refuses_are_left_to_the_transport() -> None:
+    """In one piece, whatever part of it the socket accepted."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
@@ -75,7 +75,7 @@ def test_what_a_full_socket_does_not_take_is_left_to_the_transport() -> None:
 
 
 def test_half_a_frame_is_finished_by_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No byte goes twice."""
+    """No byte is sent twice."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         monkeypatch.setattr(os, "writev", lambda descriptor, buffers: os.write(descriptor, buffers[0][:3]))
@@ -86,7 +86,7 @@ def test_half_a_frame_is_finished_by_the_transport(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_peer_that_vanished_is_noticed_by_the_system() -> None:
-    """Within a minute or so: 30 s of silence, then three questions."""
+    """Within a minute or so: 30 s of silence, then three probes."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
         assert prepare(Transport(sock)) == sock.fileno()
         asked = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)

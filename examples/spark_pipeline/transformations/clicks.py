@@ -1,4 +1,4 @@
-"""Clicks of a shop: the topic `clicks`, record by record, and how many each page has."""
+"""Clicks of a shop: the topic `clicks`, record by record, and the number of each page."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -8,7 +8,7 @@ spark = SparkSession.active()
 
 @dp.table(comment="each record of the topic once")
 def clicks() -> DataFrame:
-    """A streaming table: a run adds what has come since the last one."""
+    """A streaming table: each run adds the records since the last run."""
     rows = (
         spark.readStream.format("embarcadero")
         .options(brokers=spark.conf.get("shop.brokers"), topic="clicks", startingOffsets="earliest", reader="pipeline")
