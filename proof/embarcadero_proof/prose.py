@@ -141,11 +141,11 @@ def repository() -> Path:
 
 
 def texts(root: Path | None = None) -> list[Path]:
-    """Files of the repository that have prose. Reports of runs are left out: they are records."""
+    """Files of the repository that have prose. Reports of runs are records, and left out."""
     root = root or repository()
     found = [path for top in ("src", "proof", "tests", "docs", "examples") for path in (root / top).rglob("*")]
     found = [*root.glob("*.md"), *(path for path in found if path.suffix in {".py", ".md"})]
-    left_out = {root / "docs" / "reports", Path(__file__)}
+    left_out = {root / "docs" / "reports", root / "tests" / "test_prose.py", Path(__file__)}
     return sorted(path for path in found if not left_out & {path, *path.parents} and ".egg-info" not in str(path))
 
 
