@@ -33,7 +33,7 @@ BUGS: Final = (
         "P1", bias=LOSS, witnesses=(1,), edits=(
             Edit("embarcadero.broker.durable:LaneRanges.lost_at", "start = before[0].end", "start = index"),)),
     Bug("end-above-loss", "a reader at the end of a broker's lane does not learn what of it is lost", "P1",
-        lanes=True, bias=ENDED, witnesses=(46,), edits=(
+        lanes=True, bias=ENDED, witnesses=(957,), edits=(
             Edit("embarcadero.broker.lane_reader:BrokerLaneReader._kept", 'if read != "ordered" or end == 0:',
                  "if True:"),)),
     Bug("lost-called-never-durable", "a reader of what is ordered learns that nothing which it read is lost",

@@ -29,7 +29,7 @@ BUGS: Final = (
         edits=(Edit(f"{_PUBLISHER}._check_numbers", "        if lost_some or hole:\n", _MOVED),)),
     Bug("lost-gap-untold", "a subscriber passes over what is lost without a gap for its reader", "P1", bias=LOSS,
         witnesses=(1,), edits=(Edit(f"{_READER}._take_gap", "        self._put(Batch.of_gap(self.lane", _UNTOLD),)),
-    Bug("unknown-told-as-failed", "a publisher that ends reports as failed what it can't know", "P2", witnesses=(58,),
-        edits=(Edit("embarcadero.client.batches:ended_with", "    kind = TimedOut if",
+    Bug("unknown-told-as-failed", "a publisher that ends reports as failed what it can't know", "P2",
+        witnesses=(77, 110_022), edits=(Edit("embarcadero.client.batches:ended_with", "    kind = TimedOut if",
                     "    return Unreachable(cause.message)\n    kind = TimedOut if"),)),
 )  # fmt: skip

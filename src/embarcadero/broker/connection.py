@@ -164,12 +164,13 @@ class ProgressNotes:
         if len(self._notes) >= READERS_PER_TOPIC_MAX and (ask.topic, ask.reader) not in self._notes:
             raise Backpressure(f"{len(self._notes)} readers wait for the store to take their notes", "tell it later")
 
-    def take(self, ask: m.NoteProgress, topic: Topic) -> m.Done:
-        """Take a reader's note of how far it is."""
-        positions = {lane: LanePosition(*position) for lane, position in ask.places.items()}
-        note = ReaderNote(reader=ask.reader, places=positions, at_us=self._clock.wall_us(), topic_id=topic.id)
-        self._notes[ask.topic, ask.reader] = note
-        self.poll(self._clock.now_us())
+    def keep(self, ask: m.NoteProgress, tried_us: int | None, note: ReaderNote | None) -> m.Done:
+        """Keep a note for the next write; None: the store has it. `tried_us`: when the store was asked to take it."""
+        self._notes.pop((ask.topic, ask.reader), None)  # an earlier one
+        if note is not None:
+            self._notes[ask.topic, ask.reader] = note
+            if tried_us is not None:
+                self._write_from_us = max(self._write_from_us, rested_us(tried_us, self._clock.now_us()))
         return m.Done()
 
     def forget(self, ask: m.RemoveReader, removed: bool) -> m.Done:
@@ -185,10 +186,16 @@ class ProgressNotes:
             )
         return m.Done()
 
+    def due(self, now_us: int) -> bool:
+        """Whether notes may be written now; if so, the next write is a second later."""
+        if now_us < self._write_from_us:
+            return False
+        self._write_from_us = now_us + int(READER_NOTES_S * 1_000_000)
+        return True
+
     def poll(self, now_us: int) -> None:
-        """Write what waits, if it is time."""
-        if self._notes and now_us >= self._write_from_us:
-            self._write_from_us = now_us + int(READER_NOTES_S * 1_000_000)
+        """Write the waiting notes, if it is time."""
+        if self._notes and self.due(now_us):
             self.write()
 
     def write(self, client: int = _BROKER) -> None:
@@ -217,11 +224,23 @@ class ProgressNotes:
         self._calls.run(client, write, done, begin)
 
     # --- on a worker --------------------------------------------------------------------------------------------------
-    def topic(self, ask: m.NoteProgress) -> Topic:
-        """Look up the topic that is read. Raises UnknownTopic."""
+    def note(self, ask: m.NoteProgress, due: bool) -> ReaderNote | None:
+        """Look up the topic that is read, and write the note if that is `due`. Return it if it still has to be written.
+
+        Raises UnknownTopic.
+        """
         topic = self._directory.topics.get(ask.topic)
         check_id(topic, ask.topic_id)
-        return topic
+        positions = {lane: LanePosition(*position) for lane, position in ask.places.items()}
+        at_us = self._clock.wall_us()
+        note = ReaderNote(reader=ask.reader, places=positions, at_us=at_us, topic_id=topic.id)
+        if not due:
+            return note
+        try:
+            self._directory.readers.note({(ask.topic, ask.reader): note}, at_us)
+        except EmbarcaderoError:  # the store is busy, or its disk is full
+            return note
+        return None
 
     def remove(self, ask: m.RemoveReader) -> bool:
         """Remove a reader from the store. False: it has none of that name."""
@@ -470,7 +489,10 @@ class Requests:
     # --- readers, tables, status --------------------------------------------------------------------------------------
     def _note_progress(self, peer: Peer, request: int, ask: m.NoteProgress) -> None:
         self.notes.check(ask)
-        self._call(peer, request, partial(self.notes.topic, ask), partial(self.notes.take, ask))
+        now_us = self._context.env.clock.now_us()
+        due = self.notes.due(now_us)  # once it is answered, every broker lists it
+        tried_us = now_us if due else None
+        self._call(peer, request, partial(self.notes.note, ask, due), partial(self.notes.keep, ask, tried_us))
 
     def _remove_reader(self, peer: Peer, request: int, ask: m.RemoveReader) -> None:
         self._call(peer, request, partial(self.notes.remove, ask), partial(self.notes.forget, ask))
