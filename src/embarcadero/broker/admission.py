@@ -417,7 +417,7 @@ class Admission:
         if header.session == NO_SESSION:
             return Outcome.UNKNOWN_SESSION
         if header.flags & WANT_DURABLE and not topic.replicas:
-            raise BadFrame(f"topic {topic.name} has no replicas and cannot send durable acks", "use ack=1")
+            raise BadFrame(f"topic {topic.name} has no replicas, so it has no durable acks", "use ack=1")
         if topic.order <= Order.BROKER:
             return self.path.lanes.check(topic)
         if topic.replicas and self.path.awaiting.crowded(header.lane):

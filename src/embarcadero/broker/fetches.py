@@ -129,7 +129,8 @@ class Fetches:
             raise TooMany(f"{peer.parked} fetches of this connection wait, the maximum", "wait for an answer")
         if ask.read not in _MODES or ask.by not in _WAYS:
             raise BadValue(
-                f"unknown by={ask.by!r} or read={ask.read!r}", f"use by {', '.join(_WAYS)}; read {' or '.join(_MODES)}"
+                f"can't fetch by {ask.by!r} with read={ask.read!r}",
+                f"use by {', '.join(_WAYS)}; read {' or '.join(_MODES)}",
             )
         if ask.by != "index":
             self._store.refresh()  # a new reader sees every trim that was acknowledged before

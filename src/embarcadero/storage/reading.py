@@ -199,7 +199,7 @@ class RangeReader:
             segment.refresh()
             if segment.footer is not None and segment.header.base_index <= index < segment.footer.end_index:
                 raise BadSegment(
-                    f"record {index} is missing from {segment.name}",
+                    f"record {index} is missing or damaged in {segment.name}",
                     "the replica repairs it from a peer; read from another replica meanwhile",
                 )
         return spot

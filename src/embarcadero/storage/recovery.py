@@ -316,7 +316,7 @@ class _Recovery:
         self._notes.append(f"{self._folder}: records from {wrong.first} on are damaged; they were put aside")
 
     def _load_damage(self, damage: Damage) -> None:
-        """Load damage that was noted before, and clear damage below the start: a crash may have come before."""
+        """Load noted damage. Damage below the copy's start is cleared, which a crash may have prevented."""
         self._damage.append(damage)
         if damage.is_below(self._floor.index):
             self._clear_damage(damage)

@@ -497,7 +497,7 @@ class SegmentReader:
     def _position(self, index: int) -> int:
         spot = self.locate(index)
         if spot is None:
-            raise BadSegment(f"record {index} is missing from {self.name}", _REPAIR)
+            raise BadSegment(f"record {index} is missing or damaged in {self.name}", _REPAIR)
         return spot.position
 
     # --- reading ------------------------------------------------------------------------------------------------------
