@@ -54,9 +54,9 @@ class FetchSource(Enum):
     MEMORY = "memory"
     DISK = "disk"
     GAP = "gap"
-    """None: the lane has no batch at or above the position."""
+    """None: the batches were trimmed, or are lost."""
     END = "end"
-    """None: the position is at the end of the lane."""
+    """None: the lane has no batch at or above the position."""
 
 
 @dataclass(slots=True)
@@ -142,9 +142,9 @@ class StoredLane:
     def where(self, index: int, bound: int, hot_from: int, trimmed: int, ask: Fetch) -> Location:
         """Locate an index. At or above the bound, memory decides.
 
-        between two ranges      a LOST gap for readers of ordered records, which may have read there
+        between two ranges      ordered reads: a LOST gap, because they may have read there
         below the trim          a TRIMMED gap
-        between two ranges      a LOST gap, or NEVER_DURABLE
+        between two ranges      durable reads: a LOST gap, or NEVER_DURABLE
         no longer in memory     segment files of the range that owns it (disk_reads.py)
         otherwise               order ring and broker logs
         """
@@ -163,7 +163,7 @@ class StoredLane:
         return Location(FetchSource.MEMORY, index, bound)
 
     def kind_for(self, ask: Fetch, gap: Gap) -> GapKind:
-        """Return the kind of a LOST gap for a reader. It is NEVER_DURABLE for durable reads that lost nothing."""
+        """Return the kind of a LOST gap for a reader: NEVER_DURABLE for a durable read if no record was durable."""
         never = ask.read == "durable" and ask.never_durable and self.chain.never_durable(gap)
         return GapKind.NEVER_DURABLE if never else gap.kind
 
