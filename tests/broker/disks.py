@@ -318,7 +318,7 @@ def texts(found: Any) -> list[bytes]:
 
 
 class Later:
-    """Workers that work when told to."""
+    """Workers that run a job only when a test calls `step`."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []

@@ -454,10 +454,10 @@ def test_a_full_broker_grants_no_credit_reports_backpressure_and_recovers() -> N
     broker.poll()
     broker.poll()
     client.pump()
-    told = client.full
+    reported = client.full
     world.run(20, client)
 
-    assert told
+    assert reported
     assert sent < 200
     assert client.credit > stalled_credit
     assert sum(outcome == Outcome.ORDERED for _, outcome in _outcomes(client)) > 0
@@ -528,8 +528,8 @@ def test_a_broker_that_leaves_accepts_only_batches_within_granted_credit() -> No
     refused = client.ask(m.OpenSession(topic="t"))
     world.run(6, client)
 
-    told = [message for message in client.pushed if isinstance(message, m.MembersAre)]
-    assert [address.broker for address in told[-1].brokers] == [1]
+    announced = [message for message in client.pushed if isinstance(message, m.MembersAre)]
+    assert [address.broker for address in announced[-1].brokers] == [1]
     assert isinstance(client.answers[refused], m.Failed)
     assert client.answers[refused].code == "Retriable"
     assert [int(ack["outcome"]) for ack in client.acks] == [Outcome.ORDERED, Outcome.ORDERED]
@@ -584,7 +584,7 @@ def test_partitions_added_a_moment_ago_are_taken(world: World) -> None:
     assert answer.topic.partitions == 8
     assert _outcomes(client) == [(0, Outcome.ORDERED)]
     assert _code(client.answers[client.ask(m.AlterTopic(name="t", order=2))]) == "BadValue"
-    assert _code(client.answers[client.ask(m.AlterTopic(name="nobody", partitions=2))]) == "UnknownTopic"
+    assert _code(client.answers[client.ask(m.AlterTopic(name="missing", partitions=2))]) == "UnknownTopic"
 
 
 def test_a_deposed_sequencer_is_no_reason_to_refuse_a_position(world: World) -> None:

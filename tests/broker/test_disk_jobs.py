@@ -1,4 +1,4 @@
-"""Jobs that read files: few at once, fair over clients, and nothing left of clients that are gone."""
+"""Jobs that read files: few at a time, fair over clients, and none remain after their client disconnects."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def world(tmp_path: Path) -> DiskWorld:
     return DiskWorld(tmp_path)
 
 
-def test_few_files_are_read_at_once_and_clients_take_turns(tmp_path: Path) -> None:
-    """A client with many fetches does not keep another one waiting; publishing needs no file at all."""
+def test_few_files_are_read_at_a_time_and_clients_take_turns(tmp_path: Path) -> None:
+    """A client with many fetches does not delay another one; publishing needs no file at all."""
     later = Later()
     world = DiskWorld(tmp_path, workers=lambda: later)
     range_ = world.topic()
@@ -52,8 +52,8 @@ def test_few_files_are_read_at_once_and_clients_take_turns(tmp_path: Path) -> No
     assert [texts(greedy.fetched[request]) for request in many] == [[payload(i, 1_500)] for i in range(20)]
 
 
-def test_a_client_that_goes_leaves_no_jobs_behind(tmp_path: Path) -> None:
-    """What it waited for is dropped; what runs is told to nobody."""
+def test_a_client_that_disconnects_leaves_no_jobs_behind(tmp_path: Path) -> None:
+    """Its waiting jobs are dropped; the results of running ones are ignored."""
     later = Later()
     world = DiskWorld(tmp_path, workers=lambda: later)
     range_ = world.topic()
@@ -69,8 +69,8 @@ def test_a_client_that_goes_leaves_no_jobs_behind(tmp_path: Path) -> None:
     assert world.brokers[1].fetches_waiting == 0
 
 
-def test_a_client_that_goes_before_its_next_span_is_read_gives_back_what_was_reserved_for_that(tmp_path: Path) -> None:
-    """It had asked for a span that was to be read ahead, and others had their turn first."""
+def test_a_client_that_disconnects_before_its_read_ahead_releases_the_reservation(tmp_path: Path) -> None:
+    """It asked for a span whose read-ahead was still waiting, because other clients had their turn first."""
     later = Later()
     world = DiskWorld(tmp_path, workers=lambda: later)
     range_ = world.topic()
@@ -94,10 +94,10 @@ def test_a_client_that_goes_before_its_next_span_is_read_gives_back_what_was_res
 def test_a_read_that_fails_in_an_unknown_way_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Nobody waits for ever, and the bug is seen: it rises where drivers log it."""
+    """The client gets an answer, and the bug is visible: the error is raised where drivers log it."""
 
     def fails(*_: Any) -> None:
-        raise ArithmeticError("nobody has thought of this")
+        raise ArithmeticError("an unexpected error")
 
     later = Later()
     world = DiskWorld(tmp_path, workers=lambda: later)
@@ -113,12 +113,12 @@ def test_a_read_that_fails_in_an_unknown_way_is_answered(
     world.run(2, client)
     failed = client.answers[request]
     assert isinstance(failed, m.Failed)
-    assert (failed.code, "nobody has thought" in failed.message) == ("Corrupt", True)
+    assert (failed.code, "an unexpected error" in failed.message) == ("Corrupt", True)
     assert world.brokers[1].fetches_waiting == world.brokers[1].readers.disks.running == 0
 
 
-def test_a_store_that_fails_while_a_file_is_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is gone, and whether it was trimmed nobody knows now: the client asks again, and does not wait for it."""
+def test_a_store_that_fails_while_a_file_is_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is missing, and the store can't confirm a trim: the client gets a retriable error, without waiting."""
 
     def locked() -> int:
         raise Backpressure("the store is locked", "try again")
@@ -139,10 +139,10 @@ def test_a_store_that_fails_while_a_file_is_read_is_told(tmp_path: Path, monkeyp
     assert client.answers[request] == m.Failed(code="Backpressure", message="the store is locked", hint="try again")
 
 
-def test_a_reader_of_files_that_is_let_go_is_in_nobody_elses_hands(
+def test_a_closed_reader_of_files_is_never_in_use_by_another_worker(
     world: DiskWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One worker is about to take it while another finds that too many are kept: one of them gets it."""
+    """One worker is about to borrow it while another closes surplus readers: exactly one of them gets it."""
     taking, closed = Event(), list[RangeReader]()
 
     class Shelf(list[RangeReader]):

@@ -1,4 +1,4 @@
-"""What left memory is read from the segment files of replicas: reads, positions, trims, damaged copies."""
+"""Records that left memory are read from the segment files of replicas: reads, positions, trims, damaged copies."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def world(tmp_path: Path) -> DiskWorld:
     return DiskWorld(tmp_path)
 
 
-def test_what_left_memory_is_read_from_files_and_the_reader_cannot_tell(world: DiskWorld) -> None:
-    """Far more was published than the log keeps; all of it is read, from the start, in order, once."""
+def test_records_that_left_memory_are_read_from_files_transparently(world: DiskWorld) -> None:
+    """Publish far more than the log keeps: readers get all of it, from the start, in order, once."""
     range_ = world.topic()
     fill(world, range_, 120)
     reader = Client(world.brokers[1])
@@ -33,8 +33,8 @@ def test_what_left_memory_is_read_from_files_and_the_reader_cannot_tell(world: D
     assert scan(world, reader, range_.lane, read="ordered", max_bytes=8_000) == (expected, [])
 
 
-def test_a_broker_holds_nothing_of_a_deleted_topic(world: DiskWorld) -> None:
-    """Open files keep the room of removed ones; counts, frontiers and places of readers are small, but many."""
+def test_a_broker_keeps_no_state_of_a_deleted_topic(world: DiskWorld) -> None:
+    """Open files keep the space of removed ones; counts, frontiers and positions of readers are small, but many."""
     range_ = world.topic()
     fill(world, range_, 120)
     broker = world.brokers[1]
@@ -58,8 +58,8 @@ def test_a_broker_holds_nothing_of_a_deleted_topic(world: DiskWorld) -> None:
     assert not copies._idle
 
 
-def test_a_ring_may_be_looked_into_before_its_lane_goes_on_there(world: DiskWorld) -> None:
-    """A new sequencer's ring is empty at first: where it begins is not known yet, and what is below is on disk."""
+def test_a_ring_may_be_read_before_its_lane_continues_there(world: DiskWorld) -> None:
+    """A new sequencer's ring is empty at first: its start is not known yet, and earlier records are on disk."""
     range_ = world.topic()
     fill(world, range_, 20)
     world.brokers = [world.start_broker(broker.member.broker) for broker in world.brokers]
@@ -84,8 +84,8 @@ def test_a_ring_may_be_looked_into_before_its_lane_goes_on_there(world: DiskWorl
     assert scan(world, reader, range_.lane, read="ordered") == (everything, [])
 
 
-def test_places_are_found_in_files_too(world: DiskWorld) -> None:
-    """By seq, by time, by index; the start of the lane is what the files begin with."""
+def test_positions_are_found_in_files_too(world: DiskWorld) -> None:
+    """By seq, by time, by index; the lane starts where the files start."""
     range_ = world.topic()
     client = fill(world, range_, 300, size=400)
     lane = range_.lane
@@ -103,8 +103,8 @@ def test_places_are_found_in_files_too(world: DiskWorld) -> None:
     assert texts(world.fetch(client, lane, by="seq", start=41, max_bytes=1)) == [payload(20, 400)]
 
 
-def test_trims_reach_into_files(world: DiskWorld) -> None:
-    """What is trimmed is one TRIMMED gap, wherever it was; the start moves."""
+def test_trims_apply_to_files(world: DiskWorld) -> None:
+    """Trimmed records are one TRIMMED gap, in memory or on disk; the start moves."""
     range_ = world.topic()
     client = fill(world, range_, 100)
     place = world.ask(client, m.Trim(lane=range_.lane, by="seq", before=21))
@@ -116,8 +116,8 @@ def test_trims_reach_into_files(world: DiskWorld) -> None:
     assert world.ask(client, m.GetTail(lane=range_.lane)).start_index == 10
 
 
-def test_a_place_below_the_start_is_trimmed_wherever_it_is_looked_for(world: DiskWorld) -> None:
-    """By index, seq and time; in files, in memory, and when the files are gone. A fetch there is led to the start."""
+def test_a_position_below_the_start_is_trimmed_for_every_lookup(world: DiskWorld) -> None:
+    """By index, seq and time; in files, in memory, and after the files were removed. A fetch continues at the start."""
     range_ = world.topic()
     client = fill(world, range_, 300, size=400)
     lane = range_.lane
@@ -145,8 +145,8 @@ def test_a_place_below_the_start_is_trimmed_wherever_it_is_looked_for(world: Dis
     assert found(("time", times[295])) == [295]
 
 
-def test_what_retention_dropped_everywhere_is_trimmed(world: DiskWorld) -> None:
-    """Whole segments are gone from all copies: a TRIMMED gap up to what is left, and the start says so."""
+def test_records_that_retention_dropped_everywhere_are_trimmed(world: DiskWorld) -> None:
+    """Whole segments were dropped from all copies: a TRIMMED gap up to the rest, where the lane now starts."""
     range_ = world.topic()
     client = fill(world, range_, 100)
     for replica in world.of(range_):
@@ -170,8 +170,8 @@ def flip(path: Path, text: bytes) -> None:
     raise AssertionError("not there")
 
 
-def test_a_bad_copy_is_passed_over_and_without_a_good_one_the_reader_is_told(world: DiskWorld) -> None:
-    """A flipped bit in one copy costs nothing but another read; in all copies it is Corrupt, never wrong bytes."""
+def test_a_bad_copy_is_skipped_and_without_a_good_one_the_reader_gets_an_error(world: DiskWorld) -> None:
+    """A flipped bit in one copy only costs another read; in all copies it is Corrupt, never wrong bytes."""
     range_ = world.topic()
     fill(world, range_, 100)
     replicas = world.of(range_)
@@ -187,8 +187,8 @@ def test_a_bad_copy_is_passed_over_and_without_a_good_one_the_reader_is_told(wor
     assert texts(world.fetch(reader, range_.lane, start=6, max_bytes=1_000)) == [payload(6, 1_500)]
 
 
-def test_missing_files_and_replicas_that_are_behind_are_passed_over(world: DiskWorld) -> None:
-    """One copy was deleted, one has little: the third serves. With none left it is an error."""
+def test_missing_files_and_lagging_replicas_are_skipped(world: DiskWorld) -> None:
+    """One copy was deleted, one has few records: the third serves. Without any copy the fetch fails."""
     range_ = world.topic()
     fill(world, range_, 100, copies=2)
     first, second, third = world.of(range_)
@@ -202,8 +202,8 @@ def test_missing_files_and_replicas_that_are_behind_are_passed_over(world: DiskW
     assert world.fetch(Client(world.brokers[1]), range_.lane, start=0).code == "Corrupt"
 
 
-def test_disks_of_replicas_that_can_not_be_read_are_no_reason_to_ask_again(world: DiskWorld) -> None:
-    """Only the store's disk is: without a good copy it is Corrupt, and says which disks there are."""
+def test_unreadable_disks_of_replicas_are_not_retriable(world: DiskWorld) -> None:
+    """Only errors of the store's disk are retriable. Without a good copy the error is Corrupt and names the disks."""
     range_ = world.topic()
     fill(world, range_, 100)
     world.brokers[1].readers.disks.copies.members = {}
@@ -212,8 +212,8 @@ def test_disks_of_replicas_that_can_not_be_read_are_no_reason_to_ask_again(world
     assert answer.message.count("is not known") == 3
 
 
-def test_files_deleted_by_hand_are_never_a_gap_and_never_skipped(world: DiskWorld) -> None:
-    """The first file of one copy: the start and all places are found in the others. Of all copies: an error."""
+def test_manually_deleted_files_are_never_a_gap_and_never_skipped(world: DiskWorld) -> None:
+    """If one copy lost its first file, the others have the start and all positions. If all lost it: an error."""
     range_ = world.topic()
     client, lane = fill(world, range_, 100), range_.lane
     times = [int(entry["append_us"]) for entry in world.fetch(client, lane, max_bytes=1 << 20).entries]
@@ -239,7 +239,7 @@ def test_files_deleted_by_hand_are_never_a_gap_and_never_skipped(world: DiskWorl
 
 
 def test_nothing_above_the_durable_frontier_is_served_to_a_durable_reader(world: DiskWorld) -> None:
-    """A waiting reader is woken when enough disks have it; an ordered reader has it at once."""
+    """A waiting reader is woken when enough disks have the record; an ordered reader gets it immediately."""
     range_ = world.topic()
     first, second, _ = world.of(range_)
     writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
@@ -261,8 +261,8 @@ def test_nothing_above_the_durable_frontier_is_served_to_a_durable_reader(world:
     assert world.fetch(reader, range_.lane, by="latest", read="ordered").next_index == 3
 
 
-def test_the_injected_bug_of_serving_above_durable_is_seen(world: DiskWorld) -> None:
-    """With the bound switched off a durable reader gets what no disk has: the test above would notice."""
+def test_the_injected_bug_of_serving_above_durable_is_detected(world: DiskWorld) -> None:
+    """With the bound switched off a durable reader gets records that no disk has: the test above would fail."""
     range_ = world.topic()
     writer = Client(world.brokers[0])
     world.publish(writer, world.open(writer), 0, 1)
@@ -270,8 +270,8 @@ def test_the_injected_bug_of_serving_above_durable_is_seen(world: DiskWorld) -> 
         assert texts(world.fetch(writer, range_.lane)) == [payload(0)]
 
 
-def test_an_end_that_others_may_have_counted_further_is_not_told(world: DiskWorld) -> None:
-    """While a range is closing nobody can count, so a tail told now might go back behind one told before."""
+def test_an_end_that_other_brokers_may_have_counted_further_is_not_reported(world: DiskWorld) -> None:
+    """While a range is closing no broker can count, so a tail reported now might be below an earlier one."""
     range_ = world.topic()
     writer = Client(world.brokers[0])
     world.publish(writer, world.open(writer), 0, 2)
@@ -282,7 +282,7 @@ def test_an_end_that_others_may_have_counted_further_is_not_told(world: DiskWorl
 
 
 def test_a_scan_reads_across_ranges(world: DiskWorld) -> None:
-    """A range is sealed and the next opened elsewhere: readers see one lane, and nothing above the end of the old."""
+    """A range is sealed and the next one opened elsewhere: readers see one lane, and no record above the sealed end."""
     old = world.topic()
     client = fill(world, old, 50)
     refs = [replica.member.ref for replica in world.replicas]
@@ -303,8 +303,8 @@ def test_a_scan_reads_across_ranges(world: DiskWorld) -> None:
     assert scan(world, client, old.lane, max_bytes=8_000) == (expected, [])
 
 
-def test_partitions_are_picked_from_files(world: DiskWorld) -> None:
-    """A reader of one partition gets that one only, and gets on where others lie between."""
+def test_partitions_are_selected_from_files(world: DiskWorld) -> None:
+    """A reader of one partition gets only that one, and skips the records of others in between."""
     range_ = world.topic()
     client = Client(world.brokers[0])
     opened = world.open(client)

@@ -426,8 +426,8 @@ def test_losses_of_a_closed_broker_lane_are_a_gap_up_to_its_end(
         fabric.remove(name)
     world.brokers = [world.start_broker(0), world.start_broker(1)]
     reader = Client(world.brokers[1])
-    told = world.ask(reader, m.GetLanes(lane=lane.topic))
-    assert (told.unsure, told.lanes[0].end) == ([lane.lane], 4), "publishers wait, too"
+    fates = world.ask(reader, m.GetLanes(lane=lane.topic))
+    assert (fates.unsure, fates.lanes[0].end) == ([lane.lane], 4), "publishers wait, too"
     asked: list[m.Fetch] = []
     monkeypatch.setattr(world.brokers[1].readers.disks, "fetch", lambda _connection, read, *_: asked.append(read.ask))
     waiting = [
@@ -438,8 +438,8 @@ def test_losses_of_a_closed_broker_lane_are_a_gap_up_to_its_end(
     world.run(3, reader)
     assert not any(request in reader.fetched or request in reader.answers for request in [*waiting, earliest])
     assert world.directory.ranges.seal_recovered(lane.lane, range_.number, 2, 2, [], world.hand.epoch) is not None
-    told = world.ask(reader, m.GetLanes(lane=lane.topic))
-    assert (told.unsure, told.lanes[0].end, told.lanes[0].kept) == ([], 4, 2)
+    fates = world.ask(reader, m.GetLanes(lane=lane.topic))
+    assert (fates.unsure, fates.lanes[0].end, fates.lanes[0].kept) == ([], 4, 2)
     world.run(3, reader)
     for request in waiting:
         assert (reader.fetched[request].gap, reader.fetched[request].next_index) == (Gap(GapKind.LOST, 2, 4), 4)
@@ -469,7 +469,7 @@ def test_slots_of_a_broker_lane_are_reused_only_when_durable(world: DiskWorld) -
         replica.copy(range_, taken, lane.region)
     world.run(3)
     client.acks.clear()
-    client.batch(opened, 500, b"goes on")
+    client.batch(opened, 500, b"continues")
     world.run(1, client)
     assert outcomes(client) == [(500, Outcome.ORDERED)]
 
@@ -512,7 +512,7 @@ def test_a_broker_announces_that_its_own_lanes_wait(world: DiskWorld, order: int
 
 
 def silence(patch: pytest.MonkeyPatch, broker: Broker, lane: int) -> None:
-    """The store does not tell a lane's ranges any more, and nobody remembers any."""
+    """Make the store fail for a lane's ranges, and drop the cached ones."""
     known = broker._view.context.directory.ranges.all
 
     def ranges(of: int) -> list[Range]:

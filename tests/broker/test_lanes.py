@@ -124,7 +124,7 @@ def test_a_broker_that_does_not_know_the_end_yet_serves_nothing_above_it(world: 
         world.clock.us += 20_000
         world.sequencer.round()
     assert not world.directory.lanes.all()[0].open
-    writer.batch(session, 1, b"nobody ever reads this")
+    writer.batch(session, 1, b"no reader ever gets this")
     late = reader.ask(m.Fetch(lane=lane.lane, by="index", start=1, max_bytes=1000, wait_ms=10_000))
     reader.pump()
     assert late not in reader.fetched

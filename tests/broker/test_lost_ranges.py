@@ -1,4 +1,4 @@
-"""Lanes that lost what memory had: gaps between ranges, trims beside them, lanes that are being recovered."""
+"""Lanes that lost their records in memory: gaps between ranges, trims next to them, lanes in recovery."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def world(tmp_path: Path) -> DiskWorld:
     return DiskWorld(tmp_path)
 
 
-def test_lost_positions_are_a_gap_and_lookups_step_over_them(world: DiskWorld) -> None:
-    """After a restart the lane goes on at its ceiling: sealed part from files, a LOST gap, then what is new."""
+def test_lost_positions_are_a_gap_and_lookups_skip_them(world: DiskWorld) -> None:
+    """After a restart the lane continues at its ceiling: sealed part from files, a LOST gap, then new records."""
     old = world.topic()
     fill(world, old, 20, size=100)
     new = world.restart(old, 18, 36)
@@ -60,8 +60,8 @@ def lose_and_go_on(world: DiskWorld, old: Range) -> tuple[Range, Client, Client]
 
 
 @pytest.mark.parametrize("start", [18, 19, 1_000])
-def test_what_is_lost_above_a_trim_is_still_told_as_lost(world: DiskWorld, start: int) -> None:
-    """Trimmed is what was trimmed; the rest of a LOST gap is LOST for readers and publishers, though its range goes."""
+def test_losses_above_a_trim_are_still_reported_as_lost(world: DiskWorld, start: int) -> None:
+    """Only the trimmed part is TRIMMED. The rest of a LOST gap stays LOST, although its range is removed."""
     new, writer, reader = lose_and_go_on(world, world.topic())
     lane = new.lane
     world.directory.topics.trim("t", lane, start)
@@ -79,7 +79,7 @@ def test_what_is_lost_above_a_trim_is_still_told_as_lost(world: DiskWorld, start
 
 
 def test_a_lane_that_was_trimmed_to_its_end_before_a_loss(world: DiskWorld) -> None:
-    """All that was durable is trimmed, then the rest is lost: neither is told for the other, and every way leads on."""
+    """All durable records are trimmed, then the rest is lost: each gap keeps its kind, and every lookup continues."""
     old = world.topic()
     world.directory.topics.trim("t", old.lane, 18)
     new, _, reader = lose_and_go_on(world, old)
@@ -90,8 +90,8 @@ def test_a_lane_that_was_trimmed_to_its_end_before_a_loss(world: DiskWorld) -> N
         assert texts(world.fetch(reader, new.lane, by=by, start=value, max_bytes=1)) == [payload(100)]
 
 
-def test_what_was_dropped_below_lost_positions_is_trimmed_up_to_them(world: DiskWorld) -> None:
-    """A broker that has not heard of the trim goes by the files, which begin above all that is in them."""
+def test_records_dropped_below_lost_positions_are_trimmed_up_to_them(world: DiskWorld) -> None:
+    """A broker that does not know of the trim uses the files, whose start is above all of their records."""
     old = world.topic()
     new, _, reader = lose_and_go_on(world, old)
     for replica in world.of(old):
@@ -106,8 +106,8 @@ def test_what_was_dropped_below_lost_positions_is_trimmed_up_to_them(world: Disk
     assert gaps == [Gap(GapKind.TRIMMED, 0, 18), Gap(GapKind.LOST, 18, new.start)]
 
 
-def test_trimming_less_than_before_changes_nothing_when_files_are_gone(world: DiskWorld) -> None:
-    """An index whose range is forgotten is below the start, and not where all that is durable ends."""
+def test_trimming_less_than_before_changes_nothing_after_files_were_removed(world: DiskWorld) -> None:
+    """An index whose range was forgotten is below the start, and not at the durable end."""
     new, _, reader = lose_and_go_on(world, world.topic())
     lane, start = new.lane, new.start + 1
     for before in (start, 5, 0, 18, start - 1):
@@ -119,8 +119,8 @@ def test_trimming_less_than_before_changes_nothing_when_files_are_gone(world: Di
 
 
 @pytest.mark.parametrize("trim", [19, 30, 1_000])
-def test_a_trim_does_not_hide_from_a_reader_what_was_taken_back(world: DiskWorld, trim: int) -> None:
-    """It has read records above the end of what is left: also of those below the trim, they are gone and no others'."""
+def test_a_trim_does_not_hide_records_that_were_taken_back(world: DiskWorld, trim: int) -> None:
+    """The reader read records above the sealed end: they are all reported as lost, including those below the trim."""
     new, _, reader = lose_and_go_on(world, world.topic())
     world.directory.topics.trim("t", new.lane, trim)
     world.run()
@@ -129,8 +129,8 @@ def test_a_trim_does_not_hide_from_a_reader_what_was_taken_back(world: DiskWorld
         assert (inside.gap, inside.next_index) == (Gap(GapKind.LOST, 18, new.start), new.start)
 
 
-def test_two_losses_in_a_row_are_one_gap_and_a_reader_between_them_hears_of_the_second(world: DiskWorld) -> None:
-    """Nothing became durable between the two: one gap from the sealed end, for a reader that was not there before."""
+def test_two_losses_in_a_row_are_one_gap_and_a_reader_between_them_gets_the_second(world: DiskWorld) -> None:
+    """No record became durable between the two: a new reader gets one gap from the sealed end."""
     old = world.topic()
     fill(world, old, 20, size=100)
     between = world.restart(old, 18, 36)
@@ -145,11 +145,11 @@ def test_two_losses_in_a_row_are_one_gap_and_a_reader_between_them_hears_of_the_
 
 
 @pytest.mark.parametrize("accepted", [False, True])
-def test_a_reader_of_durable_records_hears_lost_only_if_something_durable_may_be(
-    world: DiskWorld, accepted: bool
-) -> None:
-    """Enough disks answered: nothing above the end was durable. Not so if an operator accepted a loss; and clients of
-    earlier versions, which do not know the kind, and readers of what is ordered are told LOST."""
+def test_a_durable_reader_gets_lost_only_if_durable_records_may_be_lost(world: DiskWorld, accepted: bool) -> None:
+    """Enough disks answered: no record above the end was durable, unless an operator accepted a loss.
+
+    Clients of earlier versions, which do not know the kind, and readers of ordered records get LOST.
+    """
     old = world.topic()
     fill(world, old, 20, size=100)
     if accepted:
@@ -170,7 +170,7 @@ def test_a_reader_of_durable_records_hears_lost_only_if_something_durable_may_be
     assert gap == Gap(kind, 1_000, new.start)
 
 
-def test_a_tail_and_the_lag_of_readers_count_records_and_not_what_a_restart_passed_over(world: DiskWorld) -> None:
+def test_a_tail_and_the_lag_of_readers_do_not_count_seqs_that_a_restart_skipped(world: DiskWorld) -> None:
     """36 records survived, 4 came later; seqs between are a hole of billions."""
     new, _, reader = lose_and_go_on(world, world.topic())
     tail = tail_of(world.directory.topics.all()[0], world.ask(reader, m.GetTail(lane=new.lane)))
@@ -187,8 +187,8 @@ def test_a_tail_and_the_lag_of_readers_count_records_and_not_what_a_restart_pass
     assert (tail.holes, tail.records(tail.start_seq, tail.seq)) == ((), 2)
 
 
-def test_a_clean_restart_between_two_losses_makes_no_loss_of_what_never_was_durable(world: DiskWorld) -> None:
-    """The cluster was killed, started, stopped in order, started, and killed again, with nothing published between."""
+def test_a_clean_restart_between_two_losses_keeps_the_gap_never_durable(world: DiskWorld) -> None:
+    """The cluster was killed, started, stopped cleanly, started, and killed again, without a publish in between."""
     old = world.topic()
     fill(world, old, 20, size=100)
     between, refs = world.restart(old, 18, 36), [replica.member.ref for replica in world.replicas]
@@ -202,7 +202,7 @@ def test_a_clean_restart_between_two_losses_makes_no_loss_of_what_never_was_dura
 
 
 class Recovering:
-    """A lane of 20 durable batches that is recovered while a broker searches its files for an answer."""
+    """A lane of 20 durable batches whose recovery happens while a broker searches its files for an answer."""
 
     def __init__(self, path: Path) -> None:
         self.workers: list[Later] = []
@@ -224,7 +224,7 @@ class Recovering:
         return self.workers[-1]
 
     def answer(self, message: m.Message) -> Any:
-        """Ask, let the files be searched, recover the lane, and only then let the broker have the result."""
+        """Send a request, search the files, recover the lane, and only then pass the result to the broker."""
         request = self.reader.ask(message)
         job, done = self.workers[-1].jobs.pop(0)
         result = job()
@@ -240,7 +240,7 @@ class Recovering:
 
 
 @pytest.mark.parametrize("bug", [False, True])
-def test_a_start_that_was_looked_for_before_a_recovery_is_not_told_after_it(tmp_path: Path, bug: bool) -> None:
+def test_a_start_that_was_searched_before_a_recovery_is_not_reported_after_it(tmp_path: Path, bug: bool) -> None:
     """The broker read the ranges before the recovery and memory after it: the lane seemed to start at its ceiling."""
     lane = Recovering(tmp_path)
     with injected(*["start-unsearched"][: int(bug)]):
@@ -256,7 +256,7 @@ def test_a_start_that_was_looked_for_before_a_recovery_is_not_told_after_it(tmp_
     assert (tail.start_index, tail.start_seq) == (0, 0)
 
 
-def test_a_restarted_lane_without_news_tells_its_end(world: DiskWorld) -> None:
+def test_a_restarted_lane_without_new_records_reports_its_end(world: DiskWorld) -> None:
     """The ring is empty; both ends are where the new range starts."""
     old = world.topic()
     fill(world, old, 20, size=100)
@@ -269,8 +269,8 @@ def test_a_restarted_lane_without_news_tells_its_end(world: DiskWorld) -> None:
     assert (late.payloads, late.gap) == ([], None)
 
 
-def test_the_sealed_part_is_readable_while_a_lane_is_recovered(world: DiskWorld) -> None:
-    """No order ring yet, the last range not decided: what is in sealed ranges is served, the rest waits."""
+def test_the_sealed_part_is_readable_while_a_lane_recovers(world: DiskWorld) -> None:
+    """Without an order ring, and with the last range undecided, sealed ranges are served and the rest waits."""
     old = world.topic()
     fill(world, old, 20, size=100)
     refs = [replica.member.ref for replica in world.replicas]
@@ -294,7 +294,7 @@ def test_the_sealed_part_is_readable_while_a_lane_is_recovered(world: DiskWorld)
 
 @pytest.mark.parametrize("read", ["durable", "ordered"])
 def test_a_seq_above_the_sealed_part_waits_for_the_lane_and_starts_there(world: DiskWorld, read: str) -> None:
-    """Not at the start of the range that is being recovered: what is before was not asked for."""
+    """Not at the start of the range in recovery: the reader did not ask for the earlier records."""
     old = world.topic()
     fill(world, old, 20, size=100)
     refs = [replica.member.ref for replica in world.replicas]

@@ -195,8 +195,8 @@ def test_a_fetch_ends_at_its_stop_and_does_not_wait_there(world: DiskWorld) -> N
         assert indices == list(range(first, first + 4))
         at_stop = world.fetch(reader, range_.lane, start=first, stop=first, wait_ms=30_000)
         assert (texts(at_stop), at_stop.next_index) == ([], first)
-        nobody = world.fetch(reader, range_.lane, start=first, stop=first + 1, wait_ms=30_000, partitions=[3])
-        assert (texts(nobody), nobody.next_index) == ([], first + 1)
+        none = world.fetch(reader, range_.lane, start=first, stop=first + 1, wait_ms=30_000, partitions=[3])
+        assert (texts(none), none.next_index) == ([], first + 1)
 
 
 def test_a_fetched_frame_never_has_too_many_entries() -> None:

@@ -30,8 +30,8 @@ class Readers:
 
     def seen(self, broker: int = 0) -> dict[str, int]:
         """By reader: the index that it reported."""
-        told = self.ask(m.GetReaders(topic="t"), broker)
-        return {reader.reader: reader.places[self.lane][0] for reader in told.readers}
+        answer = self.ask(m.GetReaders(topic="t"), broker)
+        return {reader.reader: reader.places[self.lane][0] for reader in answer.readers}
 
     def pass_s(self, seconds: float) -> None:
         self.world.clock.us += int(seconds * 1_000_000)
@@ -51,8 +51,8 @@ def test_progress_reported_to_one_broker_is_visible_at_all(readers: Readers) -> 
     readers.note("a", 2, broker=1)
     for broker in (0, 1):
         assert list(readers.seen(broker).items()) == [("a", 2), ("b", 5)]
-    told = readers.ask(m.GetReaders(topic="t"))
-    assert [round(reader.ago_s) for reader in told.readers] == [0, 2]
+    answer = readers.ask(m.GetReaders(topic="t"))
+    assert [round(reader.ago_s) for reader in answer.readers] == [0, 2]
 
 
 def test_the_store_is_written_once_a_second_at_most(readers: Readers) -> None:

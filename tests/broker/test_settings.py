@@ -47,8 +47,8 @@ def test_above_the_high_mark_no_credit_is_granted(mark: float, full: bool) -> No
     assert world.brokers[0].status()["full"] is full
 
 
-@pytest.mark.parametrize(("after_s", "told"), [(1, True), (60, False)])
-def test_a_full_broker_reports_it_after_the_configured_time(after_s: float, told: bool) -> None:
+@pytest.mark.parametrize(("after_s", "reported"), [(1, True), (60, False)])
+def test_a_full_broker_reports_it_after_the_configured_time(after_s: float, reported: bool) -> None:
     """Two seconds above the mark may be long or short, as configured."""
     world = world_with(broker__water_high=0.3, broker__water_low=0.1, broker__backpressure_after_s=after_s)
     client, _ = filled(world, 0.35)
@@ -56,7 +56,7 @@ def test_a_full_broker_reports_it_after_the_configured_time(after_s: float, told
     world.brokers[0].poll()
     client.pump()
 
-    assert client.full is told
+    assert client.full is reported
 
 
 def test_credit_is_as_configured_but_never_less_than_a_batch() -> None:
@@ -194,10 +194,10 @@ def test_the_number_of_copies_is_as_requested_or_as_configured(
         world.directory.replicas.register(replica, f"d{replica}", "/f", f"h{replica}", 1)
     client = Client(world.brokers[0])
     topic: Topic = asked(world, client, m.CreateTopic(name="t", **ask)).topic
-    told = asked(world, client, m.DescribeTopic(name="t"))
+    described = asked(world, client, m.DescribeTopic(name="t"))
 
     assert (topic.replicas, topic.durable_on) == copies
-    assert [len(range_.replicas) for range_ in told.ranges] == [copies[0]] * bool(copies[0])
+    assert [len(range_.replicas) for range_ in described.ranges] == [copies[0]] * bool(copies[0])
 
 
 def test_retention_is_as_requested_or_as_configured() -> None:

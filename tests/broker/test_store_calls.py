@@ -16,7 +16,7 @@ from tests.broker.harness import Client, World
 
 
 class SlowStore:
-    """A broker whose calls of the store are made when told to; a topic, and two clients."""
+    """A broker whose store calls run only when a test lets them; a topic, and two clients."""
 
     def __init__(self) -> None:
         self.later = Later()
@@ -104,7 +104,7 @@ def test_calls_are_made_one_at_a_time_in_the_order_of_the_requests(slow: SlowSto
 
 
 def test_a_connection_with_several_calls_is_not_read_further(slow: SlowStore) -> None:
-    """What it asks for beyond that waits as it came, and is taken by and by; nothing of it is refused."""
+    """Further requests wait unparsed, and are taken one after another; none is refused."""
     count = 3 * STORE_CALLS_PER_CONNECTION_MAX
     requests = [slow.client.ask(m.DescribeTopic(name="t")) for _ in range(count)]
     assert slow.client.connection.stopped
@@ -119,8 +119,8 @@ def test_a_connection_with_several_calls_is_not_read_further(slow: SlowStore) ->
     assert not slow.later.jobs
 
 
-def test_nobody_hears_what_a_connection_asked_for_that_has_ended(slow: SlowStore) -> None:
-    """The call that is under way is made all the same, those behind it are not."""
+def test_calls_of_a_closed_connection_get_no_answer(slow: SlowStore) -> None:
+    """The running call completes, the waiting ones are dropped."""
     slow.client.ask(m.CreateTopic(name="made", replicas=0))
     slow.client.ask(m.CreateTopic(name="dropped", replicas=0))
     slow.client.connection.closed()
@@ -132,7 +132,7 @@ def test_nobody_hears_what_a_connection_asked_for_that_has_ended(slow: SlowStore
 
 
 def test_a_store_that_fails_is_an_answer(slow: SlowStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a way that nobody thought of: then the error goes on to whoever runs the loop."""
+    """An unexpected error is answered too, and then raised to the event loop."""
     errors: list[Exception] = [DiskFull("the disk is full"), ValueError("a bug")]
 
     def fails(*_: object, **__: object) -> None:
@@ -152,7 +152,7 @@ def test_a_store_that_fails_is_an_answer(slow: SlowStore, monkeypatch: pytest.Mo
 
 
 def test_the_sequencer_is_rung_once_a_topic_is_there(slow: SlowStore) -> None:
-    """Not before: it would look for it in vain."""
+    """Not before: it would not find the topic yet."""
     rings = slow.world.bell.rings
     rings.clear()
     slow.client.ask(m.CreateTopic(name="new", replicas=0))

@@ -31,22 +31,22 @@ def test_a_tail_counts_no_records_in_holes_that_only_the_table_knows(tmp_path: P
     assert tail.records(tail.start_seq, tail.seq) == 40
     (progress,) = with_lags([ReaderProgress(reader="r", places={lane: (5, 10)})], tail)
     assert progress.lag == 30
-    told = directory.tiers.get("t")
-    assert told is not None
-    assert told.gap(lane, 18, new.start, durable=True) == Gap(GapKind.NEVER_DURABLE, 18, new.start)
-    assert told.gap(lane, 18, new.start, durable=False) == Gap(GapKind.LOST, 18, new.start)
+    tier_now = directory.tiers.get("t")
+    assert tier_now is not None
+    assert tier_now.gap(lane, 18, new.start, durable=True) == Gap(GapKind.NEVER_DURABLE, 18, new.start)
+    assert tier_now.gap(lane, 18, new.start, durable=False) == Gap(GapKind.LOST, 18, new.start)
     directory.tiers.advance(
         m.AdvanceTier(
             topic="t", epoch=tier.epoch, metadata="m", frontiers={lane: (new.start + 2, new.start_seq + 4)}
         ), 0,
     )  # fmt: skip
     directory.topics.trim("t", lane, new.start + 1, seq=new.start_seq + 2)
-    told = directory.tiers.advance(
+    tier_now = directory.tiers.advance(
         m.AdvanceTier(
             topic="t", epoch=tier.epoch, metadata="m", frontiers={lane: (new.start + 3, new.start_seq + 6)}
         ), 0,
     )  # fmt: skip
-    assert not told.holes
+    assert not tier_now.holes
 
 
 @pytest.mark.parametrize(

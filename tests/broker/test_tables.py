@@ -55,9 +55,9 @@ class TableWorld:
         part = seal(np.ascontiguousarray(entries[start:stop], dtype=ORDER))
         self.tables.commit(self.metadata, name, self.lane, part, payloads[start:stop])
         self.metadata = name
-        self.tell(stop)
+        self.advance(stop)
 
-    def tell(self, stop: int) -> None:
+    def advance(self, stop: int) -> None:
         """Record in the store how far the table reaches."""
         frontiers = {self.lane: (stop, int(self.everything[0]["seq"][stop]))}
         ask = m.AdvanceTier(topic="t", epoch=self.epoch, metadata=self.metadata, frontiers=frontiers)
@@ -189,9 +189,9 @@ def test_positions_and_pieces_of_the_table_are_found(tiered: TableWorld) -> None
 
 def test_clients_get_the_address_of_the_store_and_no_secret() -> None:
     """Only the settings that a client needs to find it are sent; user info in an endpoint is removed."""
-    told = public_properties({
+    properties = public_properties({
         "s3.endpoint": "http://me:secret@store:9000", "s3.region": "eu", "s3.secret-access-key": "x",
         "s3.session-token": "y", "uri": "sqlite:///secret", "s3.access-key-id": "z",
     })  # fmt: skip
-    assert told == {"s3.endpoint": "http://store:9000", "s3.region": "eu"}
+    assert properties == {"s3.endpoint": "http://store:9000", "s3.region": "eu"}
     assert public_properties({"s3.endpoint": "http://me:sec/r@t@store:9000"}) == {"s3.endpoint": "http://store:9000"}

@@ -71,8 +71,8 @@ def found_in(name: str, inputs: int, seed: str = "planted") -> set[str]:
     return set()
 
 
-def test_a_length_that_is_believed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the limit on control frames a stranger makes a broker hold what it likes: too much memory."""
+def test_a_trusted_length_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the limit on control frames an unknown client can make a broker allocate any amount of memory."""
     limits = codec._LENGTH_MAX | {codec.FrameKind.CONTROL: 1 << 32}
     monkeypatch.setattr(codec, "_LENGTH_MAX", limits)
     data = codec.PREFIX.pack(codec.WORDS[codec.FrameKind.CONTROL], 1 << 28) + bytes(8)
@@ -81,8 +81,8 @@ def test_a_length_that_is_believed_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert "memory" in found_in("frames-from-strangers", 700)
 
 
-def test_an_unpacked_length_that_is_believed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without adding up what compressed buffers claim, Arrow asks for what a payload says."""
+def test_a_trusted_unpacked_length_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a check of the sum of claimed buffer sizes, Arrow allocates as much as a payload claims."""
     monkeypatch.setattr(schemas, "check_unpacked", lambda *_: None)
     monkeypatch.setattr(schemas, "check_unpacked", lambda *_: None)
 
@@ -223,13 +223,13 @@ def test_a_process_that_dies_is_a_finding(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(TARGETS, "made-up", target_of(deadly, b"good", b"more ! and more"))
     settings = Settings(targets=("made-up",), inputs=6, seed="1", jobs=1)
     (tally,) = run(settings, tmp_path)
-    told = report(settings, [tally], 1.0)
+    summary = report(settings, [tally], 1.0)
 
     assert tally.findings[0].kind == "crash"
     assert tally.findings[0].data == b"!"
     assert (tmp_path / "made-up").is_dir()
     assert "--target made-up --input" in tally.findings[0].command
-    assert told["verdict"] == "failed"
+    assert summary["verdict"] == "failed"
     assert rows([tally])[0][0] == "made-up"
 
 

@@ -17,7 +17,7 @@ from embarcadero.storage.layout import (
     segment_name,
 )  # fmt: skip
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.repair import Scrub, mend, take_anew
+from embarcadero.storage.repair import Scrub, mend, replace_segment
 from embarcadero.storage.segment import DamageKind, read_footer
 from tests.storage.copies import Copies, ManualClock, scrub_all
 from tests.storage.crash_disk import Died, World
@@ -183,7 +183,7 @@ def test_a_segment_that_records_do_not_fit_stays_while_the_peer_lacks_some_of_it
     log = copies.open()
     info = copies.infos[1]
     with pytest.raises(BadSegment, match="do not fit"):
-        take_anew(log, open_reader(World(3).disk()), info)
+        replace_segment(log, open_reader(World(3).disk()), info)
     assert (log.damage, log.segments) == ([], copies.infos)
 
 

@@ -93,7 +93,7 @@ def test_missing_and_swapped_segments_are_errors() -> None:
     assert not folder.verify().ok
     folder = Folder()
     folder.log(1)[:] = deepcopy(folder.log(2))
-    assert "another place" in folder.verify().findings[0].problem
+    assert "another range" in folder.verify().findings[0].problem
 
 
 def test_a_lost_copy_is_not_an_empty_one() -> None:
@@ -220,7 +220,7 @@ def test_records_that_were_not_trimmed_must_exist() -> None:
     """A copy may start above its range's start only as far as the lane was trimmed."""
     folder = Folder(sealed=True)
     earlier = folder.range(start=START - 5, end=folder.end)
-    assert "begins at index" in folder.verify([earlier]).findings[0].problem
+    assert "starts at index" in folder.verify([earlier]).findings[0].problem
     assert not folder.verify([earlier]).ok
     world = World()
     world.names["replica-4"] = None

@@ -97,7 +97,7 @@ def test_publishers_have_the_defaults_of_the_file(log: emb.Log) -> None:
 
 def test_the_fourth_connection_is_refused(log: emb.Log) -> None:
     """max_connections is 3, and one is the module's own."""
-    refused = pytest.raises(emb.EmbarcaderoError, match="all the connections it may have")
+    refused = pytest.raises(emb.EmbarcaderoError, match="its maximum of 3 connections")
     with emb.connect(log.address), emb.connect(log.address), refused:
         emb.connect(log.address)
 

@@ -389,7 +389,7 @@ def test_folders_that_are_taken_foreign_or_gone(tmp_path: Path) -> None:
         before = next(replica.disk for replica in cluster.report().replicas if replica.id == 2)
         remove(tmp_path / "replica-2")
         publish(log, "t", 100, 100)
-        until(lambda: logged(tmp_path, "replica-2", "its folder is gone", "find out who removed it"))
+        until(lambda: logged(tmp_path, "replica-2", "its folder is missing", "find out who removed it"))
         until(lambda: [r for r in cluster.report().replicas if r.id == 2 and r.disk != before and r.state == "live"])
         publish(log, "t", 200, 100)
         until(lambda: well(cluster))

@@ -1,1 +1,1 @@
-"""The broker: takes batches from sockets into shared memory, relays outcomes, serves reads. It never orders."""
+"""The broker: takes batches into shared memory, relays outcomes, serves reads. It orders only its own lanes."""

@@ -1,7 +1,8 @@
-"""One broker, put together: no sockets, no clock of its own, no threads. The simulator runs the same code.
+"""One broker, assembled from its parts: no sockets, no clock of its own, no threads.
 
-A broker owns three regions (log, pending ring, frontiers) of one incarnation. `admission.py` takes batches in,
-`connection.py` requests, and `fetches.py` and `positions.py` serve reads of the data of any broker.
+The simulator runs the same code. A broker owns three regions (log, pending ring, frontiers) of one incarnation.
+`admission.py` takes batches in and `connection.py` requests. `fetches.py` and `positions.py` serve reads of the data of
+any broker.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from embarcadero.types import Member, MemberState
 from embarcadero.wire import messages as m
 
 _LONE: Final = 2
-"""What one batch counts for when it becomes durable: a payload and an ack."""
+"""How much one batch counts when it becomes durable: a payload and an ack."""
 
 
 def _nothing() -> None:
-    """Write no output: there is no driver."""
+    """Do nothing: the default without a driver."""
 
 
 class AnnouncedLines:
-    """The lines in which this broker publishes its heartbeat, and how much waits here."""
+    """The lines in which this broker publishes its heartbeat and its waiting counts."""
 
     def __init__(self, fabric: Fabric, frontiers: Region) -> None:
         self._fabric = fabric
@@ -55,7 +56,7 @@ class AnnouncedLines:
         self._heartbeat.advance(self._heartbeat.value + 1)
 
     def announce(self, reads: int, for_disks: int) -> None:
-        """Publish how many reads wait, and how much waits for disks; the latter before anything is counted again."""
+        """Publish the number of waiting reads and of waits for disks. Call this before counting durable lines again."""
         if self._reads.value != reads:
             self._reads.restart(reads)
         if self._disks.value != for_disks:
@@ -103,13 +104,13 @@ class Broker:
         self.deposed = False
         self.refresh()
 
-    # --- the world around ---------------------------------------------------------------------------------------------
+    # --- changes in the store -----------------------------------------------------------------------------------------
     def refresh(self) -> None:
         """Learn from the store: topics, members, the newest epoch."""
         self.store.refresh()
 
     def _store_changed(self) -> None:
-        """Let all parts learn what the store has now."""
+        """Pass a change of the store on to all parts."""
         store, me = self.store, (self.member.broker, self.member.incarnation)
         self.durable.changed()
         self.epoch.keep(store.lanes.keys())
@@ -129,7 +130,7 @@ class Broker:
                 peer.answer(0, members)
 
     def _forget_lanes(self, lanes: AbstractSet[int]) -> None:
-        """Drop all that has to do with other lanes: their topics are gone, and clients need not say so."""
+        """Drop the state of removed lanes. Their topics were deleted, and clients may stay connected."""
         self.counters.keep(lanes)
         self.awaiting.keep(lanes)
         self.durable.keep(lanes)
@@ -150,42 +151,42 @@ class Broker:
         return moved
 
     def leave(self) -> None:
-        """Grant no more credit and announce the departure; what was granted may still come, and is settled."""
+        """Grant no more credit and announce the departure. Batches within granted credit are still settled."""
         self.admission.credit.leave()
         self._addresses = self._live_addresses()
         self._push_members()
 
     @property
     def leaving(self) -> bool:
-        """Whether it was told to leave."""
+        """Whether this broker was asked to leave."""
         return self.admission.credit.leaving
 
     def _live_addresses(self) -> list[m.BrokerAddress]:
-        return self.store.addresses(but=self.member if self.leaving else None)
+        return self.store.addresses(excluding=self.member if self.leaving else None)
 
     @property
     def taken(self) -> int:
-        """How much was taken in, ever: batches and requests."""
+        """Number of batches and requests taken since the start."""
         return self.ingest.next + self.lanes.taken
 
     @property
     def unanswered(self) -> int:
-        """How much of what was taken has no outcome yet."""
+        """Number of taken batches and requests that have no outcome yet."""
         return len(self.relay.waiting) + self.lanes.unacked + self.awaiting.waiting
 
     @property
     def unsettled(self) -> int:
-        """The same, and what is still on its way in."""
+        """The same, plus batches and calls that are still arriving or running."""
         calls = self._view.context.store_calls
         arriving = self.ingest.arriving + self.admission.references.waiting
         return self.unanswered + arriving + calls.running + calls.waiting
 
     # --- polling ------------------------------------------------------------------------------------------------------
     def poll(self, on_settled: Callable[[], None] = _nothing) -> bool:
-        """One pass: the store (now and then), the epoch, outcomes, waiting reads, credit. True if there may be more.
+        """Run one pass: the store, the epoch, outcomes, waiting reads, credit. True if there may be more work.
 
-        After a lone outcome, or a lone batch that became durable, there is not: the writer of the next one rings.
-        `on_settled` is told when acks are on their way out: before anything else is done.
+        The store is polled only now and then. After a single outcome, or a single batch that became durable, the result
+        is False: the writer of the next one rings. `on_settled` is called when acks are queued, before any other work.
         """
         view, path = self._view, self._path
         now_us = view.context.env.clock.now_us()
@@ -220,14 +221,15 @@ class Broker:
         return moved
 
     def next_deadline_us(self) -> int | None:
-        """When the next waiting read gives up."""
+        """Return when the next waiting read gives up."""
         ends = (self.fetches.next_deadline_us(), self.requests.watches.next_deadline_us())
         return min((end for end in ends if end is not None), default=None)
 
     def _announce(self) -> None:
-        """Publish what waits here: the sequencer and the replicas ring only brokers where something does.
+        """Publish the waiting counts: the sequencer and the replicas ring only brokers with waiting work.
 
-        What waits for disks is counted again after that: for what became durable before they saw it they do not ring.
+        Count durable lines again afterwards. Replicas do not ring for records that became durable before they saw the
+        count.
         """
         path = self._path
         for_disks = path.awaiting.waiting + path.relay.for_disks + self.fetches.waiting_for_disks
@@ -235,14 +237,14 @@ class Broker:
 
     # --- connections --------------------------------------------------------------------------------------------------
     def connect(self, transport: Transport | None = None) -> Connection:
-        """A client connected."""
+        """Create the connection of a new client."""
         self.counters.connections += 1
         connection = Connection(self.counters.connections, self._services, transport or Transport())
         self.peers[connection.peer.number] = connection.peer
         return connection
 
     def _disconnected(self, peer: Peer) -> None:
-        """Its transport is gone; what it sent stays on its way."""
+        """Forget a client whose transport is closed. The batches and requests it sent are still processed."""
         self.peers.pop(peer.number, None)
         self.fetches.disconnected(peer)
         self.admission.disconnected(peer)
@@ -251,22 +253,22 @@ class Broker:
     # --- facts --------------------------------------------------------------------------------------------------------
     @property
     def store(self) -> StoreView:
-        """What it knows of the store."""
+        """The view of the store."""
         return self._view.store
 
     @property
     def epoch(self) -> LeaderView:
-        """The leader, as it knows it."""
+        """The view of the leader."""
         return self._view.epoch
 
     @property
     def durable(self) -> DurableFrontiers:
-        """How far lanes are durable."""
+        """The durable frontiers of lanes."""
         return self._view.durable
 
     @property
     def ingest(self) -> Ingest:
-        """Its log and its pending ring."""
+        """The log and the pending ring."""
         return self._path.ingest
 
     @property
@@ -276,57 +278,57 @@ class Broker:
 
     @property
     def relay(self) -> Relay:
-        """Results on their way back."""
+        """The relay of results."""
         return self._path.relay
 
     @property
     def awaiting(self) -> AwaitingDurability:
-        """Payloads and acks that await durability."""
+        """The payloads and acks that await durability."""
         return self._path.awaiting
 
     @property
     def lanes(self) -> OwnLanes:
-        """Its own lanes, of topics of orders 0 and 1."""
+        """The broker's own lanes, for topics of orders 0 and 1."""
         return self._path.lanes
 
     @property
     def member(self) -> Member:
-        """Which broker this is."""
+        """The identity of this broker."""
         return self._view.context.member
 
     @property
     def settings(self) -> BrokerSettings:
-        """Its configuration."""
+        """The broker's configuration."""
         return self._view.context.settings
 
     @property
     def journal(self) -> Journal:
-        """Where it reports events."""
+        """The journal of events."""
         return self._view.context.env.journal
 
     @property
     def counters(self) -> BrokerCounters:
-        """What it counts."""
+        """The broker's counters."""
         return self._view.context.counters
 
     @property
     def full(self) -> bool:
-        """Whether we grant no credit because we are above the mark."""
+        """Whether the broker is above its high water mark and grants no credit."""
         return self.admission.credit.full
 
     @property
     def fetches_waiting(self) -> int:
-        """Long polls that wait."""
+        """Number of waiting long polls."""
         return self.fetches.waiting
 
     def credit_bytes(self) -> int:
-        """What all clients together may send now."""
+        """Return how many bytes all clients together may send now."""
         return sum(peer.credit.granted - peer.credit.received for peer in self.peers.values())
 
     def reader_lags(self) -> dict[int, list[int]]:
-        """By topic's lane: how many batches each reader of one of its lanes here is behind.
+        """Return by topic's lane how many batches each reader of one of its lanes here is behind.
 
-        Readers that stopped asking are not counted.
+        Readers that stopped fetching are not counted.
         """
         lags: dict[int, list[int]] = {}
         since_us = self._view.context.env.clock.now_us() - 2 * limits.FETCH_WAIT_MS_MAX * 1000
@@ -338,7 +340,7 @@ class Broker:
         return lags
 
     def status(self) -> dict[str, object]:
-        """Facts about this broker, for `GetStatus`."""
+        """Return facts about this broker for `GetStatus`."""
         return {
             "broker": self.member.broker,
             "incarnation": self.member.incarnation,

@@ -1,12 +1,12 @@
-"""One client's connection, without a socket, and the requests that come over it. A driver moves the bytes.
+"""One client's connection, without a socket, and the requests that arrive over it. A driver moves the bytes.
 
 A connection parses and frames. Batches go to admission, requests to a table of handlers, and replies leave through the
-connection's peer. A mistake of the peer ends its connection with one typed error; a refusal of one batch is an ack with
-that outcome.
+connection's peer. A protocol error of the peer ends its connection with one typed error. A refused batch gets an ack
+with that outcome.
 
-Calls of the store that commit, or read much of it, run on a worker, one at a time: a commit waits for a disk. A
-connection with several of them under way is not read further. Readers report their progress often, so notes are written
-at most once a second.
+Store calls that commit, or read much of the store, run on a worker, one at a time: a commit waits for a disk. A
+connection with several store calls under way is not read further. Readers report their progress often, so notes are
+written at most once a second.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ from embarcadero.wire.messages import CreateTopic
 
 
 def check_partitions(partitions: int | None, config: Config) -> None:
-    """Refuse more than this cluster allows."""
+    """Refuse more partitions than this cluster allows."""
     most = config.limits.partitions
     if partitions is not None and partitions > most:
-        raise BadValue(f"partitions {partitions} is out of range", f"this cluster takes 1 to {most}")
+        raise BadValue(f"partitions={partitions} is out of range", f"use 1 to {most}")
 
 
 def _copies(ask: CreateTopic, config: Config, live: int) -> tuple[int | None, int | None]:
-    """Replicas and durable_on, asked for or configured; None where the directory's usual choice is wanted."""
+    """Return replicas and durable_on as requested or configured; None for the directory's default."""
     usual_replicas, usual_durable_on = config.topic.replicas, config.topic.durable_on
     replicas = int(usual_replicas) if ask.replicas is None and usual_replicas.isdigit() else ask.replicas
     if ask.durable_on is not None or not usual_durable_on.isdigit():
@@ -102,7 +102,7 @@ def _copies(ask: CreateTopic, config: Config, live: int) -> tuple[int | None, in
 
 
 def with_defaults(ask: CreateTopic, config: Config, live: int = 0) -> dict[str, Any]:
-    """The settings of the topic that was asked for; BadValue above a limit of this cluster. `live`: its replicas."""
+    """Return the settings of the requested topic. Raises BadValue above a cluster limit. `live`: live replicas."""
     usual = config.topic
     replicas, durable_on = _copies(ask, config, live)
     on_gap = usual.on_gap if ask.on_gap is None else ask.on_gap
@@ -128,7 +128,7 @@ TierQuestion = m.OpenTier | m.AdvanceTier | m.KeepTier | m.CloseTier
 
 
 def answer_tier(directory: Directory, ask: TierQuestion, wall_us: int) -> m.Message:
-    """The answer; raises TierBusy or Deposed."""
+    """Answer a request about a tier. Raises TierBusy or Deposed."""
     match ask:
         case m.OpenTier():
             return m.TierIs(tier=directory.tiers.open(ask))
@@ -144,11 +144,11 @@ def answer_tier(directory: Directory, ask: TierQuestion, wall_us: int) -> m.Mess
 
 _POSITION_BYTES: Final = 32
 _BROKER: Final = 0
-"""The broker's own calls of the store take turns with those of clients, which count from 1."""
+"""Turn number of the broker's own store calls. Clients count from 1."""
 
 
 class ProgressNotes:
-    """How far readers are, as they reported it to this broker. Notes wait up to a second for the next write."""
+    """Progress that readers reported to this broker. Notes wait up to a second for the next write to the store."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._directory, self._clock, self._calls = context.directory, context.env.clock, context.store_calls
@@ -156,13 +156,13 @@ class ProgressNotes:
         self._write_from_us = 0
 
     def check(self, ask: m.NoteProgress) -> None:
-        """Refuse a note that is out of bounds. Raises BadName, BadValue, Backpressure."""
+        """Check the limits of a note. Raises BadName, BadValue, Backpressure."""
         if not 0 < len(ask.reader.encode()) <= READER_NAME_BYTES_MAX:
-            raise BadName(f"a reader's name of {len(ask.reader.encode())} bytes", f"use 1 to {READER_NAME_BYTES_MAX}")
+            raise BadName(f"the reader name has {len(ask.reader.encode())} bytes", f"use 1 to {READER_NAME_BYTES_MAX}")
         if len(ask.places) > READER_LANES_MAX:
-            raise BadValue(f"places in {len(ask.places)} lanes", f"tell those of at most {READER_LANES_MAX}")
+            raise BadValue(f"the note has positions in {len(ask.places)} lanes", f"use at most {READER_LANES_MAX}")
         if len(self._notes) >= READERS_PER_TOPIC_MAX and (ask.topic, ask.reader) not in self._notes:
-            raise Backpressure(f"{len(self._notes)} readers wait for the store to take their notes", "tell it later")
+            raise Backpressure(f"notes of {len(self._notes)} readers wait for the store", "report progress later")
 
     def keep(self, ask: m.NoteProgress, tried_us: int | None, note: ReaderNote | None) -> m.Done:
         """Keep a note for the next write; None: the store has it. `tried_us`: when the store was asked to take it."""
@@ -176,13 +176,14 @@ class ProgressNotes:
     def forget(self, ask: m.RemoveReader, removed: bool) -> m.Done:
         """Forget a reader that the store may have `removed`. Raises BadValue if the topic has no such reader.
 
-        What another broker was told within the last second may still be written; so may the reader's next note.
+        A note that another broker received within the last second may still be written, and so may the reader's next
+        note.
         """
-        told = self._notes.pop((ask.topic, ask.reader), None)
-        if not removed and told is None:
+        waiting = self._notes.pop((ask.topic, ask.reader), None)
+        if not removed and waiting is None:
             raise BadValue(
                 f"topic {ask.topic!r} has no reader {ask.reader[:60]!r}",
-                f"`embarcadero topic readers {ask.topic}` lists them",
+                f"list them with `embarcadero topic readers {ask.topic}`",
             )
         return m.Done()
 
@@ -199,9 +200,9 @@ class ProgressNotes:
             self.write()
 
     def write(self, client: int = _BROKER) -> None:
-        """Have the notes written that are here when the call begins, in the turn of a client.
+        """Write the notes that are present when the call starts, in the turn of a client.
 
-        Notes that the store does not take wait for the next write: it is busy, or its disk is full.
+        Notes that the store refuses wait for the next write: the store is busy, or its disk is full.
         """
         notes: dict[tuple[str, str], ReaderNote] = {}
         began_us = self._clock.now_us()
@@ -243,12 +244,12 @@ class ProgressNotes:
         return None
 
     def remove(self, ask: m.RemoveReader) -> bool:
-        """Remove a reader from the store. False: it has none of that name."""
+        """Remove a reader from the store. Returns False if the store has no reader of that name."""
         check_id(self._directory.topics.get(ask.topic), ask.topic_id)
         return self._directory.readers.remove(ask.topic, ask.reader)
 
     def readers(self, topic: str) -> m.ReadersAre:
-        """List what the readers of a topic reported, to whichever broker."""
+        """List the progress that readers of a topic reported to any broker."""
         self._directory.topics.get(topic)
         now_us, free, found = self._clock.wall_us(), READERS_ANSWER_BYTES_MAX, []
         for note in self._directory.readers.of(topic, now_us):
@@ -261,21 +262,21 @@ class ProgressNotes:
 
 
 Handler = Callable[[Peer, int, Any], None]
-"""Answers one request of a client, now or later. What it raises becomes the answer."""
+"""Answers one request of a client, immediately or later. A raised error becomes the answer."""
 
 
 def _as_it_is(message: m.Message) -> m.Message:
-    """The result of a call is the answer."""
+    """Return the result of a call unchanged as the answer."""
     return message
 
 
 def _with_lanes(topic: Topic, by_topic: Mapping[int, list[TopicLane]]) -> Topic:
-    """A topic of order 0 or 1 with its lanes; another one as it is."""
+    """Add the lanes to a topic of order 0 or 1. Other topics are returned unchanged."""
     return msgspec.structs.replace(topic, lanes=by_topic[topic.lane]) if topic.order <= Order.BROKER else topic
 
 
 class Requests:
-    """Answers requests: a table of handlers by the type of the message."""
+    """Answer requests with a table of handlers by message type."""
 
     def __init__(
         self,
@@ -315,19 +316,19 @@ class Requests:
         }
 
     def handle(self, peer: Peer, request: int, message: m.AnyMessage) -> None:
-        """Answer a request, now or later. Raises what is wrong with it."""
+        """Answer a request, immediately or later. Raises the error of an invalid request."""
         handler = self._handlers.get(type(message))
         if handler is None:
-            raise BadFrame(f"{type(message).__name__} is not a question", "see the protocol's table of messages")
+            raise BadFrame(f"{type(message).__name__} is not a request", "see the protocol's table of messages")
         handler(peer, request, message)
 
     def disconnected(self, peer: Peer) -> None:
-        """A client is gone: drop what it waits for. A call of the store that runs goes on, without an answer."""
+        """Drop the waiting requests of a closed connection. A running store call completes without an answer."""
         self.watches.disconnected(peer)
         self._context.store_calls.disconnected(peer.number)
 
     def welcome(self) -> m.Welcome:
-        """The answer to a hello."""
+        """Build the answer to a hello."""
         self._store.refresh()
         context, member, limit = self._context, self._context.member, self._context.config.limits
         return m.Welcome(
@@ -335,7 +336,7 @@ class Requests:
             cluster=self._directory.cluster_id,
             broker=member.broker,
             incarnation=member.incarnation,
-            brokers=self._store.addresses(but=member if self._admission.credit.leaving else None),
+            brokers=self._store.addresses(excluding=member if self._admission.credit.leaving else None),
             frame_bytes_max=self._admission.path.ingest.frame_bytes_max,
             record_bytes_max=limit.record_bytes,
             records_max=limit.records_per_batch,
@@ -352,9 +353,9 @@ class Requests:
         answer: Callable[[Any], m.Message] = _as_it_is,
         changes: bool = False,
     ) -> None:
-        """Have a call of the store made on a worker; what `answer` makes of its result, here, is the answer.
+        """Run a store call on a worker. On this thread, `answer` turns its result into the message to send.
 
-        The sequencer is rung after a call that `changes` what it works by.
+        `changes`: ring the sequencer afterwards, because the call changed topics that it works with.
         """
         peer.store_calls += 1
 
@@ -411,7 +412,7 @@ class Requests:
     def _watch_lanes(self, peer: Peer, request: int, ask: m.GetLanes) -> None:
         self._store.refresh()
         if ask.lane not in self._store.lanes:
-            raise UnknownTopic(f"there is no topic with lane {ask.lane}", "look it up again by name")
+            raise UnknownTopic(f"there is no topic with lane {ask.lane}", "look up the topic by name")
         self.watches.check(peer, ask)
         if ask.wait_ms:
             self.watches.watch(peer, request, ask, self._clock.now_us())
@@ -419,7 +420,7 @@ class Requests:
             self._call(peer, request, partial(self.watches.fates, ask))
 
     def _described(self, name: str) -> m.TopicIs:
-        """On a worker: a topic with its schema, all its lanes and its ranges, as the store has them now."""
+        """On a worker: read a topic with its schema, all its lanes and its ranges from the store."""
         topic, schema = self._directory.topics.described(name)
         if topic.order <= Order.BROKER:
             topic = msgspec.structs.replace(topic, lanes=self._directory.lanes.all(topic.lane))
@@ -436,7 +437,7 @@ class Requests:
         )
 
     def _listed(self) -> m.TopicsAre:
-        """On a worker: all topics, with their lanes unless these would not fit the answer."""
+        """On a worker: list all topics, with their lanes unless these would not fit into the answer."""
         topics, lanes = self._directory.topics.all(), self._directory.lanes.all()
         if len(lanes) > limits.LANES_LISTED_MAX:
             return m.TopicsAre(topics=topics)
@@ -449,16 +450,16 @@ class Requests:
     def _open_session(self, peer: Peer, request: int, ask: m.OpenSession) -> None:
         if len(ask.name.encode()) > limits.SESSION_NAME_BYTES_MAX:
             raise BadName(
-                f"a session name of {len(ask.name.encode())} bytes", f"use at most {limits.SESSION_NAME_BYTES_MAX}"
+                f"the session name has {len(ask.name.encode())} bytes", f"use at most {limits.SESSION_NAME_BYTES_MAX}"
             )
         if self._admission.credit.leaving:
-            raise Retriable("this broker is leaving", "ask another")
+            raise Retriable("this broker is leaving", "use another broker")
         self._store.refresh()
         if (topic := self._store.topics.get(ask.topic)) is None:
             raise UnknownTopic(f"there is no topic {ask.topic!r}", "create it first")
         check_id(topic, ask.topic_id)
         if ask.lane not in (None, topic.lane):
-            raise UnknownSession(f"topic {ask.topic!r} was made again since", "open a new publisher")
+            raise UnknownSession(f"topic {ask.topic!r} was deleted and created again", "open a new publisher")
         if topic.order <= Order.BROKER:
             peer.answer(request, self._admission.path.lanes.open_session(topic, ask))
             return
@@ -513,18 +514,18 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the connections of one broker lead to."""
+    """The parts of the broker that its connections use."""
 
     context: BrokerContext
     unread: UnreadBytes
     admission: Admission
     requests: Requests
-    closed: Callable[[Peer], None]  # told of a peer whose transport is gone
+    closed: Callable[[Peer], None]  # called with a peer whose transport is closed
     scratch: memoryview
 
 
 class Connection:
-    """Parses what one client sends. Its `peer` is all that other parts of the broker know of it."""
+    """Parse the input of one client. Other parts of the broker know only its `peer`."""
 
     def __init__(self, number: int, services: Services, transport: Transport) -> None:
         self._services, self._admission = services, services.admission
@@ -541,12 +542,12 @@ class Connection:
 
     # --- bytes in -----------------------------------------------------------------------------------------------------
     def received(self, count: int) -> None:
-        """`count` bytes were put into the buffer that get_buffer gave."""
+        """Process `count` bytes that were written into the buffer of get_buffer."""
         if not self.peer.closing:
             self._take(partial(self._receiver.received, count))
 
     def go_on(self) -> None:
-        """Take the requests that waited until the peer has read more."""
+        """Resume the requests that waited until the peer has read more."""
         if not self.peer.closing:
             self._take(self._receiver.go_on)
             self.peer.transport.on_output()  # the driver may read from the socket again
@@ -570,17 +571,17 @@ class Connection:
 
     @property
     def stopped(self) -> bool:
-        """Whether requests wait until the peer has read more: the driver should not read more of them."""
+        """Whether requests wait until the peer has read more. The driver should then stop reading from the socket."""
         return self._receiver.stopped
 
     @property
     def waiting_bytes(self) -> int:
-        """Requests that came and are not parsed yet."""
+        """Bytes of requests that arrived and are not parsed yet."""
         return self._receiver.waiting_bytes
 
-    # --- its end ------------------------------------------------------------------------------------------------------
+    # --- the end of the connection ------------------------------------------------------------------------------------
     def closed(self) -> None:
-        """The transport is gone."""
+        """Clean up after the transport closed."""
         if not self.peer.gone:
             self.peer.gone = self.peer.closing = True
             self._drop_input()
@@ -588,7 +589,7 @@ class Connection:
             self._services.closed(self.peer)
 
     def abort(self, error: EmbarcaderoError) -> None:
-        """End the connection without a word: the peer does not read."""
+        """End the connection without sending the error: the peer does not read."""
         self.note_end(error)
         self._drop_input()
         self.peer.closing = self.peer.aborted = True
@@ -596,14 +597,14 @@ class Connection:
         self.peer.transport.on_output()
 
     def hang_up(self, error: EmbarcaderoError) -> None:
-        """Tell the peer why, and end the connection."""
+        """Send the error to the peer, and end the connection."""
         self.note_end(error)
         self._drop_input()
         self.peer.fail(0, error)
         self.peer.closing = True
 
     def note_end(self, error: EmbarcaderoError) -> None:
-        """Count and log that the connection is ended because of what its peer did."""
+        """Count and log that the connection is ended because of its peer."""
         context, name = self._services.context, type(error).__name__
         context.counters.hung_up[name] += 1
         context.env.journal.warn(
@@ -621,9 +622,9 @@ class Connection:
 
     # --- frames -------------------------------------------------------------------------------------------------------
     def _admit(self, header: BatchHeader) -> memoryview | None:
-        """Check a batch before a byte of it is stored; None refuses this batch only."""
+        """Check a batch before a byte of it is stored. None refuses only this batch."""
         if not self.peer.greeted:
-            raise BadFrame("a batch before the hello", "send Hello first")
+            raise BadFrame("the client sent a batch before its hello", "send Hello first")
         if header.flags & REFERENCE:
             self._references.append(body := bytearray(header.length))
             return memoryview(body)
@@ -639,7 +640,7 @@ class Connection:
         if isinstance(message, m.Hello):
             self._hello(request, message)
         elif not self.peer.greeted:
-            raise BadFrame(f"{type(message).__name__} before the hello", "send Hello first")
+            raise BadFrame(f"the client sent {type(message).__name__} before its hello", "send Hello first")
         else:
             try:
                 self._services.requests.handle(self.peer, request, message)
@@ -649,8 +650,8 @@ class Connection:
     def _hello(self, request: int, hello: m.Hello) -> None:
         if PROTOCOL_VERSION not in hello.versions:
             raise BadVersion(
-                f"the client speaks versions {hello.versions[:8]}, this broker {PROTOCOL_VERSION}",
-                "use a client of the same release",
+                f"the client speaks versions {hello.versions[:8]}, this broker speaks {PROTOCOL_VERSION}",
+                "use a client of the broker's release",
             )
         self.peer.greeted, self.peer.client = True, hello.client[:100]
         self._receiver.control_bytes_max = CONTROL_BYTES_MAX

@@ -1,17 +1,17 @@
-"""Reads besides memory: segment files of replicas and tables of topics, on workers.
+"""Reads outside memory: segment files of replicas and tables of topics, on workers.
 
-Segments looks into files over all ranges of a lane and all replicas of each range.
+`Segments` reads files over all ranges of a lane and all replicas of each range.
 
-Everything here may block and runs on a worker. It only touches what is durable (`bound`) and not trimmed, and what it
-returns was checked by the reader of the files: entry checks, contiguous indices, CRC32C of payloads. A copy that is
-missing or damaged is passed over; if no copy of a range is good, the answer is a typed error.
+Everything here may block and runs on a worker. It only reads records that are durable (`bound`) and not trimmed. The
+reader of the files checks all results: entry checks, contiguous indices, CRC32C of payloads. A missing or damaged copy
+is skipped. If no copy of a range is good, the answer is a typed error.
 
-Jobs run a few at once, fair over clients, so that a disk never holds up a publisher; a client with many of them waits
-for its turn, as does one with a single one. For a client that reads on, the next span is read while it takes this one,
-if there is room for that.
+Jobs run a few at a time, fair over clients, so that a disk never delays a publisher. Each client takes its turn,
+however many jobs it has. For a sequential reader, the next span is read ahead while the client takes this one, if there
+is memory for that.
 
-Reads of tables run on workers of their own, a few at once and fair over clients: an object store that does not answer
-holds up other reads of tables, but neither reads of disks nor publishers.
+Reads of tables run on workers of their own, a few at a time and fair over clients. An object store that does not answer
+delays other reads of tables, but neither reads of disks nor publishers.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ _SKIP_KIND: Final = int(EntryKind.SKIP)  # a plain number, see BATCH_KIND
 
 @dataclass(slots=True)
 class FetchResult:
-    """What a fetch found: entries with their payloads, and where to go on."""
+    """The result of a fetch: entries with their payloads, and the next index."""
 
     entries: Entries
     payloads: list[bytes | memoryview]
     next_index: int
     tail_index: int
     gap: Gap | None = None
-    to_come: bool = False  # nothing was appended since the time that was asked for
-    elsewhere: Fetch | None = None  # memory does not have it: what segment files are to be asked
+    to_come: bool = False  # nothing was appended since the requested time
+    elsewhere: Fetch | None = None  # not in memory: the fetch to run on segment files
 
     def over(self, ask: Fetch) -> bool:
-        """Whether the reader has all that it will ever ask for."""
+        """Return whether the reader has reached the end it asked for."""
         return ask.stop is not None and self.elsewhere is None and self.next_index >= ask.stop
 
     @property
@@ -113,7 +113,7 @@ class FetchResult:
 
 
 def wanted_entries(entries: Entries, ask: Fetch) -> npt.NDArray[np.bool_]:
-    """Which entries a reader gets: batches (of its partitions) and skips; those of sessions if it asks for them."""
+    """Select the entries a reader gets: batches (of its partitions) and skips; session entries if it asks for them."""
     if ask.partitions is None and ask.control:
         return np.ones(len(entries), dtype=bool)
     kinds = entries["kind"]
@@ -128,19 +128,20 @@ class TableReader(Protocol):
     """Reads tables of topics. Called on workers. Raises TierUnavailable, BadTable, or NotAvailable."""
 
     def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> FetchResult:
-        """Batches of the table from index `ask.start` on and below `stop`, at most `ask.max_bytes` but for the first.
+        """Read batches of the table from index `ask.start` to below `stop`.
 
-        `stop` is at most the table's frontier. A hole in the table is a LOST gap. A batch has the payload as Arrow
-        encodes its columns now: its entry says so (`FROM_TABLE`).
+        The result has at most `ask.max_bytes`, except that it always has the first batch. `stop` is at most the table's
+        frontier. A hole in the table is a LOST gap. The payload of a batch is its columns, encoded as Arrow now;
+        `FROM_TABLE` in its entry marks this.
         """
         ...
 
     def find(self, tier: Tier, lane: int, by: str, value: int) -> tuple[int, int] | None:
-        """The position of the batch with an index, with a seq in it, or of the first since a time; None: not there."""
+        """Find the batch with an index or a seq, or the first one since a time. None if the table has no such batch."""
         ...
 
     def cuts(self, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
-        """Files with batches [start, stop), joined to pieces of about `piece_bytes`."""
+        """Return files with batches [start, stop), joined to pieces of about `piece_bytes`."""
         ...
 
 
@@ -148,7 +149,7 @@ def typed(error: Exception) -> EmbarcaderoError:
     """Return the error that a client gets; an unexpected one is Corrupt."""
     if isinstance(error, EmbarcaderoError):
         return error
-    return Corrupt(f"this can't be read: {error!r}", "look at the broker's log, and report it: this is a bug")
+    return Corrupt(f"the data can't be read: {error!r}", "this is a bug: see the broker's log, and report it")
 
 
 def raise_unknown(error: Exception) -> None:
@@ -158,7 +159,7 @@ def raise_unknown(error: Exception) -> None:
 
 
 def at_index(ask: Fetch, index: int) -> Fetch:
-    """The same fetch from an index on."""
+    """Return the same fetch, starting at an index."""
     return msgspec.structs.replace(ask, by="index", start=index)
 
 
@@ -168,7 +169,7 @@ class FoundBatch:
 
     index: int
     seq: int
-    instead: bool = False  # the first one that is left: the batch that was asked for is trimmed, or dropped
+    instead: bool = False  # the batch asked for is trimmed or dropped: this is the first remaining one
 
 
 class RangeFiles(Protocol):
@@ -176,7 +177,7 @@ class RangeFiles(Protocol):
 
     @property
     def first(self) -> int | None:
-        """The first index that is still there; None if nothing is."""
+        """The first remaining index, or None if the copy is empty."""
         ...
 
     def read(self, index: int, end: int, max_bytes: int) -> tuple[Entries, list[memoryview]]: ...
@@ -187,23 +188,23 @@ class RangeFiles(Protocol):
 
 
 class CopiesOfRanges(Protocol):
-    """Where copies of ranges are."""
+    """Access to the copies of ranges."""
 
     def replicas(self, range_: Range) -> list[ReplicaRef]:
-        """Replicas that may have a copy, the best first."""
+        """Return the replicas that may have a copy, the best first."""
         ...
 
     def borrow(self, range_: Range, ref: ReplicaRef) -> RangeFiles:
-        """A reader of one copy, for one user at a time."""
+        """Return a reader of one copy, for one user at a time."""
         ...
 
     def give_back(self, range_: Range, ref: ReplicaRef, files: RangeFiles, good: bool) -> None:
-        """It is no longer used."""
+        """Return a borrowed reader."""
         ...
 
 
 class Segments:
-    """The files of one lane, as far as they are durable: below `bound`, at or above `trimmed`."""
+    """The durable files of one lane: positions below `bound`, at or above `trimmed`."""
 
     def __init__(self, lane: int, chain: LaneRanges, bound: int, trimmed: int, copies: CopiesOfRanges) -> None:
         self._lane, self.chain, self.bound, self._trimmed, self._copies = lane, chain, bound, trimmed, copies
@@ -213,12 +214,12 @@ class Segments:
         if ask.by == "index":
             return self._read(ask.start, ask)
         position = self.locate(ask.by, ask.start)
-        if position is None:  # nothing there: the end, as far as files can tell
+        if position is None:  # nothing found: the end, as far as files show
             return FetchResult(_nothing(), [], self.bound, self.bound, to_come=ask.by == "time")
         return self._read(position.index, ask)
 
     def locate(self, by: str, value: int) -> FoundBatch | None:
-        """Find a position by index, seq or time, or the earliest one; None if it is at or above the bound."""
+        """Find a position by index, seq or time, or the earliest one. None if it is at or above the bound."""
         if by == "earliest":
             return self.first()
         if by == "seq":
@@ -228,12 +229,12 @@ class Segments:
         return self._at(self.chain.after_lost(value))
 
     def reach(self, index: int, trimmed: int) -> bool:
-        """Whether the search covers every file below an index, or all that there are; below a trim nothing counts."""
+        """Return whether the search covered every existing file below an index. Files below a trim do not count."""
         ranges = self.chain.ranges
         return not ranges or not ranges[-1].open or index <= max(self.bound, trimmed, self.chain.start)
 
     def first(self) -> FoundBatch | None:
-        """The first batch that is neither trimmed nor dropped; None if there is none below the bound."""
+        """Return the first batch that is neither trimmed nor dropped, or None if there is none below the bound."""
         for range_ in self.chain.from_index(self._trimmed):
             start, stop = max(range_.start, self._trimmed), self._stop(range_)
             if start >= stop:
@@ -242,11 +243,11 @@ class Segments:
             if found is not None:
                 return found
             if not self._dropped(range_, stop):
-                raise self._no_good_copy(range_, start, ["no copy has it"])
+                raise self._no_good_copy(range_, start, ["no copy has the batch"])
         return None
 
     def _dropped(self, range_: Range, stop: int) -> bool:
-        """Whether a copy says that everything below was dropped, and not just that it is not there."""
+        """Return whether a copy proves that everything below `stop` was dropped, and is not merely missing."""
         begins = self._best(range_, lambda files: files.first)
         return begins is not None and begins >= stop
 
@@ -256,7 +257,7 @@ class Segments:
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def _read(self, index: int, ask: Fetch) -> FetchResult:
-        """Batches from an index on, up to the end of its range."""
+        """Read batches from an index on, up to the end of its range."""
         range_ = self.chain.owner(index)
         if range_ is None or index >= self.bound:
             return FetchResult(_nothing(), [], index, self.bound)
@@ -270,12 +271,12 @@ class Segments:
                     entries, payloads = files.read(index, stop, ask.max_bytes)
                     if len(entries):
                         return self._found(entries, payloads, ask)
-                    shorter.append(f"replica {ref.replica}: its copy ends before")
+                    shorter.append(f"replica {ref.replica}: its copy ends before this index")
             except Trimmed:
                 dropped.append(ref)
             except (Corrupt, ClusterError) as error:
                 problems.append(f"replica {ref.replica}: {error.message}")
-        if dropped and not problems:  # retention took it; copies that end before are no better
+        if dropped and not problems:  # removed by retention; copies that end before the index are no better
             first = self.first()
             stop = self.chain.until_lost(index, self.bound if first is None else first.index)
             if stop > index:
@@ -283,16 +284,19 @@ class Segments:
         raise self._no_good_copy(range_, index, problems + shorter)
 
     def _found(self, entries: Entries, payloads: list[memoryview], ask: Fetch) -> FetchResult:
-        """What the reader asked for."""
+        """Select the batches that the reader asked for."""
         rows, after = np.flatnonzero(wanted_entries(entries, ask)), int(entries["index"][-1]) + 1
         taken: list[bytes | memoryview] = [payloads[row] for row in rows.tolist()]
         if 2 * sum(map(len, taken)) < sum(map(len, payloads)):
-            taken = list(map(bytes, taken))  # a view would keep in memory all that was read with it
+            taken = list(map(bytes, taken))  # a view would keep everything that was read with it in memory
         return FetchResult(pick(entries, rows), taken, after, self.bound)
 
     # --- measuring ----------------------------------------------------------------------------------------------------
     def points(self, start: int, stop: int, every: int, max_bytes: int) -> tuple[list[Point], int]:
-        """Batches of a span, about so many bytes apart, and where they end: at its end, or behind `max_bytes`."""
+        """Return batches of a span, about `every` bytes apart, and the index where they end.
+
+        They end at the end of the span, or after `max_bytes`.
+        """
         found: list[Point] = []
         at, left = max(start, self._trimmed, self.chain.start), max_bytes
         while at < stop and left > 0:
@@ -303,13 +307,13 @@ class Segments:
             until = min(stop, range_.end or stop)
             some = self._best(range_, partial(_points, index=at, end=until, every=every, max_bytes=left))
             if some is None:
-                raise self._no_good_copy(range_, at, ["no copy reaches it"])
+                raise self._no_good_copy(range_, at, ["no copy reaches this index"])
             found += some[0]
             at, left = some[1], left - sum(point.bytes for point in some[0])
         return found, max(at, start)
 
     def seq_at(self, index: int) -> int | None:
-        """The seq at which a batch begins, or would begin."""
+        """Return the seq at which a batch begins, or would begin."""
         known = self.chain.seq_at(index)
         if known is not None:
             return known
@@ -318,17 +322,17 @@ class Segments:
 
     # --- looking up ---------------------------------------------------------------------------------------------------
     def _at(self, index: int) -> FoundBatch | None:
-        """An index with its seq."""
+        """Return an index with its seq."""
         range_ = self.chain.owner(index)
         if range_ is None or index >= self.bound:
             return None
         found = self._best(range_, lambda files: self._position(files, index))
         if found is None and index >= self._trimmed:
-            raise self._no_good_copy(range_, index, ["no copy reaches it"])
+            raise self._no_good_copy(range_, index, ["no copy reaches this index"])
         return found
 
     def _by_seq(self, seq: int) -> FoundBatch | None:
-        """The batch that holds a record; the first one behind it where it is lost, or gone."""
+        """Find the batch that contains a record, or the next batch if that one is lost, trimmed or dropped."""
         for range_ in reversed(self.chain.ranges):
             if range_.start_seq > seq or range_.start == range_.end:
                 continue
@@ -337,7 +341,7 @@ class Segments:
             if range_.start >= self.bound:
                 return None
             if self._stop(range_) <= self._trimmed:
-                break  # all of it is trimmed, as far as it is durable
+                break  # everything durable in this range is trimmed
             found = self._best(range_, lambda files: self._position(files, files.find_seq(seq)))
             if found is None:
                 raise self._no_good_copy(range_, range_.start, [f"no copy reaches seq {seq}"])
@@ -346,13 +350,15 @@ class Segments:
         return None if first is None else replace(first, instead=True)
 
     def _by_time(self, us: int) -> FoundBatch | None:
-        """The first batch appended at or after a time; the first that is left, where some of that time may be gone."""
+        """Find the first batch appended at or after a time, or the first remaining one if a match may be gone."""
         found = self._since(us)
         return found if found is None else replace(found, instead=self._may_be_gone(found, us))
 
     def _may_be_gone(self, found: FoundBatch, us: int) -> bool:
-        """Whether batches since a time may have been trimmed: the first one left is younger, and none before it is
-        known to be older."""
+        """Return whether batches since a time may have been trimmed.
+
+        This is so if the first remaining batch is newer than `us`, and the batch before it is not known to be older.
+        """
         first = self.first()
         if first is None or found.index > first.index or found.index <= self.chain.after_lost(0):
             return False
@@ -360,7 +366,7 @@ class Segments:
         return (own is None or own > us) and (before is None or before >= us)
 
     def _time_of(self, index: int) -> int | None:
-        """When a batch was appended, if a file still tells; it may be trimmed."""
+        """Return when a batch was appended, if a file still has it. The batch may be trimmed."""
         if (range_ := self.chain.owner(index)) is None:
             return None
         try:
@@ -370,7 +376,7 @@ class Segments:
         return None if entry is None else int(entry["append_us"][0])
 
     def _since(self, us: int) -> FoundBatch | None:
-        """The first batch that is left of those since a time. Append times never go back."""
+        """Find the first remaining batch since a time. Append times never decrease."""
         later: FoundBatch | None = None
         for range_ in reversed(list(self.chain.from_index(self._trimmed))):
             if max(range_.start, self._trimmed) >= self._stop(range_):
@@ -384,14 +390,14 @@ class Segments:
         return later
 
     def _in_time(self, files: RangeFiles, us: int, stop: int) -> FoundBatch | None:
-        """The first batch at or after a time. None is an answer only of a copy that reaches the end."""
+        """Find the first batch at or after a time. Only a copy that reaches the end may answer None."""
         index = files.find_time(us)
         if index is None and files.entry(stop - 1) is None:
-            raise BadSegment(f"its copy ends before {stop}", "the replica completes it from a peer")
+            raise BadSegment(f"the copy ends before index {stop}", "the replica completes it from a peer")
         return self._position(files, index)
 
     def _position(self, files: RangeFiles, index: int | None) -> FoundBatch | None:
-        """An index with its seq, if this copy has it and it may be told. A copy that ends there can't answer."""
+        """Return an index with its seq, if it is in this copy and below the bound. None: this copy ends before it."""
         if index is None:
             return None
         index = max(index, self._trimmed)
@@ -399,17 +405,17 @@ class Segments:
         return None if entry is None else FoundBatch(index, int(entry["seq"][0]))
 
     def _after(self, range_: Range) -> FoundBatch | None:
-        """The first batch behind a sealed range."""
+        """Return the first batch after a sealed range."""
         following = next((r for r in self.chain.ranges if r.number > range_.number and r.start != r.end), None)
         return None if following is None else self._at(following.start)
 
     def _stop(self, range_: Range) -> int:
-        """Nothing of a range is read at or above this: it was cut there, or is not known to be durable."""
+        """Return the end of the readable part of a range: its seal, or the durable bound."""
         return self.bound if range_.end is None else min(range_.end, self.bound)
 
     # --- copies -------------------------------------------------------------------------------------------------------
     def _best(self, range_: Range, look: Callable[[RangeFiles], T | None]) -> T | None:
-        """The first good copy's answer; None if those that are good have none."""
+        """Return the first good copy's answer, or None if no good copy has one."""
         problems, answered = [], False
         for ref in self._copies.replicas(range_):
             try:
@@ -440,7 +446,7 @@ class Segments:
     def _no_good_copy(self, range_: Range, index: int, problems: list[str]) -> Corrupt:
         return Corrupt(
             f"no good copy of index {index} of lane {self._lane} (range {range_.number}): {'; '.join(problems)}",
-            "look at `embarcadero status`; the copy is served again once a replica has repaired it",
+            "check `embarcadero status`; the copy is served again once a replica has repaired it",
         )
 
 
@@ -456,25 +462,25 @@ _AHEAD_KEPT_US = 2_000_000
 
 
 def no_disks(member: ReplicaMember) -> Disk:
-    """For brokers of clusters without replicas."""
-    raise DiskFailed(f"this broker can't reach the disk of replica {member.replica}", "run it on the replica's host")
+    """Raise DiskFailed: this broker has no access to replicas' disks."""
+    raise DiskFailed(f"this broker can't access the disk of replica {member.replica}", "run it on the replica's host")
 
 
 class DiskCopies:
-    """Copies of ranges in replicas' folders. Readers are kept for the next job; each has one user at a time."""
+    """Copies of ranges in replicas' folders. Readers are cached for later jobs; each has one user at a time."""
 
     def __init__(self, disks: Callable[[ReplicaMember], Disk]) -> None:
         self._disks = disks
-        self.members: dict[int, ReplicaMember] = {}  # the newest incarnation of each replica; swapped as a whole
+        self.members: dict[int, ReplicaMember] = {}  # the newest incarnation of each replica; replaced as a whole
         self._open: dict[tuple[str, int], Disk] = {}
         self._idle: dict[tuple[int, int, int, str], list[RangeReader]] = {}
         self._good: dict[tuple[int, int], int] = {}  # (lane, range) -> the replica that answered last
-        self._lanes: AbstractSet[int] | None = None  # those that there are; None: not known yet
+        self._lanes: AbstractSet[int] | None = None  # existing lanes; None: not known yet
 
     def keep(self, lanes: AbstractSet[int], members: dict[int, ReplicaMember]) -> None:
-        """Take note of all lanes and replicas, and close the files of lanes that are gone.
+        """Update the known lanes and replicas, and close the files of removed lanes.
 
-        Workers may be about to borrow a reader: the one that takes it out of its list has it alone. One in use is
+        A worker may be about to borrow a reader: the thread that pops it from its list owns it. A borrowed one is
         closed when it is given back.
         """
         self._lanes, self.members = lanes, members
@@ -485,15 +491,15 @@ class DiskCopies:
         self._open = {key: disk for key, disk in list(self._open.items()) if key in live}
 
     def replicas(self, range_: Range) -> list[ReplicaRef]:
-        """Replicas that may have a copy: the one that answered last, then the others as the range names them."""
+        """Return the replicas that may have a copy: the replica that answered last first, then the others."""
         best = self._good.get((range_.lane, range_.number))
         return sorted(range_.replicas, key=lambda ref: ref.replica != best)
 
     def borrow(self, range_: Range, ref: ReplicaRef) -> RangeReader:
-        """A reader of one copy. DiskFailed if the folder of that replica is not known."""
+        """Return a reader of one copy. Raises DiskFailed if the folder of that replica is not known."""
         member = self.members.get(ref.replica)
         if member is None:
-            raise DiskFailed(f"replica {ref.replica} is not known", "start it with its folder")
+            raise DiskFailed(f"replica {ref.replica} is not known", "start the replica with its folder")
         try:
             files = self._idle[self._key(range_, member)].pop()
         except (KeyError, IndexError):
@@ -503,7 +509,7 @@ class DiskCopies:
         return files
 
     def give_back(self, range_: Range, ref: ReplicaRef, files: RangeFiles, good: bool) -> None:
-        """Keep a reader that did its work; one that met trouble is opened anew next time."""
+        """Keep a reader for later jobs, or close it after an error."""
         member = self.members.get(ref.replica)
         if not isinstance(files, RangeReader):
             return
@@ -513,7 +519,7 @@ class DiskCopies:
         self._good[range_.lane, range_.number] = ref.replica
         self._idle.setdefault(self._key(range_, member), []).append(files)
         if sum(map(len, list(self._idle.values()))) > WARM_READERS_MAX:
-            self._let_go()
+            self._close_oldest()
 
     @staticmethod
     def _key(range_: Range, member: ReplicaMember) -> tuple[int, int, int, str]:
@@ -525,10 +531,10 @@ class DiskCopies:
             self._open[key] = self._disks(member)
         return self._open[key]
 
-    def _let_go(self) -> None:
-        """Close the readers of the copy that was opened first, and forget which replicas answered for unread ranges.
+    def _close_oldest(self) -> None:
+        """Close the readers of the copy that was opened first, and limit the memory of which replica answered last.
 
-        Another worker may be about to borrow one of them: the one that takes it out of the list has it alone.
+        Another worker may be about to borrow one of these readers: the thread that pops it from the list owns it.
         """
         for oldest in list(self._idle)[:1]:
             self._close_all(self._idle.pop(oldest, []))
@@ -544,24 +550,24 @@ class DiskCopies:
 
 @dataclass(slots=True, eq=False)
 class _Span:
-    """What was read ahead for one client: the next span of one lane."""
+    """A span that is read ahead for one client: the next one of a lane."""
 
     key: tuple[object, ...]
     reserved: int
     at_us: int
     result: FetchResult | Exception | None = None
-    done: JobDone | None = None  # the client asked for it before it was there
+    done: JobDone | None = None  # set if the client asked for the span before its read ended
     dropped: bool = False
 
 
-def _what(ask: Fetch) -> tuple[object, ...]:
-    """Fetches that agree in this have the same answer."""
+def _answer_key(ask: Fetch) -> tuple[object, ...]:
+    """Return a key that is equal for fetches with the same answer."""
     partitions = None if ask.partitions is None else tuple(ask.partitions)
     return ask.by, ask.start, ask.max_bytes, partitions, ask.control, ask.stop
 
 
 class PlannedRead(Protocol):
-    """A fetch from a file or a table. When it starts it gets room for its result, and asks for as much."""
+    """A fetch from a file or a table. At its start it reserves memory for its result, and limits its size to that."""
 
     ask: Fetch
 
@@ -576,16 +582,16 @@ class DiskReads(FairJobs):
         self.copies = copies
         self._ahead: dict[tuple[int, int], _Span] = {}  # by connection and lane
         self._ahead_bytes = 0
-        self.ahead_used = 0  # reads whose answer was there already, or on its way
+        self.ahead_used = 0  # fetches whose span was read ahead, or was being read
 
     def fetch(self, peer: Peer, read: PlannedRead, segments: Segments, done: JobDone) -> None:
-        """Read from segment files, unless that was done ahead."""
+        """Read from segment files, or use the span that was read ahead."""
         ask = read.ask
         span = self._ahead.pop((peer.number, ask.lane), None)
-        if span is not None and span.key == _what(ask) and not isinstance(span.result, Exception):
+        if span is not None and span.key == _answer_key(ask) and not isinstance(span.result, Exception):
             self.ahead_used += 1
             self._ahead_bytes -= span.reserved
-            read.may_start()  # from now on it is a read like others
+            read.may_start()  # from now on it counts as a normal read
             if span.result is None:
                 span.done = done
             else:
@@ -596,15 +602,15 @@ class DiskReads(FairJobs):
         self.run(peer.number, lambda: segments.fetch(read.ask), done, read.may_start)
 
     def read_ahead(self, peer: Peer, ask: Fetch, segments: Segments, now_us: int, most: int) -> None:
-        """A client is about to ask for this, it seems. The result has at most `most` bytes."""
+        """Read the span that a client is likely to fetch next. The result has at most `most` bytes."""
         key = (peer.number, ask.lane)
         if key in self._ahead or self._ahead_bytes + most > WARM_AHEAD_BYTES_MAX:
             return
         if peer.number in self._queues:
-            return  # it has enough under way
-        span = self._ahead[key] = _Span(_what(ask), most, now_us)
+            return  # this client has enough jobs waiting
+        span = self._ahead[key] = _Span(_answer_key(ask), most, now_us)
         self._ahead_bytes += span.reserved
-        job, done = lambda: None if span.dropped else segments.fetch(ask), lambda result: self._came(span, result)
+        job, done = lambda: None if span.dropped else segments.fetch(ask), lambda result: self._read_done(span, result)
         self.run(peer.number, job, done)
 
     def poll(self, now_us: int) -> None:
@@ -614,12 +620,12 @@ class DiskReads(FairJobs):
                 self._drop(self._ahead.pop(key))
 
     def disconnected(self, client: int) -> None:
-        """Drop the jobs of a client that is gone, and what was read ahead for it."""
+        """Drop the jobs of a closed connection, and the spans that were read ahead for it."""
         super().disconnected(client)
         for key in [key for key in self._ahead if key[0] == client]:
             self._drop(self._ahead.pop(key))
 
-    def _came(self, span: _Span, result: Any) -> None:
+    def _read_done(self, span: _Span, result: Any) -> None:
         span.result = result
         if span.done is not None:
             span.done(result)
@@ -647,9 +653,9 @@ class TableJobs(FairJobs):
 
     @property
     def reader(self) -> TableReader:
-        """The reader. Raises NotAvailable without one."""
+        """The table reader. Raises NotAvailable if there is none."""
         if self._reader is None:
             raise NotAvailable(
-                "this broker can't read tables of topics", 'install "embarcadero[spark]" where brokers run'
+                "this broker can't read tables of topics", 'install "embarcadero[spark]" on the brokers\' host'
             )
         return self._reader

@@ -1,12 +1,13 @@
-"""How far lanes are durable, and what awaits that: payloads that our log must keep, and acks that may not leave yet.
+"""How far lanes are durable, and the payloads and acks that await durability.
 
-Of a topic with replicas a payload is kept until its entry is durable, and an ack that was asked to mean "durable" goes
-out only then. How far a lane is durable is counted in one place, by the rule of fabric/leader.py; below that are
-the lane's sealed ranges, of which the store tells.
+In a topic with replicas, a payload stays in the broker's log until its entry is durable, and an ack=2 leaves only then.
+Durability is counted in one place, by the rule of fabric/leader.py. Positions below the counted range are in the lane's
+sealed ranges, which are in the store.
 
-A lane whose replicas are dead or slow keeps chunks of the log, and chunks are shared. So all such lanes together may
-keep a part of the log only: above a first mark clients that feed nothing but lanes which keep their share or more of it
-get no more credit, above a second one batches of such lanes are answered BACKPRESSURE. All other clients go on.
+A lane whose replicas are dead or slow keeps chunks of the log, and lanes share chunks. All such lanes together may
+therefore keep only a part of the log. Above a first mark, clients that feed only lanes with at least an average share
+of it get no more credit. Above a second mark, batches of such lanes are refused with BACKPRESSURE. Other clients are
+not affected.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _PERHAPS_ORDERED: Final = frozenset(map(int, (Outcome.DUP, Outcome.STALE, Outcom
 
 
 class ReplicaTrouble(NamedTuple):
-    """A replica, and its health word; -1 and 0 if all are well."""
+    """A replica and its health word; -1 and 0 if all replicas are healthy."""
 
     replica: int
     word: int
@@ -51,7 +52,7 @@ NO_TROUBLE: Final = ReplicaTrouble(-1, 0)
 
 
 class LaneProgress(NamedTuple):
-    """How far a lane is durable as counted last, and how many acks wait for more."""
+    """How far a lane was durable when last counted, and how many acks wait."""
 
     through: int
     waiting: int
@@ -63,7 +64,7 @@ class _KeptPayload(NamedTuple):
 
 
 class _WaitingAcks(NamedTuple):
-    """Acks that leave when the lane is durable to `need`. `number` keeps those of one need in the order they came."""
+    """Acks that leave when the lane is durable to `need`. `number` keeps the order of acks with the same need."""
 
     need: int
     number: int
@@ -72,7 +73,7 @@ class _WaitingAcks(NamedTuple):
 
 
 class DurableFrontiers:
-    """How far lanes with replicas are durable, and their ranges."""
+    """The durable frontiers and the ranges of lanes with replicas."""
 
     def __init__(self, fabric: Fabric, epochs: EpochTable, directory: Directory, steps: Steps = NO_STEPS) -> None:
         self._directory, self.steps = directory, steps
@@ -81,14 +82,14 @@ class DurableFrontiers:
         self._chains: dict[int, LaneRanges] = {}
 
     def changed(self) -> None:
-        """The store has changed: ranges are looked up again, and lines of replicas that are gone are let go."""
+        """Handle a change of the store: read ranges again, and release lines of removed replicas."""
         self._chains.clear()
         self._durability.lines.forget_removed()
 
     def _range_of(self, lane: int, number: int) -> Range | None:
-        """The range that is to be counted by. Ranges that were looked up before it was opened are looked up again.
+        """Return the range to count by. Cached ranges from before it was opened are read again.
 
-        Else what is counted of it would seem to be durable in the one before, of which the end is not known yet.
+        Otherwise records of this range would seem to be durable in the previous one, whose end is not known yet.
         """
         known = self._chains.get(lane)
         if known is not None and (not known.ranges or known.ranges[-1].number < number):
@@ -96,22 +97,22 @@ class DurableFrontiers:
         return self._directory.ranges.get(lane, number)
 
     def chain(self, lane: int) -> LaneRanges:
-        """A lane's ranges, as the store had them at the last change we know of, or when they were counted by."""
+        """Return a lane's ranges as of the last known change of the store, or of the last count."""
         chain = self._chains.get(lane)
         if chain is None:
             chain = self._chains[lane] = LaneRanges(self._directory.ranges.all(lane))
         return chain
 
     def through(self, lane: int) -> int:
-        """Everything below is durable (or lost), as counted now. It never goes back."""
+        """Return the durable frontier as counted now: everything below is durable or lost. It never decreases."""
         return max(self._durability.through(lane), self.chain(lane).settled)
 
     def known(self, lane: int) -> int:
-        """The same, as counted last."""
+        """Return the durable frontier as counted last."""
         return max(self._durability.known(lane), self.chain(lane).settled)
 
     def now(self, lane: int) -> int | None:
-        """The same, but None unless it is all that anybody may have counted before: for answers about the end."""
+        """Return the frontier, or None if another broker may have counted more. For answers about the end of a lane."""
         ranges = self.chain(lane).ranges
         if ranges and ranges[-1].end is not None:
             return self.known(lane)
@@ -126,18 +127,18 @@ class DurableFrontiers:
         return NO_TROUBLE
 
     def forget(self, lane: int) -> None:
-        """The lane is gone."""
+        """Forget a removed lane."""
         self._durability.forget(lane)
         self._chains.pop(lane, None)
 
     def keep(self, lanes: AbstractSet[int]) -> None:
-        """Drop what is known of other lanes, which are gone."""
+        """Forget all other lanes: they were removed."""
         self._durability.keep(lanes)
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerView:
-    """What the parts of one broker share: its context, the store as it was read last, the leader, durable frontiers."""
+    """State that the parts of one broker share: context, the last read of the store, the leader, durable frontiers."""
 
     context: BrokerContext
     store: StoreView
@@ -146,28 +147,28 @@ class BrokerView:
 
 
 class AwaitingLane:
-    """What waits until one lane is durable: payloads, by (index, location); acks, by the frontier that they need."""
+    """Payloads and acks that wait until one lane is durable: payloads by index, acks by the frontier they need."""
 
     def __init__(self, lane: int, log: LogWriter, durable: DurableFrontiers, end: Callable[[int], int | None]) -> None:
         self.lane, self._log, self._durable, self._end = lane, log, durable, end
         self._kept: list[_KeptPayload] = []  # a heap
         self._acks: list[_WaitingAcks] = []  # a heap
         self._blocks = 0
-        self.chunks: dict[int, int] = {}  # chunks of the log that it keeps: how many payloads in each
-        self.waiting = 0  # acks
-        self.gone = False  # the topic was deleted: nothing of it will become durable
-        self._stood_at, self._since_us = -1, 0  # where the lane is durable to, and since when (or reported since when)
+        self.chunks: dict[int, int] = {}  # chunks of the log that the lane keeps: number of payloads in each
+        self.waiting = 0  # number of acks
+        self.gone = False  # the topic was deleted: none of its records will become durable
+        self._stood_at, self._since_us = -1, 0  # the durable frontier, and since when it stands still (or was reported)
 
     def __bool__(self) -> bool:
         return bool(self._kept or self._acks)
 
     @property
     def through(self) -> int:
-        """How far the lane was durable when that was counted last."""
+        """The durable frontier as counted last."""
         return self._durable.known(self.lane)
 
     def stalls(self, now_us: int, patience_us: int) -> bool:
-        """Whether something has waited for so long without any progress; true once in that time."""
+        """Return whether something waited for `patience_us` without progress. True once per such period."""
         if not self or self.through != self._stood_at:
             self._stood_at, self._since_us = self.through if self else -1, now_us
             return False
@@ -177,7 +178,7 @@ class AwaitingLane:
         return True
 
     def keep(self, index: int, location: int) -> None:
-        """A payload was ordered at this index: it stays until that is durable."""
+        """Keep the payload that was ordered at this index until it is durable."""
         if self.gone:
             self._log.release(location)
             return
@@ -186,10 +187,11 @@ class AwaitingLane:
         self.chunks[chunk] = self.chunks.get(chunk, 0) + 1
 
     def answered(self, outcome: int, index: int, location: int) -> None:
-        """A payload's outcome is known: it stays as long as an entry that is not durable may name it.
+        """Handle a payload's outcome: keep the payload while an entry that is not durable may reference it.
 
-        A duplicate may be that of its own first copy: a sequencer that takes over decides anew what its predecessor had
-        ordered but not answered. So what may have been ordered before stays until everything up to here is durable.
+        A duplicate may be one of its own first copy, because a new sequencer decides again on batches that its
+        predecessor ordered but did not answer. A payload that may have been ordered before therefore stays until
+        everything up to the current end is durable.
         """
         if outcome in _AT_INDEX:
             self.keep(index, location)
@@ -200,7 +202,7 @@ class AwaitingLane:
             self._log.release(location)
 
     def hold(self, peer: Peer, acks: Entries) -> None:
-        """Send refusals now, and the others when what they speak of is durable."""
+        """Send refusals now, and the other acks when their batches are durable."""
         if peer.gone:
             return
         stored = _STORED[acks["outcome"]]
@@ -213,14 +215,14 @@ class AwaitingLane:
         if self.gone:
             self._refuse(peer, acks, Outcome.UNKNOWN_TOPIC)
         elif need is None or peer.acks_waiting + len(acks) > DURABLE_ACKS_PER_CONNECTION_MAX:
-            self._refuse(peer, acks, Outcome.UNDECIDED)  # sent again, it is found to be a duplicate
+            self._refuse(peer, acks, Outcome.UNDECIDED)  # a retry finds that the batch is a duplicate
         elif need <= self.through:
             peer.send_acks(acks)
         else:
             self._wait(need, peer, acks)
 
     def hold_one(self, peer: Peer, outcome: int, index: int, acks: Entries) -> None:
-        """The same for one ack, whose outcome and index are these; the usual ones without arrays."""
+        """Do the same for one ack with this outcome and index. The usual case needs no arrays."""
         waits = outcome in _AT_INDEX and not self.gone and not peer.gone
         if not waits or index < self.through or peer.acks_waiting >= DURABLE_ACKS_PER_CONNECTION_MAX:
             self.hold(peer, acks)
@@ -234,7 +236,7 @@ class AwaitingLane:
         peer.acks_waiting += len(acks)
 
     def settle(self) -> int:
-        """Count how far the lane is durable; free and ack what is below. How many payloads and acks there were."""
+        """Count the durable frontier; free and ack all below. Returns how many payloads and acks were settled."""
         through = self._durable.through(self.lane)
         kept, before = self._kept, len(self._kept) + self.waiting
         ready: dict[Peer, list[Entries]] = {}
@@ -252,14 +254,14 @@ class AwaitingLane:
         return before - len(kept) - self.waiting
 
     def disconnected(self, peer: Peer) -> None:
-        """Drop the acks of a client that is gone; its payloads stay until they are durable."""
+        """Drop the acks of a closed connection. Its payloads stay until they are durable."""
         for block in [block for block in self._acks if block.peer is peer]:
             self._less(peer, len(block.acks))
         self._acks = [block for block in self._acks if block.peer is not peer]
         heapq.heapify(self._acks)
 
     def drop(self) -> None:
-        """The topic is gone: nothing of it will become durable any more."""
+        """Drop everything after the topic was removed: none of its records will become durable."""
         self.gone = True
         for _, location in self._kept:
             self._free(location)
@@ -276,7 +278,7 @@ class AwaitingLane:
             peer.send_acks(acks)
 
     def _need(self, acks: Entries) -> int | None:
-        """The frontier at which all of these are durable. A duplicate without an index is somewhere below the end."""
+        """Return the frontier at which all of these are durable. A duplicate without an index is below the end."""
         unnamed = acks["outcome"] == int(Outcome.DUP)
         need = int(acks["index"][~unnamed].max(initial=0)) + 1
         if not unnamed.any():
@@ -297,21 +299,21 @@ class AwaitingLane:
 
 
 class AwaitingDurability:
-    """All lanes of one broker in which something waits for disks."""
+    """All lanes of one broker in which payloads or acks wait for disks."""
 
     def __init__(self, log: LogWriter, durable: DurableFrontiers, end: Callable[[int], int | None]) -> None:
         self._log, self._durable, self._end = log, durable, end
         self._lanes: dict[int, AwaitingLane] = {}
 
     def of(self, lane: int) -> AwaitingLane:
-        """What waits in a lane."""
+        """Return the payloads and acks that wait in a lane."""
         awaiting = self._lanes.get(lane)
         if awaiting is None:
             awaiting = self._lanes[lane] = AwaitingLane(lane, self._log, self._durable, self._end)
         return awaiting
 
     def settle(self) -> int:
-        """Free and ack what has become durable; how many payloads and acks there were."""
+        """Free and ack everything that became durable. Returns how many payloads and acks were settled."""
         settled = 0
         for awaiting in self._lanes.values():
             if awaiting:
@@ -320,16 +322,16 @@ class AwaitingDurability:
 
     @property
     def waiting(self) -> int:
-        """Acks that wait for disks."""
+        """Number of acks that wait for disks."""
         return sum([awaiting.waiting for awaiting in self._lanes.values()])
 
     @property
     def kept_chunks(self) -> int:
-        """Chunks of the log that are kept for disks."""
+        """Number of chunks of the log that are kept for disks."""
         return len(set().union(*(awaiting.chunks for awaiting in self._lanes.values())))
 
     def stalled(self, now_us: int, patience_us: int) -> list[int]:
-        """Lanes in which something has waited for disks for so long without any progress; each once in that time."""
+        """Return lanes whose payloads or acks waited this long for disks without progress, each once per period."""
         return [lane for lane, awaiting in self._lanes.items() if awaiting.stalls(now_us, patience_us)]
 
     def facts(self) -> dict[int, LaneProgress]:
@@ -338,20 +340,20 @@ class AwaitingDurability:
 
     @property
     def pressed(self) -> bool:
-        """Whether so much is kept for disks that some should get no more credit."""
+        """Whether so much is kept for disks that some clients should get no more credit."""
         return bool(self._lanes) and self.kept_chunks >= KEPT_SHARE_CREDIT * self._log.chunks
 
     def without_credit(self, lane: int) -> bool:
-        """Whether clients that feed only this lane, or others like it, should get no more credit."""
+        """Return whether clients that feed only this lane, or others like it, should get no more credit."""
         return self._keeps_too_much(lane, KEPT_SHARE_CREDIT)
 
     def crowded(self, lane: int) -> bool:
-        """Whether this lane's batches can't be taken now, so that others can."""
+        """Return whether this lane's batches are refused so that other lanes have space."""
         return self._keeps_too_much(lane, KEPT_SHARE_MAX)
 
     def _keeps_too_much(self, lane: int, share: float) -> bool:
         awaiting = self._lanes.get(lane)
-        if awaiting is None or len(awaiting.chunks) < 2:  # one chunk is being filled, by all lanes
+        if awaiting is None or len(awaiting.chunks) < 2:  # all lanes share the chunk that is being filled
             return False
         if self.kept_chunks < share * self._log.chunks:
             return False
@@ -359,18 +361,18 @@ class AwaitingDurability:
         return len(awaiting.chunks) * len(keepers) >= sum(keepers)
 
     def disconnected(self, peer: Peer) -> None:
-        """A client is gone."""
+        """Drop the acks of a closed connection."""
         if peer.acks_waiting:
             for awaiting in self._lanes.values():
                 awaiting.disconnected(peer)
 
     def keep(self, lanes: AbstractSet[int]) -> None:
-        """Drop what waits in other lanes, which are gone."""
+        """Forget all other lanes: they were removed."""
         for lane in self._lanes.keys() - lanes:
             self.forget(lane)
 
     def forget(self, lane: int) -> None:
-        """A topic, or a lane of it, is gone."""
+        """Forget a topic, or a lane of it, that was removed."""
         awaiting = self._lanes.pop(lane, None)
         if awaiting is not None:
             awaiting.drop()
@@ -378,19 +380,19 @@ class AwaitingDurability:
 
 
 def one_ack(lane: int, session: int, sequence: int, index: int, seq: int, extra: int, outcome: int) -> Entries:
-    """The outcome of one batch, as an array."""
+    """Build the ack of one batch, as an array."""
     return np.frombuffer(bytearray(PACKED_ACK.pack(lane, session, sequence, index, seq, extra, outcome)), dtype=ACK)
 
 
 class LaneRanges:
-    """The ranges of one lane, oldest first, as the store had them at one moment."""
+    """The ranges of one lane, oldest first, as read from the store at one moment."""
 
     def __init__(self, ranges: list[Range]) -> None:
         self.ranges = ranges
         self._starts = [range_.start for range_ in ranges]
         self.lost = list(starmap(Span, lost_spans(ranges)))
         self.settled = self._settled()
-        """Everything below is durable, or lost: it is in sealed ranges, or between them."""
+        """Everything below is durable or lost: it is in sealed ranges, or between them."""
 
     def _settled(self) -> int:
         if not self.ranges:
@@ -405,11 +407,11 @@ class LaneRanges:
 
     @property
     def replicas(self) -> list[ReplicaRef]:
-        """The replicas that take what is appended now."""
+        """The replicas of the open range, or an empty list."""
         return self.ranges[-1].replicas if self.ranges and self.ranges[-1].open else []
 
     def owner(self, index: int) -> Range | None:
-        """The range that an index is in; None if it is lost, or outside all ranges."""
+        """Return the range that contains an index; None if the index is lost, or outside all ranges."""
         at = bisect_right(self._starts, index) - 1
         if at < 0:
             return None
@@ -417,10 +419,10 @@ class LaneRanges:
         return range_ if range_.end is None or index < range_.end else None
 
     def lost_at(self, index: int) -> Gap | None:
-        """The LOST gap that an index is in, if it is in one: from the end at which the range before it was sealed.
+        """Return the LOST gap that contains an index, or None. It begins at the end of the last sealed range before it.
 
-        A reader of what is only ordered may be above that end: it learns that what it read there is gone. Gaps with
-        nothing between them, of two losses in a row, are one. A reader in the second was told of the first before.
+        A reader of ordered records may be above that end. The gap reports that the records it read there are gone.
+        Adjacent gaps of two losses are one gap. A reader inside the second gap got a report of the first one before.
         """
         at = bisect_right(self._starts, index)
         before, after = self.ranges[at - 1 : at], self.ranges[at:]
@@ -431,9 +433,9 @@ class LaneRanges:
         return Gap(GapKind.LOST, index if start is None else start, stop)
 
     def never_durable(self, gap: Gap) -> bool:
-        """Whether nothing in a LOST gap ever was durable, as the store says of the ranges before it.
+        """Return whether no record of a LOST gap was ever durable, according to the store's ranges before it.
 
-        An empty range between two losses may have been sealed in order: nothing is missing right behind it.
+        An empty range between two losses may have been sealed in order: nothing is missing right after it.
         """
         following = [*(range_.start for range_ in self.ranges[1:]), gap.stop]
         sealed = [
@@ -445,25 +447,25 @@ class LaneRanges:
 
     @property
     def seq_holes(self) -> list[Span]:
-        """Spans of seqs between ranges: restarts passed over them."""
+        """Spans of seqs between ranges, which restarts skipped."""
         pairs = ((old.end_seq, new.start_seq) for old, new in pairwise(self.ranges))
         return [Span(end, start) for end, start in pairs if end is not None and end < start]
 
     def batches(self, start: int, stop: int) -> int:
-        """How many positions of [start, stop) are not lost."""
+        """Return how many positions of [start, stop) are not lost."""
         return count_outside(start, stop, self.lost)
 
     def after_lost(self, index: int) -> int:
-        """The same index, or the end of the gap that it is in."""
+        """Return the index, or the end of the gap that contains it."""
         gap = self.lost_at(index)
         return index if gap is None else gap.stop
 
     def until_lost(self, index: int, stop: int) -> int:
-        """Where the first LOST gap above an index begins, or `stop` if that is lower."""
+        """Return where the first LOST gap above an index begins, or `stop` if that is lower."""
         return next((start for start, _ in self.lost if index < start < stop), stop)
 
     def seq_at(self, index: int) -> int | None:
-        """The seq at which an index begins, where ranges begin or end; None elsewhere."""
+        """Return the seq at which an index begins, if a range begins or ends there; otherwise None."""
         for range_ in reversed(self.ranges):
             if index == range_.start:
                 return range_.start_seq
@@ -474,7 +476,7 @@ class LaneRanges:
         return None
 
     def from_index(self, index: int) -> Iterator[Range]:
-        """Ranges that own something at or above an index, oldest first."""
+        """Return the ranges that own positions at or above an index, oldest first."""
         at = max(0, bisect_right(self._starts, index) - 1)
         for range_ in self.ranges[at:]:
             if range_.end is None or (range_.end > index and range_.end > range_.start):

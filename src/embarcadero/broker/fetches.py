@@ -1,8 +1,8 @@
-"""Fetches of clients, and those of them that wait.
+"""Fetches of clients, including those that wait.
 
-The lane's reader locates a fetch (`LaneReader.locate`). It is answered from memory where memory has it, else from
-segment files (disk.py), else, for a client that asks for that, from the topic's table. While a fetch waits, or its
-file is being read, it is parked here.
+The lane's reader locates a fetch (`LaneReader.locate`). The answer comes from memory if possible, otherwise from
+segment files (disk_reads.py). Clients that request it get the rest from the topic's table. A fetch that waits, or whose
+file is being read, is parked here.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class Parked:
     request: int
     ask: m.Fetch
     deadline_us: int
-    begun: int | None = None  # the index that was asked for, if it was one
-    seen: int = _NOT_TRIED  # frontier when it was last tried
+    begun: int | None = None  # the requested index, if the fetch was by index
+    seen: int = _NOT_TRIED  # frontier at the last try
     on_disk: bool = False  # its file is being read
     done: bool = False
 
 
 @dataclass(slots=True)
 class _Read:
-    """A fetch from a file or a table, and the room for its result."""
+    """A fetch from a file or a table, and the memory reserved for its result."""
 
     unread: UnreadBytes
     peer: Peer
@@ -62,21 +62,21 @@ class _Read:
     started: bool = False
 
     def may_start(self) -> bool:
-        """Reserve room, if there is some for at least one batch: so much is read."""
-        room = 0 if self.peer.clogged else self.unread.allowed(self.peer, self.ask.max_bytes)
-        if room:
-            self.ask, self.started = _with_room(self.ask, room), True
-            self.unread.reserve(self.peer, room)
+        """Reserve memory for at least one batch, and limit the read to the reserved size."""
+        budget = 0 if self.peer.clogged else self.unread.allowed(self.peer, self.ask.max_bytes)
+        if budget:
+            self.ask, self.started = _limited(self.ask, budget), True
+            self.unread.reserve(self.peer, budget)
         return self.started
 
     def end(self) -> None:
-        """The result is there: from now on it counts as what is sent."""
+        """Release the reservation: the result counts as sent output from now on."""
         if self.started:
             self.unread.release(self.peer, self.ask.max_bytes)
 
 
 class Fetches:
-    """Fetches of all clients, and those of them that wait."""
+    """Fetches of all clients, including those that wait."""
 
     def __init__(
         self, view: BrokerView, readers: LaneReaders, unread: UnreadBytes, announce: Callable[[], None]
@@ -86,10 +86,10 @@ class Fetches:
         self._directory, self._store, self._durable = context.directory, view.store, view.durable
         self._readers, self._unread, self._announce = readers, unread, announce
         self._parked: list[Parked] = []
-        self._for_disks: dict[Parked, None] = {}  # as they came: a set's order differs from process to process
+        self._for_disks: dict[Parked, None] = {}  # in order of arrival: the order of a set differs between processes
 
     def disconnected(self, peer: Peer) -> None:
-        """A client is gone."""
+        """Drop the fetches of a closed connection."""
         self._parked = [parked for parked in self._parked if parked.peer is not peer]
         self._for_disks = {parked: None for parked in self._for_disks if parked.peer is not peer}
         self._readers.disconnected(peer)
@@ -101,16 +101,16 @@ class Fetches:
 
     @property
     def waiting(self) -> int:
-        """Fetches that wait."""
+        """Number of waiting fetches."""
         return len(self._parked)
 
     @property
     def waiting_for_disks(self) -> int:
-        """Those of them that wait until more is durable."""
+        """Number of waiting fetches that need a higher durable frontier."""
         return len(self._for_disks)
 
     def next_deadline_us(self) -> int | None:
-        """When the next waiting read gives up."""
+        """Return when the next waiting fetch gives up."""
         return min((parked.deadline_us for parked in self._parked if not parked.on_disk), default=None)
 
     def _waits_for_disks(self, parked: Parked) -> bool:
@@ -119,20 +119,21 @@ class Fetches:
 
     # --- fetches ------------------------------------------------------------------------------------------------------
     def fetch(self, peer: Peer, request: int, ask: m.Fetch) -> None:
-        """Answer now, or when there is something, or when the client's patience is over."""
+        """Answer a fetch immediately, or when records arrive, or when the client's wait ends."""
         if not 0 < ask.max_bytes <= FETCH_BYTES_MAX or not 0 <= ask.wait_ms <= FETCH_WAIT_MS_MAX or ask.start < 0:
             raise BadFrame(
-                f"fetch of {ask.max_bytes} bytes from {ask.start}, waiting {ask.wait_ms} ms",
-                f"ask for 1 to {FETCH_BYTES_MAX} bytes, wait at most {FETCH_WAIT_MS_MAX} ms",
+                f"the fetch asks for {ask.max_bytes} bytes from {ask.start}, waiting {ask.wait_ms} ms",
+                f"ask for 1 to {FETCH_BYTES_MAX} bytes from 0 or above, and wait at most {FETCH_WAIT_MS_MAX} ms",
             )
         if peer.parked >= FETCHES_PARKED_PER_CONNECTION_MAX:
-            raise TooMany(f"{peer.parked} fetches of this connection wait", "wait for their answers")
+            raise TooMany(f"{peer.parked} fetches of this connection wait, the maximum", "wait for an answer")
         if ask.read not in _MODES or ask.by not in _WAYS:
             raise BadValue(
-                f"fetch by {ask.by!r}, read {ask.read!r}", f"by {', '.join(_WAYS)}; read {' or '.join(_MODES)}"
+                f"can't fetch by {ask.by!r} with read={ask.read!r}",
+                f"use by {', '.join(_WAYS)}; read {' or '.join(_MODES)}",
             )
         if ask.by != "index":
-            self._store.refresh()  # a new reader knows of every trim that was answered before
+            self._store.refresh()  # a new reader sees every trim that was acknowledged before
         now_us = self._clock.now_us()
         begun = ask.start if ask.by == "index" else None
         parked = Parked(peer, request, ask, now_us + ask.wait_ms * 1000, begun)
@@ -144,10 +145,10 @@ class Fetches:
         self._announce()
 
     def retry(self, now_us: int) -> bool:
-        """Try all that wait. True if something was answered."""
+        """Try all waiting fetches. Returns whether any was answered."""
         self._readers.disks.poll(now_us)
         if (slowest := self._unread.look(now_us)) is not None:
-            slowest.abort(TimedOut(f"the client holds {slowest.unread_bytes()} bytes that it does not read"))
+            slowest.abort(TimedOut(f"the client does not read {slowest.unread_bytes()} bytes that wait for it"))
         went_on = self._unread.go_on()
         self._readers.disks.start()
         self._readers.tables.start()
@@ -170,26 +171,26 @@ class Fetches:
         return went_on or len(self._parked) != len(waiting)
 
     def _try(self, parked: Parked, now_us: int) -> bool:
-        """Answer a fetch if there is something to say, or if its time is over."""
+        """Answer a fetch if there is an answer, or if its time is over."""
         if parked.peer.clogged or parked.on_disk:
             return False
         reader, ask = self._readers.reader(parked.ask.lane), parked.ask
         over = now_us >= parked.deadline_us
         if not over and reader.news(ask.read) == parked.seen:
             return False
-        room = self._unread.allowed(parked.peer, ask.max_bytes)
-        if not room:
+        budget = self._unread.allowed(parked.peer, ask.max_bytes)
+        if not budget:
             return False
-        ask = _with_room(ask, room)
+        ask = _limited(ask, budget)
         found = reader.fetch(ask, now_us)
         if found is None:
             if over:
-                raise Retriable("nothing can be read while a sequencer takes over", "try again")
+                raise Retriable("the log can't be read while a sequencer takes over", "try again")
             return False
         return self._answer(parked, reader, ask, found, now_us)
 
     def _answer(self, parked: Parked, reader: LaneReader, ask: m.Fetch, found: FetchResult, now_us: int) -> bool:
-        """Go on with what was found: read files or the table, wait for more, or answer. True if it is answered."""
+        """Use the fetch result: read files or the table, wait for more, or answer. True if the fetch is answered."""
         if found.elsewhere is not None and reader.stored is not None:
             self._from_disk(parked, reader, reader.stored, found, found.elsewhere)
             return parked.done
@@ -210,7 +211,7 @@ class Fetches:
 
     def _send(self, parked: Parked, found: FetchResult, now_us: int) -> None:
         if found.gap is not None and parked.begun is not None and found.gap.start > parked.begun:
-            # entries that are not for readers came first: a gap begins where the reader is
+            # entries that readers do not get came first: the gap begins at the reader's position
             found = FetchResult(found.entries[:0], [], found.gap.start, found.tail_index)
         parked.peer.send_fetched(found.frame(parked.request))
         self._unread.hold(parked.peer)
@@ -219,13 +220,13 @@ class Fetches:
         if len(entries):
             size, topic = int(entries["size"].sum()), self._store.topic_lane(lane)
             self._counters.went_out[topic].add(len(entries), int(entries["count"].sum()), size)
-            if parked.seen >= 0:  # it waited: what it gets now is new
+            if parked.seen >= 0:  # it waited, so the records are new
                 self._counters.delivery_us.add(max(0, self._clock.wall_us() - int(entries["append_us"][0])))
 
     def _from_disk(
         self, parked: Parked, reader: LaneReader, stored: StoredLane, found: FetchResult, ask: m.Fetch
     ) -> None:
-        """Have a fetch answered from segment files."""
+        """Answer a fetch from segment files."""
         segments, tail = self._readers.segments(reader, stored, found.tail_index), found.tail_index
         chain, trimmed, parked.on_disk = stored.chain, reader.trimmed, True
         read = _Read(self._unread, parked.peer, ask)
@@ -238,13 +239,13 @@ class Fetches:
                 return
             try:
                 if isinstance(result, Corrupt) and (self._changed(stored, chain) or reader.trimmed > trimmed):
-                    parked.seen = _NOT_TRIED  # sealed meanwhile, and goes on in the next range; or it was trimmed
+                    parked.seen = _NOT_TRIED  # the range was sealed meanwhile, or trimmed: try again
                 elif isinstance(result, Exception):
                     raise result
                 elif not parked.peer.clogged and reader.trimmed <= _first_index(result):
                     self._answer_from_disk(parked, reader, read.ask, result, tail, now_us)
                 else:
-                    parked.seen = _NOT_TRIED  # it has to be read again
+                    parked.seen = _NOT_TRIED  # read it again
             except Exception as error:
                 self._fail(parked, error)
 
@@ -252,9 +253,9 @@ class Fetches:
 
     # --- tables -------------------------------------------------------------------------------------------------------
     def _from_table(self, parked: Parked, ask: m.Fetch, found: FetchResult) -> bool:
-        """Have a fetch answered from the topic's table, if brokers have nothing there any more. False: they answer.
+        """Answer a fetch from the topic's table if brokers dropped the records. False: brokers answer.
 
-        The tier is looked at after `found`: brokers drop only what is below the frontier that the store had before.
+        Load the tier after `found`: brokers drop only records below the frontier that the store had before.
         """
         gap = found.gap
         if not ask.table or not self._readers.tables.offered or gap is None or gap.kind is not GapKind.TRIMMED:
@@ -262,7 +263,7 @@ class Fetches:
         if (tier := self._readers.tier(ask.lane)) is None:
             return False
         start, frontier = tier.start(ask.lane).index, tier.frontier(ask.lane).index
-        if gap.start < start:  # trimmed from the table, too
+        if gap.start < start:  # trimmed from the table too
             found.gap = Gap(GapKind.TRIMMED, gap.start, min(start, gap.stop))
             found.next_index = found.gap.stop
             return False
@@ -282,7 +283,7 @@ class Fetches:
         return True
 
     def _table_read(self, parked: Parked, read: _Read, tier: Tier, tail: int, result: FetchResult | Exception) -> None:
-        """Send what was read in a table, unless the table or its start changed meanwhile: then it is read again."""
+        """Send the batches read from a table. If the table or its start changed meanwhile, read again."""
         read.end()
         parked.on_disk = False
         if parked.peer.gone or parked.done:
@@ -291,7 +292,7 @@ class Fetches:
             now = self._readers.tier(parked.ask.lane)
             moved = now is None or now.metadata != tier.metadata
             if isinstance(result, BadTable) and moved:
-                parked.seen = _NOT_TRIED  # files were compacted or collected after the read was planned
+                parked.seen = _NOT_TRIED  # files were compacted or deleted after the read was planned
             elif isinstance(result, Exception):
                 raise result
             elif parked.peer.clogged or now is None or now.start(parked.ask.lane).index > _first_index(result):
@@ -311,7 +312,7 @@ class Fetches:
         self, parked: Parked, reader: LaneReader, ask: m.Fetch, found: FetchResult, tail: int, now_us: int
     ) -> None:
         found.tail_index = max(found.tail_index, tail)
-        found.to_come = found.to_come and not reader.closed  # there it goes on at the end, which is told
+        found.to_come = found.to_come and not reader.closed  # a closed lane continues at its end, which is reported
         if not self._answer(parked, reader, ask, found, now_us):
             if not parked.on_disk and not found.to_come:
                 parked.seen = _NOT_TRIED
@@ -331,11 +332,11 @@ class Fetches:
         raise_unknown(error)
 
 
-def _with_room(ask: m.Fetch, room: int) -> m.Fetch:
-    """A fetch that asks for at most so many bytes."""
-    return ask if ask.max_bytes <= room else msgspec.structs.replace(ask, max_bytes=room)
+def _limited(ask: m.Fetch, budget: int) -> m.Fetch:
+    """Limit a fetch to at most `budget` bytes."""
+    return ask if ask.max_bytes <= budget else msgspec.structs.replace(ask, max_bytes=budget)
 
 
 def _first_index(found: FetchResult) -> int:
-    """Where an answer begins: what was trimmed since must not be in it."""
+    """Return where an answer begins. Records that were trimmed since must not be in it."""
     return int(found.entries["index"][0]) if len(found.entries) else found.next_index

@@ -1,15 +1,17 @@
 """Readers of lanes: any broker serves any broker's batches, straight from the fabric.
 
-`locate` is the one place that decides whether memory, disks or a gap answer a fetch. The order of loads is the safety
-argument: ordered frontier, entries, payload copies (each checked against its chunk after the copy), and last of all the
-epoch. Only then is anything served.
-Of a topic without replicas, what left memory is one TRIMMED gap: the retained part of a lane is what follows the last
-entry whose payload is gone. Of one with replicas (`stored`) it is on disk, and the answer says where to go on.
+`locate` is the only place that decides whether memory, disks or a gap answer a fetch. The order of loads is the safety
+argument: ordered frontier, entries, payload copies (each checked against its chunk after the copy), and the epoch last.
+Only then is the answer served.
 
-A lane of orders 0 and 1 may be of any broker incarnation, alive or dead. An open lane ends at its writer's frontier,
-and something of it may be served only if the writer still counts as open after it was loaded: a sequencer that closes
-an incarnation says so before it looks where its lanes end. A closed lane ends where the store says; what its writer may
-have written above that does not exist.
+In a topic without replicas, everything that left memory is one TRIMMED gap. The retained part of a lane begins after
+the last entry whose payload is gone. In a topic with replicas (`stored`) those records are on disk, and the answer
+names the files to read.
+
+A lane of orders 0 and 1 may belong to any broker incarnation, alive or dead. An open lane ends at its writer's
+frontier. Its records may be served only if the writer still counts as open after they were loaded: a sequencer that
+closes an incarnation announces that before it reads where the lanes end. A closed lane ends at the end in the store.
+Entries that its writer may have written above that do not exist.
 """
 
 from __future__ import annotations
@@ -47,14 +49,14 @@ from embarcadero.wire.messages import Fetch
 
 
 class FetchSource(Enum):
-    """Where the batches are that a fetch asks for."""
+    """The source of the batches that a fetch asks for."""
 
     MEMORY = "memory"
     DISK = "disk"
     GAP = "gap"
-    """Nowhere: they were trimmed, or are lost."""
+    """None: the batches were trimmed, or are lost."""
     END = "end"
-    """Nowhere: nothing of the lane is above."""
+    """None: the lane has no batch at or above the position."""
 
 
 @dataclass(slots=True)
@@ -62,21 +64,21 @@ class Location:
     """Where a fetch is answered."""
 
     source: FetchSource
-    index: int  # MEMORY: where to start; GAP and END: where to go on
-    bound: int  # nothing at or above this is served
+    index: int  # MEMORY: where to start; GAP and END: where to continue
+    bound: int  # positions at or above this are not served
     gap: Gap | None = None
-    ask: Fetch | None = None  # DISK: what segment files are to be asked
-    ring: RingReader | None = None  # what memory was looked at; None: this rests on what the store says alone
+    ask: Fetch | None = None  # DISK: the fetch to run on segment files
+    ring: RingReader | None = None  # the ring that was read; None if the answer rests only on the store
     ordered: int = 0
 
     def result(self) -> FetchResult:
-        """The answer, of what is not in memory."""
+        """Return the result of a fetch that is not answered from memory."""
         return FetchResult(np.zeros(0, dtype=ORDER), [], self.index, self.bound, self.gap, elsewhere=self.ask)
 
 
 @dataclass(frozen=True, slots=True)
 class Hot:
-    """Entries of a span that are in memory, from `start` on; `stop_seq` is the seq at its end, if memory knows it."""
+    """Entries of a span that are in memory, from `start` on. `stop_seq` is the seq at its end, if memory has it."""
 
     start: int
     entries: Entries
@@ -87,11 +89,11 @@ _RETAINED_CACHE_US = 500_000
 
 
 ON_DISK: Final = -1
-"""In place of an index: it is below what memory can tell."""
+"""Used as an index: the position is below the part that memory knows."""
 
 
 class KnownPosition(NamedTuple):
-    """A position as far as memory knows it: an index or ON_DISK, and the seq if that is still known."""
+    """A position as far as memory knows it: an index or ON_DISK, and the seq if it is still known."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     seq: int | None
@@ -101,7 +103,7 @@ ON_DISK_POSITION: Final = KnownPosition(ON_DISK, None)
 
 
 class _Retained(NamedTuple):
-    """The first index of what is wholly in memory, as it was found in an epoch."""
+    """The first index of the part that is completely in memory, as found in an epoch."""
 
     epoch: int
     found_us: int
@@ -109,7 +111,7 @@ class _Retained(NamedTuple):
 
 
 class StoredLane:
-    """What readers of one lane have to know of its ranges and its durable frontier."""
+    """The ranges and the durable frontier of one lane, for its readers."""
 
     def __init__(self, lane: int, durable: DurableFrontiers) -> None:
         self._lane, self._durable = lane, durable
@@ -120,36 +122,36 @@ class StoredLane:
         return self._durable.chain(self._lane)
 
     def bound(self, ordered: int, read: str) -> int:
-        """Nothing at or above this is served."""
+        """Return the bound of a read: positions at or above it are not served."""
         if read == "ordered":
             return ordered
         return min(ordered, self._durable.through(self._lane))
 
     def through(self) -> int:
-        """How far the lane is durable, as counted now."""
+        """Return the durable frontier as counted now."""
         return self._durable.through(self._lane)
 
     def known(self) -> int:
-        """The same, as counted last."""
+        """Return the durable frontier as counted last."""
         return self._durable.known(self._lane)
 
     def now(self) -> int | None:
-        """The same, or None if others may have counted more."""
+        """Return the durable frontier, or None if another broker may have counted more."""
         return self._durable.now(self._lane)
 
     def where(self, index: int, bound: int, hot_from: int, trimmed: int, ask: Fetch) -> Location:
-        """Where an index is. At the end it is for memory to say what there is.
+        """Locate an index. At or above the bound, memory decides.
 
-        between two ranges      a LOST gap for readers of what is ordered, which may have read there
+        between two ranges      ordered reads: a LOST gap, because they may have read there
         below the trim          a TRIMMED gap
-        between two ranges      a LOST gap, or NEVER_DURABLE
-        not in memory any more  segment files of the range that owns it (disk.py)
-        else                    order ring and broker logs
+        between two ranges      durable reads: a LOST gap, or NEVER_DURABLE
+        no longer in memory     segment files of the range that owns it (disk_reads.py)
+        otherwise               order ring and broker logs
         """
         if index >= bound:
             return Location(FetchSource.MEMORY, index, bound)
         gap, start = self.chain.lost_at(index), max(trimmed, self.chain.start)
-        if gap is not None and ask.read == "ordered":  # it may have read there, whatever was trimmed since
+        if gap is not None and ask.read == "ordered":  # it may have read there, even if records were trimmed since
             return Location(FetchSource.GAP, gap.stop, bound, gap._replace(kind=self.kind_for(ask, gap)))
         if index < start:
             return Location(FetchSource.GAP, start, bound, Gap(GapKind.TRIMMED, index, start))
@@ -161,14 +163,14 @@ class StoredLane:
         return Location(FetchSource.MEMORY, index, bound)
 
     def kind_for(self, ask: Fetch, gap: Gap) -> GapKind:
-        """What a LOST gap is to a reader: one of durable records has lost nothing, if nothing there was durable."""
+        """Return the kind of a LOST gap for a reader: NEVER_DURABLE for a durable read if no record was durable."""
         never = ask.read == "durable" and ask.never_durable and self.chain.never_durable(gap)
         return GapKind.NEVER_DURABLE if never else gap.kind
 
     def without_memory(self, ask: Fetch, trimmed: int, end: int) -> Location | None:
-        """The lane has no memory (it is being recovered, or is closed and gone): what is below `end` is on disk.
+        """Locate a fetch in a lane without memory: one in recovery, or closed and removed. All below `end` is on disk.
 
-        None for what is not: where that is can't be told yet.
+        None above that: the position can't be determined yet.
         """
         if ask.by == "latest" or (ask.by == "index" and ask.start >= end):
             return None
@@ -191,7 +193,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class FabricReads:
-    """What all readers of lanes read: the fabric, the leader, logs of brokers."""
+    """Shared inputs of all lane readers: the fabric, the leader, logs of brokers."""
 
     fabric: Fabric
     epoch: LeaderView
@@ -203,41 +205,41 @@ class LaneReader:
 
     def __init__(self, reads: FabricReads, lane: int, margin: int, stored: StoredLane | None = None) -> None:
         self._epoch, self._logs, self.lane, self._margin, self.stored = reads.epoch, reads.logs, lane, margin, stored
-        self._begins = (-1, 0)  # epoch, the first index that its ring ever had
+        self._begins = (-1, 0)  # epoch, first index that its ring ever had
         self._retained: _Retained | None = None
-        self.trimmed = 0  # the lane was trimmed below this index; the store says so
+        self.trimmed = 0  # the store's trim: positions below this are trimmed
 
     def ring(self) -> RingReader | None:
-        """The lane's order ring; None before its region exists."""
+        """Return the lane's order ring, or None before its region exists."""
         return self._epoch.order(self.lane)
 
     def ordered(self) -> int | None:
-        """The ordered frontier as loaded now; not yet to be acted on. None before the lane's region is there."""
+        """Load the ordered frontier; check `may_serve` before acting on it. None before the lane's region exists."""
         ring = self.ring()
         ordered = None if ring is None else ring.frontier.load()
         least = self.trimmed if self.stored is None else max(self.trimmed, self.stored.chain.settled)
         return None if ordered is None or ordered < least else ordered
 
     def news(self, read: str) -> int | None:
-        """A number that changes when a waiting fetch should be tried again."""
+        """Return a number that changes when a waiting fetch should be tried again."""
         return self.ordered() if self.stored is None or read == "ordered" else self.stored.known()
 
     def follow(self, store: StoreView) -> bool:
-        """Learn what the store says of the lane. False: it is gone."""
+        """Update the lane from the store. False if the lane was removed."""
         self.trimmed = store.trims.get(self.lane, 0)
         return self.lane in store.lanes
 
     @property
     def closed(self) -> bool:
-        """Whether nothing will ever be appended: lanes of brokers only."""
+        """Whether no record will ever be appended: lanes of brokers only."""
         return False
 
     def may_serve(self) -> bool:
-        """The last question before anything is served."""
+        """Check the epoch: the last step before a read is served."""
         return self._epoch.may_act()
 
     def ends(self) -> Ends | None:
-        """Both ends of the lane, linearizable; None while they can't be told."""
+        """Return both ends of the lane, linearizable. None while they can't be determined."""
         ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
@@ -252,11 +254,11 @@ class LaneReader:
         return Ends(ordered, seq, durable, durable_seq)
 
     def seq_holes(self) -> list[Span]:
-        """Spans of seqs that restarts passed over, oldest first."""
+        """Return the spans of seqs that restarts skipped, oldest first."""
         return [] if self.stored is None else self.stored.chain.seq_holes
 
     def start(self, now_us: int) -> LanePosition | None:
-        """The position of the first entry that is in memory with all that follow; None while it can't be told."""
+        """Return the first position from which everything is in memory. None while it can't be determined."""
         ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
@@ -265,10 +267,9 @@ class LaneReader:
         return None if seq is None or not self.may_serve() else LanePosition(start, seq)
 
     def locate(self, ask: Fetch, now_us: int) -> Location | None:
-        """Where a fetch is answered: from memory, from disk, or by a gap. None while it can't be told.
+        """Locate a fetch: in memory, on disk, or in a gap. None while that can't be determined.
 
-        This is decided here and nowhere else; a gap of what was trimmed may be in the topic's table. Raises
-        FuturePosition.
+        No other code decides this. The records of a TRIMMED gap may be in the topic's table. Raises FuturePosition.
         """
         ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
@@ -291,7 +292,7 @@ class LaneReader:
         return location
 
     def fetch(self, ask: Fetch, now_us: int) -> FetchResult | None:
-        """Answer a fetch from what there is now; None while it can't be told. Raises FuturePosition."""
+        """Answer a fetch from the current state. None while that can't be determined. Raises FuturePosition."""
         at = self.locate(ask, now_us)
         if at is None or at.ring is None:
             return None if at is None else at.result()
@@ -309,10 +310,7 @@ class LaneReader:
         return found
 
     def position(self, by: str, value: int) -> KnownPosition | None:
-        """Find a position in memory, or ON_DISK; None while it can't be told.
-
-        Raises FuturePosition.
-        """
+        """Find a position in memory, or return ON_DISK. None while that can't be determined."""
         ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
@@ -328,7 +326,7 @@ class LaneReader:
         return KnownPosition(index, seq) if self.may_serve() else None
 
     def measured(self, start: int, stop: int) -> Hot | None:
-        """What memory knows of the batches of a span; None while it can't be told. Raises FuturePosition."""
+        """Return the entries of a span in memory. None while that can't be determined. Raises FuturePosition."""
         ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
@@ -339,11 +337,11 @@ class LaneReader:
         first = min(stop, max(start, self._readable_from(ring, ordered)))
         entries = ring.read(first, stop)
         if len(entries) < stop - first or not self.may_serve():
-            return None  # overtaken by the writer since the frontier was loaded, or by another epoch
+            return None  # the writer overwrote entries since the frontier was loaded, or a later epoch opened
         return Hot(first, entries, self._seq_at(ring, stop, ordered) if stop >= floor else None)
 
     def _ring_floor(self, ring: RingReader, ordered: int) -> int:
-        """Entries from here on are still in the ring. Those that are not durable yet are, however old."""
+        """Return the first index that is still in the ring. Entries that are not durable yet stay, however old."""
         floor = ordered - ring.slots + self._margin
         if self.stored is None:
             return max(0, floor)
@@ -351,14 +349,14 @@ class LaneReader:
         return max(floor, self._ring_begin(ring, floor, ordered))
 
     def _ring_begin(self, ring: RingReader, floor: int, ordered: int) -> int:
-        """The first index of this epoch's ring: after a restart of the cluster a lane goes on in an empty one."""
+        """Return the first index of this epoch's ring: after a restart of the cluster, a lane has an empty ring."""
         if self._begins[0] != self._epoch.number:
             low, high = floor, ordered
-            while low < high:  # all entries from some index on are there
+            while low < high:  # all entries from some index on are present
                 middle = (low + high) // 2
                 low, high = (low, middle) if len(ring.read(middle, middle + 1)) else (middle + 1, high)
             if low == ordered:
-                return low  # nothing is in it yet: what its sequencer goes on with may begin above
+                return low  # the ring is empty: its sequencer may continue above this index
             self._begins = self._epoch.number, low
         return self._begins[1]
 
@@ -366,7 +364,7 @@ class LaneReader:
         return max(self._ring_floor(ring, ordered), self.trimmed)
 
     def _first_retained(self, ring: RingReader, ordered: int, now_us: int) -> int:
-        """First index of the suffix that is wholly in memory. It only grows, so an answer may be used for a while."""
+        """Return the start of the suffix that is completely in memory. It only grows, so it is cached for a while."""
         known = self._retained
         floor = self._readable_from(ring, ordered)
         if known and known.epoch == self._epoch.number and now_us - known.found_us < _RETAINED_CACHE_US:
@@ -378,16 +376,16 @@ class LaneReader:
         return first
 
     def _known_retained(self) -> int:
-        """The same, as far as it is known."""
+        """Return the cached start of the suffix that is completely in memory, or 0."""
         return self._retained.first if self._retained is not None and self._retained.epoch == self._epoch.number else 0
 
     def memory_from(self, now_us: int) -> int:
-        """From here on everything is in memory, as far as that can be told."""
+        """Return the index from which everything is in memory, or 0 if that is unknown."""
         ring, ordered = self.ring(), self.ordered()
         return 0 if ring is None or ordered is None else self._first_retained(ring, ordered, now_us)
 
     def _seq_at(self, ring: RingReader, index: int, ordered: int) -> int | None:
-        """The seq at which the entry of `index` begins, or would begin."""
+        """Return the seq at which the entry of `index` begins, or would begin."""
         if index == 0:
             return 0
         after = index < ordered
@@ -397,13 +395,16 @@ class LaneReader:
         return int(entries["seq"][0]) + (0 if after else int(entries["count"][0]))
 
     def _resolve(self, ring: RingReader, ordered: int, bound: int, ask: Fetch, now_us: int) -> int | None:
-        """The index at which a fetch starts, or ON_DISK; None while it can't be told. Raises FuturePosition."""
+        """Return the index at which a fetch starts, or ON_DISK, or None while that can't be determined.
+
+        Raises FuturePosition.
+        """
         try:
             return self._index_of(ring, ordered, bound, ask, now_us)
         except FuturePosition:
             if self.may_serve():
                 raise
-            return None  # the end that we know is on the word of a sequencer that has a successor
+            return None  # the known end is that of a sequencer that has a successor
 
     def _index_of(self, ring: RingReader, ordered: int, bound: int, ask: Fetch, now_us: int) -> int | None:
         if ask.by == "earliest":
@@ -422,7 +423,7 @@ class LaneReader:
         return ask.start
 
     def _find_seq(self, ring: RingReader, ordered: int, seq: int) -> int | None:
-        """The index whose batch holds record `seq`: floor search in what is readable."""
+        """Return the index whose batch contains record `seq`: a floor search in the readable part."""
         next_seq = self._seq_at(ring, ordered, ordered)
         if next_seq is None:
             return None
@@ -433,81 +434,81 @@ class LaneReader:
         floor = self._ring_floor(ring, ordered)
         entries = ring.read(floor, ordered)
         if len(entries) < ordered - floor:
-            return None  # overtaken by the writer since the frontier was loaded
+            return None  # the writer overwrote entries since the frontier was loaded
         if self.stored is not None and seq < (int(entries["seq"][0]) if len(entries) else next_seq):
             return ON_DISK
         if floor > 0 and len(entries) and seq < int(entries["seq"][0]):
-            return floor - 1  # gone: the fetch will tell the gap
+            return floor - 1  # no longer in memory: the fetch reports the gap
         ends = entries["seq"] + entries["count"]
         return floor + int(np.searchsorted(ends, np.uint64(seq), side="right"))
 
     def _find_time(self, ring: RingReader, ordered: int, us: int) -> int | None:
-        """The first index appended at or after a time; the end if there is none yet. Append times never go back."""
+        """Return the first index appended at or after a time, or the end. Append times never decrease."""
         floor = self._ring_floor(ring, ordered)
         entries = ring.read(floor, ordered)
         if len(entries) < ordered - floor:
-            return None  # overtaken by the writer since the frontier was loaded
+            return None  # the writer overwrote entries since the frontier was loaded
         row = int(np.searchsorted(entries["append_us"], np.uint64(us)))
         if row == 0 and floor > 0:
             if self.stored is not None:
                 return ON_DISK
-            return floor - 1  # what left the ring may be as young: the fetch will tell the gap
+            return floor - 1  # entries that left the ring may be as recent: the fetch reports the gap
         return floor + row
 
     def _collect(self, ring: RingReader, ordered: int, bound: int, start: int, ask: Fetch, now_us: int) -> FetchResult:
         found = FetchResult(np.zeros(0, dtype=ring.dtype), [], start, bound)
         taken: list[Entries] = []
-        room = ask.max_bytes
+        budget = ask.max_bytes
         stop, taking = bound if ask.stop is None else min(bound, ask.stop), FETCH_ENTRIES_MAX
         while found.next_index < stop and taking:
             first = found.next_index
             if first < self._readable_from(ring, ordered):
-                self._gone(found, ring, ordered, ask, now_us)
+                self._left_memory(found, ring, ordered, ask, now_us)
                 break
             entries = ring.read(first, min(stop, first + min(taking, ring.slots)))
             if not len(entries):
-                break  # overtaken by the writer since the frontier was loaded: the next try sees that
+                break  # the writer overwrote entries since the frontier was loaded: the next try sees that
             self._epoch.steps.at(Step.READ_ENTRIES)
             wanted = pick(entries, wanted_entries(entries, ask))
-            copied, room = self._copy(wanted, found, room)
+            copied, budget = self._copy(wanted, found, budget)
             taken.append(wanted[:copied])
             taking -= copied
             if copied < len(wanted):
-                if room >= 0:  # stopped by a payload that is gone, not by the byte limit
-                    self._gone(found, ring, ordered, ask, now_us)
+                if budget >= 0:  # stopped by a payload that left memory, not by the byte limit
+                    self._left_memory(found, ring, ordered, ask, now_us)
                 break
             found.next_index = first + len(entries)
         if taken:
             found.entries = taken[0] if len(taken) == 1 else join(taken)
         return found
 
-    def _copy(self, entries: Entries, found: FetchResult, room: int) -> tuple[int, int]:
-        """Copy payloads until the bytes run out or one is gone: (how many, bytes left; -1 when they ran out)."""
+    def _copy(self, entries: Entries, found: FetchResult, budget: int) -> tuple[int, int]:
+        """Copy payloads until the bytes run out or one left memory. Returns the count, and the bytes left or -1."""
         names = ("kind", "origin", "location", "size", "crc", "index")
         rows = zip(*(entries[name].tolist() for name in names), strict=True)
         for done, (kind, origin, location, size, crc, index) in enumerate(rows):
-            if size > room and found.payloads:
+            if size > budget and found.payloads:
                 return done, -1
             payload = self._payload(origin, location, size, crc) if kind == EntryKind.BATCH else b""
             if payload is None:
-                return done, max(room, 0)
+                return done, max(budget, 0)
             found.payloads.append(payload)
             found.next_index = index + 1
-            room = max(0, room - size)
-        return len(entries), room
+            budget = max(0, budget - size)
+        return len(entries), budget
 
     def _payload(self, origin: int, location: int, size: int, crc: int) -> bytes | None:
-        """A copy of a payload; None when it left memory. Very old locations come round again: the checksum tells."""
+        """Copy a payload. None if it left memory. Locations wrap around in the long run: the checksum detects it."""
         log = self._logs.of(origin)
         payload = None if log is None else log.copy(location, size)
         return payload if payload is not None and payload_crc(payload) == crc else None
 
-    def _gone(self, found: FetchResult, ring: RingReader, ordered: int, ask: Fetch, now_us: int) -> None:
-        """What comes next left memory. Serve what we have; with nothing in hand, tell the gap, or look on disk."""
+    def _left_memory(self, found: FetchResult, ring: RingReader, ordered: int, ask: Fetch, now_us: int) -> None:
+        """Handle a next entry that left memory: serve the copied batches, or report the gap, or read from disk."""
         if found.payloads:
             return
         if self.stored is not None:
-            self._first_retained(ring, ordered, now_us)  # so that the next one need not find out again
+            self._first_retained(ring, ordered, now_us)  # caches the start for the next fetch
             found.elsewhere = at_index(ask, found.next_index)
             return
         self._retained = None
@@ -517,16 +518,16 @@ class LaneReader:
 
 
 _CLOSED = -2
-"""News of a closed lane: no fetch waits there."""
+"""`news` of a closed lane: no fetch waits there."""
 
 
 class BrokerLaneReader(LaneReader):
-    """Reads one lane. `lane_is` is what the store says about it; the broker keeps it up to date."""
+    """Reads one lane of a broker. `lane_is` is its record in the store; the broker keeps it current."""
 
     def __init__(self, reads: FabricReads, lane_is: TopicLane, margin: int, stored: StoredLane | None = None) -> None:
         super().__init__(reads, lane_is.lane, margin, stored)
         self._fabric, self.lane_is = reads.fabric, lane_is
-        self._basis = lane_is  # what the last `ordered` went by
+        self._basis = lane_is  # the record that the last `ordered` used
         self._attached: RingReader | None = None
 
     def ring(self) -> RingReader | None:
@@ -550,7 +551,7 @@ class BrokerLaneReader(LaneReader):
         self.trimmed = store.trims.get(self.lane, 0)
         lane_is, before = store.broker_lanes.get(self.lane), self.lane_is
         if lane_is is None or (lane_is.removed and not before.removed):
-            return False  # the next one finds that nothing is on disk, or in memory, any more
+            return False  # the next reader finds that disks and memory have no records any more
         self.lane_is = lane_is
         return True
 
@@ -569,7 +570,7 @@ class BrokerLaneReader(LaneReader):
             return Ends(0, 0, 0, 0)
         if end is not None and (end == 0 or self.ring() is None):
             if end and self.stored is not None and self.stored.chain.replicas:
-                return None  # memory is lost, and it is not known yet what disks have
+                return None  # memory is lost, and the end of the disks is not known yet
             return Ends(end, end_seq, end, end_seq)
         return super().ends()
 
@@ -580,7 +581,7 @@ class BrokerLaneReader(LaneReader):
         return holes if sealed is None or end_seq is None or sealed >= end_seq else [*holes, Span(sealed, end_seq)]
 
     def _is_unwritten(self) -> bool:
-        """Whether its writer has found no memory for it yet: then nothing in it was ever acked."""
+        """Return whether its writer has found no memory for it yet. Then no record in it was ever acked."""
         self._basis = self.lane_is
         return self._basis.open and self.ring() is None and self.may_serve()
 
@@ -611,33 +612,30 @@ class BrokerLaneReader(LaneReader):
 
     def fetch(self, ask: Fetch, now_us: int) -> FetchResult | None:
         end, found = self.lane_is.end, super().fetch(ask, now_us)
-        told = found is None or end is None or not found.empty or found.elsewhere is not None
-        if found is not None and end is not None and not told and found.next_index == end:
+        answered = found is None or end is None or not found.empty or found.elsewhere is not None
+        if found is not None and end is not None and not answered and found.next_index == end:
             last = self._kept(ask.read, end)
             found.gap = None if last is None else Gap(GapKind.END_OF_LANE, last, last)
         return found
 
     def _kept(self, read: str, end: int) -> int | None:
-        """Where the lane ends for a reader: of what is ordered it may have read above the end that disks have.
-
-        None until its last range is sealed: with the memory, what disks do not have yet may still be lost.
-        """
+        """Return where the lane ends for a reader. Ordered reads may have gone above the end of the disks."""
         if read != "ordered" or end == 0:
             return end
         if self.stored is not None and (ranges := self.stored.chain.ranges):
             return None if ranges[-1].end is None else min(ranges[-1].end, end)
-        return end if self.lane_is.kept is None else min(self.lane_is.kept, end)  # it was trimmed, or has no replicas
+        return end if self.lane_is.kept is None else min(self.lane_is.kept, end)  # trimmed, or without replicas
 
     def locate(self, ask: Fetch, now_us: int) -> Location | None:
         end = self.lane_is.end
         return super().locate(ask, now_us) if end is None or self.ring() is not None else self._without_ring(ask, end)
 
     def _without_ring(self, ask: Fetch, end: int) -> Location | None:
-        """The lane's memory is gone, or never was: everything below its end is on disk, trimmed or lost.
+        """Locate a fetch in a lane that has no memory (any more): everything below its end is on disk, trimmed or lost.
 
-        A reader of what is ordered gets all that is lost as a gap, whatever was trimmed: it may have read that.
+        A reader of ordered records gets all lost records as a gap, even if they were trimmed: it may have read them.
         """
-        replicated = self.stored is not None or self.lane_is.removed  # or may have been
+        replicated = self.stored is not None or self.lane_is.removed  # or may have been replicated
         if replicated and ask.by == "index" and ask.start > end and ask.read == "ordered":
             ask = at_index(ask, end)
         start, kept = self._index_without_ring(ask.by, ask.start, end), self._kept(ask.read, end)
@@ -649,10 +647,7 @@ class BrokerLaneReader(LaneReader):
         return Location(FetchSource.END if gap is None else FetchSource.GAP, end, end, gap)
 
     def _below_end(self, stored: StoredLane, ask: Fetch, end: int) -> Location | None:
-        """What is on disk, or lost: memory may have gone after the end was recorded, before all was durable.
-
-        The last range is then sealed where disks end. None while it is open: it is not known yet what they have.
-        """
+        """Locate a fetch on disk or in a LOST gap: memory may be lost before all below the recorded end was durable."""
         by_index, recovering = ask.by == "index", bool(stored.chain.replicas)
         through = stored.through()
         if by_index and ask.start < max(self.trimmed, through):
@@ -678,7 +673,7 @@ class BrokerLaneReader(LaneReader):
 
 
 class LaneReaders:
-    """The readers of all lanes, and what they read besides memory: replicas' disks, and tables of topics."""
+    """The readers of all lanes, and their other sources: replicas' disks, and tables of topics."""
 
     def __init__(self, view: BrokerView, logs: BrokerLogs, tables: TableJobs) -> None:
         context = self._context = view.context
@@ -689,7 +684,7 @@ class LaneReaders:
         self._readers: dict[int, LaneReader] = {}
 
     def update(self) -> None:
-        """The store has changed."""
+        """Update all readers after a change of the store."""
         for lane, reader in list(self._readers.items()):
             if not reader.follow(self._store):
                 del self._readers[lane]
@@ -697,17 +692,17 @@ class LaneReaders:
         self.disks.copies.keep(self._store.lanes.keys() | self._store.broker_lanes.keys(), members)
 
     def disconnected(self, peer: Peer) -> None:
-        """A client is gone."""
+        """Drop the jobs of a closed connection."""
         self.disks.disconnected(peer.number)
         self.tables.disconnected(peer.number)
 
     # --- readers ------------------------------------------------------------------------------------------------------
     def known(self, lane: int) -> LaneReader | None:
-        """The reader of a lane that is being read."""
+        """Return the reader of a lane that was read before, or None."""
         return self._readers.get(lane)
 
     def reader(self, lane: int) -> LaneReader:
-        """The reader of a lane. Raises UnknownTopic."""
+        """Return the reader of a lane. Raises UnknownTopic."""
         if (known := self._readers.get(lane)) is not None:
             return known
         if lane not in self._store.lanes and lane not in self._store.broker_lanes:
@@ -722,19 +717,19 @@ class LaneReaders:
             stored = durable if durable.chain.ranges else None
             return BrokerLaneReader(self._reads, lane_is, lane_margin(sizes), stored)
         if (topic := self._store.lanes.get(lane)) is None:
-            raise UnknownTopic(f"there is no topic with lane {lane}", "it was deleted; look it up again by name")
+            raise UnknownTopic(f"there is no topic with lane {lane}", "the topic was deleted; look it up by name")
         if topic.order <= Order.BROKER:
-            raise BadValue(f"topic {topic.name!r} has order {topic.order}: it has a lane per broker", "ask for a lane")
+            raise BadValue(f"topic {topic.name!r} has order {topic.order}: each broker has a lane", "read those lanes")
         stored = durable if topic.replicas else None
         return LaneReader(self._reads, lane, sizes.round_entries, stored)
 
     def fresh_reader(self, lane: int) -> LaneReader:
-        """A reader that knows of every trim that was answered before now, by whichever broker."""
+        """Return a reader that sees every trim that any broker acknowledged before now."""
         self._store.refresh()
         return self.reader(lane)
 
     def lag(self, lane: int, index: int) -> int | None:
-        """How many batches a reader at an index is behind the order; positions that are lost do not count."""
+        """Return how many batches a reader at an index is behind the order. Lost positions do not count."""
         reader = self._readers.get(lane)
         ordered = None if reader is None else reader.ordered()
         if reader is None or ordered is None:
@@ -743,27 +738,27 @@ class LaneReaders:
 
     # --- files and tables ---------------------------------------------------------------------------------------------
     def durable_files(self, lane: int) -> Segments:
-        """The files of a lane with replicas, as far as they are durable: for jobs beside the broker."""
+        """Return the durable files of a lane with replicas, for jobs outside the broker."""
         reader = self.fresh_reader(lane)
         if (stored := reader.stored) is None:
-            raise BadValue(f"lane {lane} has no replicas", "ask for a lane of a topic with replicas")
+            raise BadValue(f"lane {lane} has no replicas", "use a lane of a topic with replicas")
         return self.segments(reader, stored)
 
     def segments(self, reader: LaneReader, stored: StoredLane, bound: int | None = None) -> Segments:
-        """A lane's files, as far as they are durable, and below a bound.
+        """Return a lane's durable files, below a bound.
 
-        First it is counted, then ranges are looked at: what is counted by a new range says nothing of the old one.
+        The frontier is counted before ranges are read: a count in a new range does not apply to the old one.
         """
         durable = stored.through()
         below = durable if bound is None else min(bound, durable)
         return Segments(reader.lane, stored.chain, below, reader.trimmed, self.disks.copies)
 
     def tier(self, lane: int) -> Tier | None:
-        """The table of a lane's topic, as the store has it now."""
+        """Return the table of a lane's topic as the store has it now."""
         return self._context.directory.tiers.get(self._store.topic_name(lane) or "")
 
     def tiered(self, lane: int) -> int | None:
-        """Batches of a lane below this index are in its topic's table; None if it has none, or the store fails."""
+        """Return the index below which batches are in the topic's table. None if it has none, or the store fails."""
         try:
             tier = self.tier(lane)
         except EmbarcaderoError:

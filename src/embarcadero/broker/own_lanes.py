@@ -1,9 +1,8 @@
-"""Lanes of brokers, for topics of orders 0 and 1: made, written and acked by the broker itself.
+"""Lanes of brokers, for topics of orders 0 and 1: created, written and acked by the broker itself.
 
-A broker makes a lane of its own for a topic when the first batch comes. An ack leaves only if, after the flush of what
-it speaks of, no sequencer counts this incarnation as closed. While that can't be told (a sequencer takes over) acks
-wait, and no more than a margin is written meanwhile, so that slots which readers of a closed lane may ask for are never
-overwritten.
+A broker creates its lane of a topic when the first batch arrives. An ack leaves only if, after the flush of its entry,
+no sequencer counts this incarnation as closed. While that is unknown (a sequencer takes over), acks wait, and the
+broker writes at most a margin of further entries. So it never overwrites slots that readers of a closed lane may read.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ class _Watch:
 
 
 class ReaderBells:
-    """Rings brokers where reads wait, our own included."""
+    """Rings brokers where reads wait, including this one."""
 
     def __init__(self, fabric: Fabric, bell: Doorbell) -> None:
         self._fabric, self._bell = fabric, bell
         self._live: list[str] = []
-        self._waiting_at: dict[str, FrontierReader] = {}  # region prefix of live brokers -> do reads wait there
+        self._waiting_at: dict[str, FrontierReader] = {}  # by region prefix of a live broker: whether reads wait there
 
     def update(self, members: list[Member]) -> None:
-        """Learn which brokers are live."""
+        """Update the list of live brokers."""
         self._live = [member.region_prefix for member in members]
         for prefix in self._waiting_at.keys() - set(self._live):
             del self._waiting_at[prefix]
@@ -73,21 +72,21 @@ class ReaderBells:
 
 
 class LaneWatches:
-    """Subscribers that ask for the lanes of a topic, and those of them that wait for new ones."""
+    """Requests of subscribers for the lanes of a topic, including those that wait for new lanes."""
 
     def __init__(self, view: BrokerView) -> None:
         self._store, self._directory = view.store, view.context.directory
         self._watches: list[_Watch] = []
 
     def check(self, peer: Peer, ask: m.GetLanes) -> None:
-        """Refuse to wait for too long, or for too many. Raises BadFrame, TooMany."""
+        """Check the limits of waiting requests. Raises BadFrame, TooMany."""
         if ask.wait_ms > FETCH_WAIT_MS_MAX:
-            raise BadFrame(f"waiting for lanes for {ask.wait_ms} ms", f"wait at most {FETCH_WAIT_MS_MAX} ms")
+            raise BadFrame(f"wait_ms={ask.wait_ms} is above the maximum", f"wait at most {FETCH_WAIT_MS_MAX} ms")
         if peer.parked >= FETCHES_PARKED_PER_CONNECTION_MAX:
-            raise TooMany(f"{peer.parked} requests of this connection wait", "wait for their answers")
+            raise TooMany(f"{peer.parked} requests of this connection wait, the maximum", "wait for an answer")
 
     def watch(self, peer: Peer, request: int, ask: m.GetLanes, now_us: int) -> None:
-        """Answer with lanes above a number when some have come, or when the client's patience is over."""
+        """Answer with lanes above a number when there are any, or when the client's wait ends."""
         if found := self._above(ask):
             peer.answer(request, m.LanesAre(lane=ask.lane, lanes=found))
             return
@@ -95,7 +94,7 @@ class LaneWatches:
         self._watches.append(_Watch(peer, request, ask, now_us + ask.wait_ms * 1000))
 
     def poll(self, now_us: int) -> bool:
-        """Answer subscribers whose lanes have come, or whose patience is over. True if there were any."""
+        """Answer subscribers whose lanes appeared, or whose wait ended. Returns whether there were any."""
         waiting, self._watches = self._watches, []
         for watch in waiting:
             found = self._above(watch.ask)
@@ -107,13 +106,13 @@ class LaneWatches:
         return len(self._watches) != len(waiting)
 
     def next_deadline_us(self) -> int | None:
-        """When the next subscriber gives up."""
+        """Return when the next subscriber gives up."""
         return min((watch.deadline_us for watch in self._watches), default=None)
 
     def fates(self, ask: m.GetLanes) -> m.LanesAre:
-        """On a worker: lanes above a number, as the store has them, and those whose last range may not be sealed.
+        """On a worker: list the lanes above a number from the store, and those whose last range may not be sealed.
 
-        Ranges are read before the lanes: where one is sealed, what was lost with it is in the store as well.
+        Ranges are read before the lanes: if a range is sealed, the store also has the record of its losses.
         """
         sealed = {lane.lane for lane in self._stored(ask) if self._directory.ranges.open_range(lane.lane) is None}
         lanes = self._stored(ask)
@@ -126,28 +125,28 @@ class LaneWatches:
         return [lane for lane in self._store.broker_lanes.values() if lane.topic == ask.lane and lane.lane > ask.above]
 
     def disconnected(self, peer: Peer) -> None:
-        """A client is gone."""
+        """Drop the waiting requests of a closed connection."""
         self._watches = [watch for watch in self._watches if watch.peer is not peer]
 
 
 class OwnLaneMaker:
-    """Makes lanes of this broker, each when the first batch of its topic comes."""
+    """Creates lanes of this broker, each when the first batch of its topic arrives."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context, self._clock = context, context.env.clock
-        self._store_us = 0  # until then the store is not asked for lanes: it has failed
-        self._without_memory: dict[int, TopicLane] = {}  # lanes of ours that found no memory yet, by topic
+        self._store_us = 0  # after a failure, the store is not asked for lanes until this time
+        self._without_memory: dict[int, TopicLane] = {}  # own lanes that found no memory yet, by topic
 
     def keep(self, topics: AbstractSet[int]) -> None:
-        """Forget lanes of other topics, which are gone."""
+        """Forget lanes of other topics, which were removed."""
         for topic in self._without_memory.keys() - topics:
             del self._without_memory[topic]
 
     def make(self, topic: Topic, awaiting: AwaitingDurability) -> LaneWriter | None:
-        """Have a lane of our own for a topic. None: not now.
+        """Create the own lane of a topic. None: not possible now.
 
-        This call of the store stays on the broker's thread. A batch that asks for no ack is not sent again, so it can't
-        be refused until the lane is there.
+        This store call stays on the broker's thread. A batch without ack is not sent again, so the broker must not
+        refuse it while the lane is being created.
         """
         lane, began_us = self._without_memory.get(topic.lane), self._clock.now_us()
         if lane is None and began_us < self._store_us:
@@ -169,35 +168,35 @@ class OwnLaneMaker:
 
 
 class _Unacked(NamedTuple):
-    """Acks that wait until it is known that no sequencer counts this incarnation as closed."""
+    """Acks that wait until no sequencer counts this incarnation as closed."""
 
     peer: Peer
     acks: bytearray
-    awaiting: AwaitingLane | None  # where they go on to wait for disks
+    awaiting: AwaitingLane | None  # where they then wait for disks
 
 
 class OwnLanes:
-    """Lanes of orders 0 and 1 as one broker incarnation writes them."""
+    """Lanes of orders 0 and 1 of one broker incarnation."""
 
     def __init__(self, view: BrokerView, ingest: Ingest, awaiting: AwaitingDurability) -> None:
         context = view.context
         self._view, self._clock, self._steps = view, context.env.clock, context.env.steps
         self._ingest, self._awaiting, self._margin = ingest, awaiting, lane_margin(context.sizes)
         self._bells, self._maker = ReaderBells(context.fabric, context.env.bell), OwnLaneMaker(context)
-        self._writers: dict[int, LaneWriter] = {}  # by their topic's lane number
-        self._staged: dict[LaneWriter, None] = {}  # what the read under way touched
+        self._writers: dict[int, LaneWriter] = {}  # by the topic's lane number
+        self._staged: dict[LaneWriter, None] = {}  # lanes with entries from the current socket read
         self._staged_count = 0
-        self._locations: list[int] = []  # payloads that need not be kept once their entries are written
+        self._locations: list[int] = []  # payloads to release once their entries are written
         self._unacked: list[_Unacked] = []
-        self.unacked = 0  # entries written since we last knew that we are open
+        self.unacked = 0  # entries written since the incarnation was last known to be open
         self._unacked_since_us = 0
-        self.taken = 0  # all batches that ever got a position
+        self.taken = 0  # total of batches that got a position
         self._sessions = 0
         self.closed = False  # a sequencer closed this incarnation
 
-    # --- the world around ---------------------------------------------------------------------------------------------
+    # --- changes in the store -----------------------------------------------------------------------------------------
     def update(self) -> None:
-        """The store has changed: let go of lanes whose topics are gone, and learn of brokers that came or went."""
+        """Handle a change of the store: release lanes of removed topics, and update the list of live brokers."""
         store = self._view.store
         for topic in self._writers.keys() - store.lanes.keys():
             writer = self._writers.pop(topic)
@@ -208,27 +207,27 @@ class OwnLanes:
         self._bells.update(store.live())
 
     def poll(self) -> bool:
-        """Send acks that had to wait. True if there were any."""
+        """Send acks that waited. Returns whether there were any."""
         return self._settle()
 
     def frontiers(self) -> dict[int, LanePosition]:
-        """By topic's lane: where our own lane goes on."""
+        """Return by topic's lane the next position of the own lane."""
         return {topic: LanePosition(writer.next, writer.next_seq) for topic, writer in self._writers.items()}
 
     # --- publishers ---------------------------------------------------------------------------------------------------
     def open_session(self, topic: Topic, ask: m.OpenSession) -> m.Opened:
-        """Number a session of order 0 or 1. Nothing else is kept of it."""
+        """Number a session of order 0 or 1. No other state of it is kept."""
         if ask.name or ask.at is not None:
             raise BadValue(
-                f"topic {topic.name!r} has order {topic.order}, which knows no named sessions",
-                "leave session and session_at out, or use order 2 or 5",
+                f"topic {topic.name!r} has order {topic.order}, which has no named sessions",
+                "omit session and session_at, or use order 2 or 5",
             )
         self._sessions += 1
         session = self._view.context.member.handle << 16 | self._sessions & 0xFFFF
         return m.Opened(lane=topic.lane, session=session, index=0, expected=0, low=0)
 
     def check(self, topic: Topic) -> Outcome | None:
-        """Why a batch can't be taken; None when it can. Makes the lane when its first batch comes."""
+        """Return the outcome that refuses a batch, or None to accept it. Creates the lane for the first batch."""
         if self.closed:
             return Outcome.BACKPRESSURE
         if (writer := self._writers.get(topic.lane)) is not None:
@@ -240,7 +239,7 @@ class OwnLanes:
         return None
 
     def take(self, peer: Peer, topic: Topic, header: BatchHeader, arrived: Reservation) -> bool:
-        """A whole, right batch: give it a position in our lane, or refuse it (False)."""
+        """Give a complete batch a position in the own lane, or refuse it (False)."""
         writer, wants_ack = self._writers.get(topic.lane), not header.flags & NO_ACK
         full = self.unacked + self._staged_count >= self._margin or (writer is not None and writer.full)
         out_of_turn = wants_ack and topic.order == Order.BROKER and not self._in_turn(peer, header)
@@ -263,14 +262,14 @@ class OwnLanes:
 
     @staticmethod
     def _in_turn(peer: Peer, header: BatchHeader) -> bool:
-        """Order 1: a batch that overtook an earlier one (which was refused, or is elsewhere) has to come again."""
+        """Order 1: return whether a batch is in turn. If it overtook an earlier one, it must be sent again."""
         turns = peer.turns
         if len(turns) > SESSIONS_PER_CONNECTION_MAX:
             del turns[next(iter(turns))]
         return header.session_seq <= turns.get(SessionKey(header.lane, header.session), header.low)
 
     def publish(self, peer: Peer) -> bool:
-        """Write what one read of a socket brought, then ack it if we may. True: some of it is for disks first."""
+        """Write the batches of one socket read, then ack them if allowed. Returns whether any waits for disks."""
         if not self._staged:
             return False
         self._steps.at(Step.LANE_STAGED)
@@ -297,7 +296,7 @@ class OwnLanes:
         return bool(with_replicas)
 
     def _settle(self) -> bool:
-        """Send all acks that wait, if no sequencer counts us as closed; the flush was before."""
+        """Send all waiting acks if no sequencer counts this incarnation as closed. Entries were flushed before."""
         if not self._unacked:
             return False
         if not self._view.epoch.still_open():
@@ -306,7 +305,7 @@ class OwnLanes:
         self._steps.at(Step.LANE_CHECKED)
         for one in self._unacked:
             if one.awaiting is not None:
-                self._view.durable.chain(one.awaiting.lane)  # it may fail: before acks are taken out
+                self._view.durable.chain(one.awaiting.lane)  # may raise: call it before taking the acks out
         self._view.context.counters.ordered_here(self.unacked, self._clock.now_us() - self._unacked_since_us)
         settled, self._unacked, self.unacked = self._unacked, [], 0
         for peer, acks, awaiting in settled:
@@ -317,7 +316,7 @@ class OwnLanes:
         return True
 
     def _wake_replicas(self, writers: list[LaneWriter]) -> None:
-        """Ring at the replicas of what was written."""
+        """Ring the replicas of the written lanes."""
         for writer in writers:
             for ref in self._view.durable.chain(writer.lane.lane).replicas:
                 self._view.context.env.bell.ring(ref.region_prefix)
@@ -325,13 +324,13 @@ class OwnLanes:
 
 _ENTRY = struct.Struct("<QQQQIIIIIHHHBBI")
 _BATCH, _ORDERED = int(EntryKind.BATCH), int(Outcome.ORDERED)
-invariant(_ENTRY.size == ORDER.itemsize, "packed entries are the table's own")
+invariant(_ENTRY.size == ORDER.itemsize, "the packed entry matches the table's entry")
 
 
 class LaneWriter:
-    """Writes one lane. Old slots are reused as the ring goes round: retention is what fits the ring and the log.
+    """Writes one lane. The ring's old slots are reused: retention is bounded by the ring and the log.
 
-    Of a topic with replicas (`held`) a slot is reused only once its entry is durable.
+    In a topic with replicas (`awaiting`), a slot is reused only after its entry is durable.
     """
 
     def __init__(
@@ -346,11 +345,11 @@ class LaneWriter:
         self._append_us = 0
         self._staged = bytearray()
         self._acks = bytearray()
-        self._durable_acks = bytearray()  # those that are to wait for disks
+        self._durable_acks = bytearray()  # acks that also wait for disks
 
     @property
     def full(self) -> bool:
-        """Whether there is no slot for another entry: the oldest ones are not durable yet."""
+        """Whether there is no slot for another entry because the oldest ones are not durable yet."""
         return self.awaiting is not None and self.next - self.awaiting.through >= self._not_durable_max
 
     @property
@@ -359,7 +358,7 @@ class LaneWriter:
         return self._ring.next + len(self._staged) // ORDER.itemsize
 
     def stage(self, header: BatchHeader, location: int, wall_us: int) -> None:
-        """Give a batch its position. Its payload is kept until that is durable, if it is to become so."""
+        """Give a batch its position. In a topic with replicas, its payload is kept until it is durable."""
         lane, index, seq = self.lane, self.next, self.next_seq
         self._append_us = max(self._append_us, wall_us)
         self._staged += _ENTRY.pack(
@@ -377,7 +376,7 @@ class LaneWriter:
     def publish(self) -> tuple[bytearray, bytearray]:
         """Write all staged entries, flush, then move the frontier.
 
-        Returns their acks, which must not leave yet; and apart those that have to wait for disks as well.
+        Returns their acks, which must not leave yet, and separately the acks that also wait for disks.
         """
         entries = np.frombuffer(self._staged, dtype=ORDER)
         stop = self._ring.next + len(entries)

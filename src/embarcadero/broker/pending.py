@@ -1,14 +1,14 @@
 """The log and the pending ring: entries on their way to the sequencer, and their outcomes on the way back.
 
-Ingest reserves room in the log, receives, checks, and publishes a pending entry.
+`Ingest` reserves log space, receives, checks, and publishes a pending entry.
 
-Order of stores: payload, flush, entry, flush, and only then the published frontier. Entries are staged while one read
-of a socket is taken apart, and written as one slice. Room in the pending ring is promised at admission, so a batch that
-was received can always be published; a part of the ring is kept for control entries.
+Order of stores: payload, flush, entry, flush, and only then the published frontier. Entries of one socket read are
+staged, and written as one slice. A slot of the pending ring is promised at admission, so every received batch can be
+published. A part of the ring is reserved for control entries.
 
-Relay turns results of the sequencer into acks and answers. The rule: load results, then ask whether a later epoch has
-opened, and act only if none has. Every pending entry is answered once; after a takeover the successor may answer again,
-which is ignored here. What is to wait for disks as well goes on to durable.py.
+`Relay` turns results of the sequencer into acks and answers. The rule: load the results, then check whether a later
+epoch opened, and act only if none did. Every pending entry is answered once. After a takeover the new sequencer may
+answer again; the relay ignores that. Acks that also wait for disks are passed to durable.py.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from embarcadero.wire.codec import ACK
 from embarcadero.wire.messages import Done, NameHeld, Opened
 
 _ENTRY = struct.Struct("<QQQIIIIIIHHHBBII")
-invariant(_ENTRY.size == PENDING.itemsize, "the packed entry is the table's entry")
+invariant(_ENTRY.size == PENDING.itemsize, "the packed entry matches the table's entry")
 
 
 @dataclass(slots=True)
 class Entry:
-    """What a broker puts into a pending entry."""
+    """The fields of a pending entry that a broker sets."""
 
     kind: EntryKind
     lane: int
@@ -73,12 +73,12 @@ class Entry:
     crc: int = 0
     partition: int = 0
     schema: int = 0
-    waits: bool = False  # for disks: its ack comes when a replica rings
-    flags: int = 0  # of a SESSION_OPEN: OPEN_STRONG
+    waits: bool = False  # its ack waits for disks: it leaves when a replica rings
+    flags: int = 0  # of a SESSION_OPEN entry: OPEN_STRONG
 
 
 class Ingest:
-    """Log and pending ring of one broker incarnation: the only writer of both."""
+    """Log and pending ring of one broker incarnation, which is the only writer of both."""
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class Ingest:
         self._handle = member.handle
         self._control_slots = max(4, sizes.pending_slots // 16)
         self._staged = bytearray()
-        self._promised = 0  # slots promised to batches that are still being received
-        self.free_below = 0  # pending slots of indices below are free; the sequencer says so
+        self._promised = 0  # slots promised to batches that are still arriving
+        self.free_below = 0  # slots of pending indices below this are free, according to the sequencer
         self.frame_bytes_max = min(frame_bytes_max, sizes.chunk_bytes)
 
     def free(self, below: int) -> None:
-        """Reuse the slots of indices below: the sequencer has read them."""
+        """Free the slots of lower indices, which the sequencer has read."""
         self.free_below = below
 
     @property
@@ -119,25 +119,25 @@ class Ingest:
 
     @property
     def slots(self) -> int:
-        """Slots of the pending ring."""
+        """Number of slots of the pending ring."""
         return self._ring.slots
 
     @property
     def arriving(self) -> int:
-        """Batches that are being received."""
+        """Number of batches that are still arriving."""
         return self._promised
 
     @property
     def used_slots(self) -> int:
-        """Pending slots that are taken or promised."""
+        """Number of pending slots that are taken or promised."""
         return self.next - self.free_below + self._promised
 
     def occupancy(self) -> float:
-        """How full we are, 0 to 1: ring or log, whichever is fuller."""
+        """Return how full the ring or the log is, whichever is fuller: 0 to 1."""
         return max(self.used_slots / self._ring.slots, self.log.occupied())
 
     def reserve(self, size: int) -> Reservation | None:
-        """Room in the log and a slot for a batch; None when there is none now."""
+        """Reserve log space and a slot for a batch. None if there is no capacity now."""
         if self.used_slots + self._control_slots >= self._ring.slots:
             return None
         reservation = self.log.reserve(size)
@@ -146,24 +146,24 @@ class Ingest:
         return reservation
 
     def abandon(self, reservation: Reservation) -> None:
-        """The batch will not come: its connection is gone, or its bytes are wrong."""
+        """Release a reservation whose batch will not arrive: its connection closed, or its bytes are wrong."""
         self._promised -= 1
         self.log.release(reservation.location)
 
     def stage_batch(self, reservation: Reservation, entry: Entry) -> int:
-        """The payload is whole and right: flush it, stage its entry. Returns the pending index."""
+        """Flush a complete payload and stage its entry. Returns the pending index."""
         self.log.flush(reservation)
         self._steps.at(Step.INGEST_PAYLOAD)
         self._promised -= 1
         return self._stage(entry)
 
     def keep(self, reservation: Reservation) -> None:
-        """The payload is whole and right, and its entry goes to a lane of our own: flush it, give its slot back."""
+        """Flush a complete payload whose entry goes to an own lane, and give its slot back."""
         self.log.flush(reservation)
         self._promised -= 1
 
     def stage_control(self, entry: Entry) -> int | None:
-        """Stage a control entry without payload; None when even the slots kept for control are taken."""
+        """Stage a control entry without payload. None if even the reserved slots are taken."""
         return self._stage(entry) if self.used_slots < self._ring.slots else None
 
     def _stage(self, entry: Entry) -> int:
@@ -175,7 +175,7 @@ class Ingest:
         return index
 
     def publish(self) -> bool:
-        """Write all staged entries, flush, then move the frontier. True if there were any."""
+        """Write all staged entries, flush, then move the frontier. Returns whether there were any."""
         if not self._staged:
             return False
         if len(self._staged) == LINE.size:
@@ -191,50 +191,50 @@ class Ingest:
 
 _RESULTS_AT_ONCE = 4_096
 _ENDED: Final = frozenset(map(int, (Outcome.CLOSED, Outcome.FENCED, Outcome.UNKNOWN_SESSION)))
-"""After these a session takes no more batches."""
+"""After these outcomes a session takes no more batches."""
 
 
 @dataclass(slots=True)
 class Waiting:
-    """What waits for the outcome of a pending entry."""
+    """A batch or request that waits for the outcome of a pending entry."""
 
     kind: EntryKind
     lane: int
-    location: int | None  # where in the log its payload is, if it has one
+    location: int | None  # location of its payload in the log, if it has one
     peer: Peer | None
     request: int = 0
-    awaiting: AwaitingLane | None = None  # of a topic with replicas: where its payload is kept until it is durable
-    durable: bool = False  # its ack is to wait for that too
+    awaiting: AwaitingLane | None = None  # in a topic with replicas: keeps its payload until it is durable
+    durable: bool = False  # whether its ack waits for that too
 
 
 class OutcomeListener(Protocol):
-    """Told of outcomes as they are relayed."""
+    """Called with outcomes as they are relayed."""
 
     def relayed(self, results: Entries) -> None:
-        """Many outcomes came."""
+        """Handle many outcomes."""
         ...
 
     def relayed_one(self, pending: int, outcome: int) -> None:
-        """One came alone."""
+        """Handle a single outcome."""
         ...
 
     @property
     def ended(self) -> Callable[[Peer, SessionKey], None]:
-        """Told of a session (lane and number) that takes no more batches."""
+        """Called with a session (lane and number) that takes no more batches."""
         ...
 
     @property
     def opened(self) -> Callable[[Peer, SessionKey], None]:
-        """Told of a session that was opened for a client."""
+        """Called with a session that was opened for a client."""
         ...
 
     def lost(self, lane: int) -> list[Span]:
-        """A lane's LOST gaps."""
+        """Return a lane's LOST gaps."""
         ...
 
 
 class NoListener:
-    """For relays without a broker around them."""
+    """A listener for relays without a broker."""
 
     def relayed(self, results: Entries) -> None:
         pass
@@ -256,7 +256,7 @@ NO_LISTENER: Final = NoListener()
 
 
 class Relay:
-    """Follows the results of our entries in the current epoch."""
+    """Follows the results of this broker's entries in the current epoch."""
 
     def __init__(
         self,
@@ -271,16 +271,16 @@ class Relay:
         self._read_epoch = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_EPOCH))
         self._release = release
         self.waiting = {} if waiting is None else waiting  # by pending index
-        self.for_disks = 0  # how many of those will wait for disks then
+        self.for_disks = 0  # how many of those will then wait for disks
         self._next = 0
 
     def wait(self, pending: int, waiting: Waiting) -> None:
-        """Remember what waits for the outcome of a batch that was staged."""
+        """Record the batch or request that waits for the outcome of a staged entry."""
         self.waiting[pending] = waiting
         self.for_disks += waiting.durable
 
     def poll(self, epoch: LeaderView) -> int:
-        """Take new results and pass them on; how many there were."""
+        """Take new results and pass them on. Returns how many there were."""
         results = epoch.results()
         if results is None:
             return 0
@@ -307,7 +307,7 @@ class Relay:
         return len(found)
 
     def _pass_on_one(self, line: Line, epoch: LeaderView) -> bool:
-        """One batch's outcome alone, in plain numbers: the usual case of publishers that wait for each ack."""
+        """Pass on a single outcome without arrays: the usual case of publishers that wait for each ack."""
         waiting = self.waiting.get(line[1])
         if waiting is None or waiting.kind != EntryKind.BATCH or waiting.location is None:
             return False
@@ -339,7 +339,7 @@ class Relay:
             )
 
     def _one_for_disks(self, waiting: Waiting, awaiting: AwaitingLane, line: Line) -> None:
-        """The same for a topic with replicas."""
+        """Do the same in a topic with replicas."""
         awaiting.answered(line[6] >> 32 & 0xFF, line[2], waiting.location or 0)
         if not waiting.durable:
             self._ack_one(waiting, line)
@@ -349,7 +349,7 @@ class Relay:
             awaiting.hold_one(waiting.peer, outcome, line[2], acks)
 
     def _pass_on(self, results: Entries) -> None:
-        """Free what is settled; acks go out as one array per connection."""
+        """Free settled payloads, and send acks as one array per connection."""
         acks: dict[Peer, tuple[list[int], list[int]]] = {}
         for_disks: dict[tuple[Peer, AwaitingLane], list[int]] = {}
         outcomes = results["outcome"].tolist()
@@ -421,18 +421,18 @@ def _acks(results: Entries, lanes: list[int]) -> Entries:
 
 
 def refusal(outcome: Outcome, shared: bool = False) -> EmbarcaderoError:
-    """Return the error of a refused session request. `shared`: its address has its share of what there is."""
+    """Return the error of a refused session request. `shared`: the client's address used up its share."""
     if outcome == Outcome.UNKNOWN_TOPIC:
-        return UnknownTopic("the topic is gone", "create it again, or choose another")
+        return UnknownTopic("the topic was deleted", "create it again, or use another topic")
     if outcome == Outcome.TOO_MANY_SESSIONS and shared:
         return TooMany(
-            "this address has as many sessions of the topic as one address may have",
-            "close publishers that are idle, or raise sequencer.sessions_per_peer_share",
+            "this address has reached its maximum number of sessions of the topic",
+            "close idle publishers, or raise sequencer.sessions_per_peer_share",
         )
     if outcome == Outcome.TOO_MANY_SESSIONS:
-        return TooMany("the topic has as many open sessions as it may have", "close publishers that are idle")
+        return TooMany("the topic has reached its maximum number of open sessions", "close idle publishers")
     if outcome == Outcome.BACKPRESSURE:
-        return Backpressure("the cluster has no room for the topic now", "make the fabric larger, or try again later")
+        return Backpressure("the cluster has no memory for the topic now", "make the fabric larger, or try again later")
     if outcome == Outcome.FENCED:
         return SessionFenced("the session was taken over by another holder", "open a new publisher")
-    return UnknownSession(f"the session is not known ({outcome.name})", "open a new session")
+    return UnknownSession(f"the session is unknown ({outcome.name})", "open a new session")

@@ -1,4 +1,4 @@
-"""Positions in a lane: its ends, where a seq or a time is, and a span cut into pieces of about the same size.
+"""Positions in a lane: its ends, lookups by seq and time, and a span cut into pieces of about the same size.
 
 Pieces come from entries in memory, and from sparse indexes on disk. A trim moves the start of a lane.
 """
@@ -27,23 +27,23 @@ WAYS_TO_FIND = ("index", "seq", "time")
 
 
 def check_way(by: str) -> None:
-    """Refuse what is no way to name a position."""
+    """Check the way in which a position is named. Raises BadValue."""
     if by not in WAYS_TO_FIND:
-        raise BadValue(f"a place by {by!r}", f"by {', '.join(WAYS_TO_FIND)}")
+        raise BadValue(f"unknown way to find a position: {by!r}", f"use {', '.join(WAYS_TO_FIND)}")
 
 
 def check_trim(ask: m.Trim, clock: Clock) -> None:
-    """Refuse to trim what may still come."""
+    """Check that a trim does not cover records that may still arrive. Raises FuturePosition."""
     if ask.by == "time" and ask.before > clock.wall_us():
-        raise FuturePosition("a trim before a time that has not come", "trim before a time that is past")
+        raise FuturePosition("the time to trim to is in the future", "use a time in the past")
 
 
 def found(reader: LaneReader, start: FoundBatch, index: int, seq: int | None) -> m.PlaceIs:
-    """Answer with the position of a batch. Raises Trimmed below the start: there its seq is not known any more."""
+    """Answer with the position of a batch. Raises Trimmed below the start, where its seq is no longer known."""
     if index < start.index or seq is None:
         raise Trimmed(
-            f"the batch asked for is trimmed: the first readable one has index {start.index}, seq {start.seq}",
-            "start there, or at None",
+            f"the batch is trimmed; the first readable batch has index {start.index}, seq {start.seq}",
+            "start there, or pass None to start at the first batch",
         )
     return position_is(reader, FoundBatch(index, seq))
 
@@ -54,32 +54,32 @@ def position_is(reader: LaneReader, position: FoundBatch) -> m.PlaceIs:
 
 
 _POINTS_PER_PIECE = 8
-"""How finely files are looked at: pieces differ by at most this part of their size."""
+"""Files are sampled this finely per piece: pieces differ by at most this fraction of their size."""
 
 
 def check_measure(ask: Measure, trimmed: int) -> None:
-    """Refuse what is no span or no size, or is wholly trimmed."""
+    """Check the span, sizes and counts. Raises BadValue, or Trimmed if the whole span is trimmed."""
     if ask.start > ask.stop or not ask.piece_bytes or not ask.pieces_max:
         raise BadValue(
-            f"pieces of {ask.piece_bytes} bytes of [{ask.start}, {ask.stop}), at most {ask.pieces_max}",
-            "start is at most stop; sizes and counts are at least 1",
+            f"can't cut [{ask.start}, {ask.stop}) into at most {ask.pieces_max} pieces of {ask.piece_bytes} bytes",
+            "use start <= stop, and sizes and counts of at least 1",
         )
     if ask.start < ask.stop <= trimmed:
         raise _trimmed(ask.stop)
 
 
 def _trimmed(stop: int) -> Trimmed:
-    return Trimmed(f"batches before index {stop} are trimmed", "measure what tail() says is there")
+    return Trimmed(f"batches before index {stop} are trimmed", "measure from the start that tail() returns")
 
 
 def pieces(ask: Measure, hot: Hot, segments: Segments | None) -> list[Cut]:
-    """The pieces of a span. With `segments` it may block: what memory does not have is looked for in files."""
+    """Return the pieces of a span. With `segments` it may block: parts that left memory are looked up in files."""
     points: list[Point] = []
     stop, stop_seq, entries, most = ask.stop, hot.stop_seq, hot.entries, min(ask.pieces_max, PIECES_MAX)
     if segments is not None and ask.start < (until := min(ask.stop, hot.start)):
         every = max(INDEX_EVERY_BYTES, ask.piece_bytes // _POINTS_PER_PIECE)
         points, reached = segments.points(ask.start, until, every, ask.piece_bytes * most)
-        if reached < until:  # there is enough
+        if reached < until:  # the pieces are enough
             stop, stop_seq, entries = reached, None, entries[:0]
         if stop_seq is None:
             stop_seq = segments.seq_at(stop)
@@ -99,9 +99,9 @@ def cuts(
     piece_bytes: int,
     pieces_max: int,
 ) -> list[Cut]:
-    """Cut where the sum of sizes passes a multiple of a piece. Each number stands for what begins at its index.
+    """Cut where the sum of sizes passes a multiple of a piece. Each size belongs to the batches from its index on.
 
-    `end` is the position behind all. Of more than `pieces_max` pieces, the first ones.
+    `end` is the position after all batches. Only the first `pieces_max` pieces are returned.
     """
     if not len(indices):
         return [Cut(*end, 0)]
@@ -113,7 +113,7 @@ def cuts(
 
 
 class Positions:
-    """Answers where something is: ends of lanes, positions by seq and time, pieces of spans. Moves a lane's start."""
+    """Answers requests for ends of lanes, positions by seq and time, and pieces of spans. Moves a lane's start."""
 
     def __init__(self, context: BrokerContext, store: StoreView, readers: LaneReaders) -> None:
         self._clock, self._directory, self._calls = context.env.clock, context.directory, context.store_calls
@@ -121,13 +121,13 @@ class Positions:
 
     # --- ends and positions -------------------------------------------------------------------------------------------
     def tail(self, peer: Peer, request: int, ask: m.GetTail) -> None:
-        """Answer with both ends of a lane, and with where its readable part starts."""
+        """Answer with both ends of a lane, and the start of its readable part."""
         lane = ask.lane
 
         def answer(reader: LaneReader, start: FoundBatch) -> m.TailIs:
             ends = reader.ends()
             if ends is None:
-                raise Retriable("the end of the log can't be told while a sequencer takes over", "try again")
+                raise Retriable("the end of the log is unknown while a sequencer takes over", "try again")
             tier = self._readers.tier(lane)
             cold = _cold_start(tier, lane, start)
             hot = (None, None) if cold is start else (start.index, start.seq)
@@ -157,7 +157,7 @@ class Positions:
         self._locate(peer, request, ask.lane, ask.by, ask.start, found)
 
     def _find_in_table(self, peer: Peer, request: int, ask: m.Find, last: bool = False) -> None:
-        """Answer with a position in the topic's table; a table that changed meanwhile is asked once more."""
+        """Answer with a position in the topic's table. If the table changed meanwhile, try once more."""
         check_way(ask.by)
         self._readers.fresh_reader(ask.lane)
         tables, tier = self._readers.tables.reader, self._readers.tier(ask.lane)
@@ -174,7 +174,7 @@ class Positions:
         self._answer_later(peer, request, job, answer, again, self._readers.tables)
 
     def trim(self, peer: Peer, request: int, ask: m.Trim) -> None:
-        """Move the start of a lane, and answer where it is then."""
+        """Move the start of a lane, and answer with the new start."""
         check_trim(ask, self._clock)
 
         def trimmed(_start: int) -> None:
@@ -192,7 +192,7 @@ class Positions:
         self._locate(peer, request, ask.lane, ask.by, ask.before, trim_it, trims=True)
 
     def _start_is(self, reader: LaneReader, start: FoundBatch) -> m.PlaceIs:
-        """Where a lane starts for readers, whether brokers still have that or not."""
+        """Answer with the start of a lane for readers, on brokers or in the table."""
         return position_is(reader, _cold_start(self._readers.tier(reader.lane), reader.lane, start))
 
     def _with_start(
@@ -203,7 +203,7 @@ class Positions:
         answer: Callable[[LaneReader, FoundBatch], m.Message],
         last: bool = False,
     ) -> None:
-        """Answer with what needs to know where the readable part of a lane starts."""
+        """Answer with a message that depends on the start of the readable part of a lane."""
         reader = self._readers.fresh_reader(lane)
 
         if (stored := reader.stored) is None:
@@ -222,28 +222,28 @@ class Positions:
     def _memory_start(self, reader: LaneReader) -> FoundBatch:
         start = reader.start(self._clock.now_us())
         if start is None:
-            raise Retriable("the start of the log can't be told while a sequencer takes over", "try again")
+            raise Retriable("the start of the log is unknown while a sequencer takes over", "try again")
         return FoundBatch(*start)
 
     def _start_above(self, reader: LaneReader, segments: Segments) -> FoundBatch:
-        """The start of a lane whose files have nothing below the bound of the search: it is in memory.
+        """Return the start of a lane whose files have no batch below the bound of the search: it is in memory.
 
-        Raises Retriable if memory starts above that bound: then the files between were not searched. It does so after
-        a loss of memory, when the lane goes on at its ceiling, and when others counted more as durable than we did.
+        Raises Retriable if memory starts above that bound, because the files between were not searched. This happens
+        after a loss of memory, when the lane continues at its ceiling, and when other brokers counted more as durable.
         """
         start = self._memory_start(reader)
         if not segments.reach(start.index, reader.trimmed):
-            raise Retriable("the start of the log can't be told: its files were searched too early", "try again")
+            raise Retriable("the start of the log is unknown: its files were searched too early", "try again")
         return start
 
     def _check_unchanged(self, stored: StoredLane, segments: Segments) -> None:
-        """Raise Retriable if the ranges have changed since they were read: files and memory are of two moments then.
+        """Raise Retriable if the ranges changed since they were read: files and memory are then of different moments.
 
-        To be called once everything else is loaded. A lane goes on in memory only after the store has its new range.
+        Call this after everything else is loaded. A lane continues in memory only after the store has its new range.
         """
         self._store.refresh()
         if stored.chain.ranges != segments.chain.ranges:
-            raise Retriable("the ranges of the log changed while they were looked at", "try again")
+            raise Retriable("the ranges of the log changed during the search", "try again")
 
     def _locate(
         self,
@@ -256,15 +256,16 @@ class Positions:
         last: bool = False,
         trims: bool = False,
     ) -> None:
-        """Answer with what depends on a position, and on where the lane starts.
+        """Answer with a message that depends on a position and on the start of the lane.
 
-        If no copy of the start can be read, only a trim goes on: it needs no seq there, and is how to get rid of it.
+        If no copy of the start is readable, only a trim continues. It needs no seq there, and removes the unreadable
+        part.
         """
         check_way(by)
         reader = self._readers.fresh_reader(lane)
         position, stored = reader.position(by, value), reader.stored
         if position is None:
-            raise Retriable("a place can't be told while a sequencer takes over", "try again")
+            raise Retriable("positions are unknown while a sequencer takes over", "try again")
         if stored is None:
             message = answer(reader, self._memory_start(reader), *position)
             if message is not None:
@@ -272,7 +273,7 @@ class Positions:
             return
         segments = self._readers.segments(reader, stored)
         if by == "index" and value < max(reader.trimmed, stored.chain.start):
-            position = KnownPosition(value, None)  # its files may be gone: it is not above all that is there
+            position = KnownPosition(value, None)  # its files may be gone, although the index is below the end
         on_disk = position.index == ON_DISK
 
         def look() -> tuple[FoundBatch | None, FoundBatch | None]:
@@ -286,7 +287,7 @@ class Positions:
 
         def with_positions(found: tuple[FoundBatch | None, FoundBatch | None]) -> m.Message | None:
             index, seq = position
-            if on_disk:  # nothing as young: the end, as far as it is durable
+            if on_disk:  # no batch is as recent: the durable end
                 index, seq = segments.bound, stored.chain.seq_at(segments.bound)
             if found[1] is not None:
                 index, seq = found[1].index, None if found[1].instead else found[1].seq
@@ -306,9 +307,9 @@ class Positions:
         again: Callable[[], None] | None,
         queue: FairJobs | None = None,
     ) -> None:
-        """Run a job on segment files (or in another queue); its result becomes the answer.
+        """Run a job on segment files (or in another queue) and answer with its result.
 
-        `again` asks once more if no copy was good: it may have been trimmed and dropped, or compacted, meanwhile.
+        `again` tries once more if no copy was good: the data may have been trimmed, dropped or compacted meanwhile.
         """
 
         def done(result: object) -> None:
@@ -338,7 +339,7 @@ class Positions:
         reader = self._readers.fresh_reader(ask.lane)
         check_measure(ask, reader.trimmed)
         if (hot := reader.measured(ask.start, ask.stop)) is None:
-            raise Retriable("a span can't be measured while a sequencer takes over", "try again")
+            raise Retriable("the span can't be measured while a sequencer takes over", "try again")
 
         def answer(found: list[Cut]) -> m.PiecesAre:
             return m.PiecesAre(lane=ask.lane, cuts=found)
@@ -351,7 +352,7 @@ class Positions:
         self._answer_later(peer, request, partial(pieces, ask, hot, segments), answer, again)
 
     def _measure_table(self, peer: Peer, request: int, ask: m.Measure, last: bool = False) -> None:
-        """Answer with files of the topic's table; a table that changed meanwhile is asked once more."""
+        """Answer with files of the topic's table. If the table changed meanwhile, try once more."""
         self._readers.fresh_reader(ask.lane)
         check_measure(ask, 0)
         tables, tier = self._readers.tables.reader, self._readers.tier(ask.lane)
@@ -368,7 +369,7 @@ class Positions:
 
 
 def _cold_start(tier: Tier | None, lane: int, hot: FoundBatch) -> FoundBatch:
-    """Where the lane's part in the topic's table starts, if that is below what brokers have; else `hot` itself."""
+    """Return the lane's start in the topic's table if it is below `hot`, the brokers' start; otherwise `hot`."""
     if tier is None or tier.start(lane) >= min(tier.frontier(lane), (hot.index, hot.seq)):
         return hot
     return FoundBatch(*tier.start(lane))

@@ -1,15 +1,16 @@
 """Batches by reference: find the staged batch, copy it into the broker's own log, and stage it like any other.
 
-A staged batch is one of a topic of order 0 or 1, in any broker's lane. It is read as a fetch would read it: from shared
-memory at once, else from segment files on a worker. Of a topic with replicas only what is durable is read. What is
-found must have the size, count and CRC32C that the frame has; then nothing tells it from a batch whose bytes came.
+The staged batch belongs to a topic of order 0 or 1, in any broker's lane. It is read as a fetch would read it: from
+shared memory immediately, otherwise from segment files on a worker. In a topic with replicas only durable batches are
+read. The batch must have the size, count and CRC32C of the frame. After that it is treated like a batch that arrived
+with its bytes.
 
-Order: while a session has a batch here that waits for a file, later batches of that session on the same connection wait
-behind it, those with bytes of their own too. One job at a time reads for a session, and no more than about one frame.
-Credit bounds what waits: it is granted again once a batch is staged or refused (`Credit.staging`).
+Order: while a batch of a session waits for a file, later batches of that session on the same connection wait behind it,
+including those that arrived with their bytes. One job at a time reads for a session, about one frame at most. Credit
+limits the waiting batches: it is granted again once a batch is staged or refused (`Credit.staging`).
 
     received --in memory--> staged or refused
-       `----on disk, or behind one that is--> queue --job--> staged or refused; dropped with its connection
+       `----on disk, or behind such a batch--> queue --job--> staged or refused; dropped with its connection
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from embarcadero.wire.codec import HEADER_BYTES, BatchHeader, BatchReference, Fr
 from embarcadero.wire.messages import Fetch
 
 _HEADER_BYTES: Final = HEADER_BYTES[FrameKind.BATCH]
-_READ_AT_ONCE: Final = 64  # batches that one job reads, at most
+_READ_AT_ONCE: Final = 64  # most batches that one job reads
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A batch that waits for its turn. One without a reference has its bytes in the log already."""
+    """A batch that waits for its turn. Without a reference, its bytes are already in the log."""
 
     header: BatchHeader
     reference: BatchReference | None
@@ -54,7 +55,7 @@ class _Refused(NamedTuple):
 
 
 class _OnDisk(NamedTuple):
-    """A staged batch that left memory: where its files are, and what to ask of them."""
+    """A staged batch that left memory: its files, and the fetch to run on them."""
 
     segments: Segments
     ask: Fetch
@@ -72,28 +73,28 @@ class BatchTaker(Protocol):
     """Takes batches whose bytes are in the log: the broker's admission."""
 
     def take(self, peer: Peer, header: BatchHeader, arrived: Reservation) -> None:
-        """Stage the entry of a whole, right batch."""
+        """Stage the entry of a complete batch."""
         ...
 
     def after_receive(self, peer: Peer) -> None:
-        """Publish what was staged for a client."""
+        """Publish the entries that were staged for a client."""
         ...
 
 
 class References:
-    """Copies staged batches for all connections of one broker. `taker` stages a whole, right batch."""
+    """Copies staged batches for all connections of one broker. `taker` stages the complete batches."""
 
     def __init__(self, taker: BatchTaker, view: BrokerView, readers: LaneReaders, ingest: Ingest) -> None:
         self._taker, self._clock = taker, view.context.env.clock
         self._store, self._readers = view.store, readers
         self._ingest = ingest
         self._queues: dict[Peer, dict[SessionKey, deque[_Waiting]]] = {}
-        self.copied = 0  # batches that were copied, ever
+        self.copied = 0  # total of copied batches
         self.waiting = 0  # batches in all queues
 
     # --- batches come -------------------------------------------------------------------------------------------------
     def received(self, peer: Peer, header: BatchHeader, reference: BatchReference) -> None:
-        """Take a batch by reference that was checked. `header.length` is the size of its payload."""
+        """Take a batch by reference that passed its checks. `header.length` is the size of its payload."""
         if self._queue(peer, header) is None:
             answer = self._look(header, reference)
             if not isinstance(answer, _OnDisk):
@@ -101,10 +102,10 @@ class References:
                 return
         queue = self._enqueue(peer, _Waiting(header, reference, None))
         if queue is not None and len(queue) == 1:
-            self._go_on(peer, SessionKey(header.lane, header.session))
+            self._continue(peer, SessionKey(header.lane, header.session))
 
     def follows(self, peer: Peer, header: BatchHeader, arrived: Reservation) -> bool:
-        """Keep a batch that came with its bytes behind those of its session that wait. False: none waits."""
+        """Queue a batch that arrived with its bytes behind waiting ones of its session. False if none waits."""
         if not self._queues or self._queue(peer, header) is None:
             return False
         if self._enqueue(peer, _Waiting(header, None, arrived)) is None:
@@ -112,7 +113,7 @@ class References:
         return True
 
     def drop(self, peer: Peer) -> None:
-        """Forget what waits for a connection that ends, and give back its room in the log."""
+        """Drop the waiting batches of a connection that ends, and release their log space."""
         for queue in self._queues.pop(peer, {}).values():
             for waiting in queue:
                 self._leave(peer, waiting)
@@ -124,7 +125,7 @@ class References:
         return None if queues is None else queues.get(SessionKey(header.lane, header.session))
 
     def _enqueue(self, peer: Peer, waiting: _Waiting) -> deque[_Waiting] | None:
-        """Put a batch behind the others of its session. None: too many wait, and it was refused."""
+        """Queue a batch behind the others of its session. None: too many wait, and it was refused."""
         queues = self._queues.setdefault(peer, {})
         if sum(map(len, queues.values())) >= REFERENCES_WAITING_MAX:
             peer.refuse(waiting.header, Outcome.BACKPRESSURE)
@@ -139,9 +140,9 @@ class References:
         self.waiting -= 1
         peer.credit.staging -= waiting.cost
 
-    # --- and go -------------------------------------------------------------------------------------------------------
-    def _go_on(self, peer: Peer, session: SessionKey) -> None:
-        """Stage or refuse what is at the head of a queue, up to a batch that has to be read from files."""
+    # --- the queues ---------------------------------------------------------------------------------------------------
+    def _continue(self, peer: Peer, session: SessionKey) -> None:
+        """Stage or refuse batches from the head of a queue, until a batch must be read from files."""
         queue = self._queues[peer][session]
         while queue:
             waiting = queue[0]
@@ -160,25 +161,25 @@ class References:
             del self._queues[peer]
 
     def _read(self, peer: Peer, session: SessionKey, queue: deque[_Waiting], head: _OnDisk) -> bool:
-        """Have the head of a queue read on a worker, with those behind it that are in files too. False: not now."""
-        parts, room = [head], self._ingest.frame_bytes_max - queue[0].header.length
+        """Read the head of a queue on a worker, with the following batches that are in files too. False: not now."""
+        parts, budget = [head], self._ingest.frame_bytes_max - queue[0].header.length
         for waiting in list(queue)[1:_READ_AT_ONCE]:
-            room -= waiting.header.length
-            answer = None if waiting.reference is None or room < 0 else self._look(waiting.header, waiting.reference)
+            budget -= waiting.header.length
+            answer = None if waiting.reference is None or budget < 0 else self._look(waiting.header, waiting.reference)
             if not isinstance(answer, _OnDisk):
                 break
             parts.append(answer)
         try:
-            done = partial(self._came, peer, session, queue)
+            done = partial(self._read_done, peer, session, queue)
             self._readers.disks.run(peer.number, partial(_read_all, parts), done)
         except TooMany:
             return False
         return True
 
-    def _came(
+    def _read_done(
         self, peer: Peer, session: SessionKey, queue: deque[_Waiting], results: list[FetchResult | Exception]
     ) -> None:
-        """Stage or refuse what a job has read, unless the connection is gone."""
+        """Stage or refuse the batches that a job read, unless the connection is closed."""
         if peer.closing or self._queues.get(peer, {}).get(session) is not queue:
             return
         unknown: Exception | None = None
@@ -192,7 +193,7 @@ class References:
                     answer = _judged(header, reference, result)
                 self._end(peer, header, answer)
                 self._leave(peer, queue.popleft())
-            self._go_on(peer, session)
+            self._continue(peer, session)
         except EmbarcaderoError as error:
             peer.hang_up(error)
         self._taker.after_receive(peer)
@@ -218,7 +219,7 @@ class References:
 
     # --- finding ------------------------------------------------------------------------------------------------------
     def _look(self, header: BatchHeader, reference: BatchReference) -> _Answer | _OnDisk:
-        """Find a staged batch, as far as that can be told without a disk."""
+        """Find a staged batch without using a disk."""
         try:
             if not self._is_of_topic(reference):
                 self._store.refresh()  # its lane may be new
@@ -237,25 +238,25 @@ class References:
                 segments = self._readers.segments(reader, reader.stored, found.tail_index)
                 return _OnDisk(segments, found.elsewhere)
             if found is not None and found.empty and reader.ordered() == reference.index:
-                return _refused(ReferenceFault.GONE)  # the lane ends there, and nothing that was acked is at its end
+                return _refused(ReferenceFault.GONE)  # the lane ends there, and no acked batch is at or above its end
         except FuturePosition:
             return _refused(ReferenceFault.GONE)
         except UnknownTopic:
             return _refused(ReferenceFault.ANOTHER_TOPIC)
         except EmbarcaderoError:
-            return _LATER  # the store is away, or its disk fails
+            return _LATER  # the store is unavailable, or its disk fails
         return _LATER if found is None else _judged(header, reference, found)
 
     def _is_of_topic(self, reference: BatchReference) -> bool:
-        """Whether the lane is one of the topic that the reference names: another topic of that name has another id."""
+        """Return whether the lane belongs to the referenced topic. A new topic of the same name has another id."""
         lane = self._store.broker_lanes.get(reference.lane)
         topic = None if lane is None else self._store.lanes.get(lane.topic)
         return topic is not None and topic.id == reference.topic_id
 
 
 def _judged(header: BatchHeader, reference: BatchReference | None, found: FetchResult) -> _Answer:
-    """Return the payload if it is the one that the frame speaks of; its bytes were checked against its entry."""
-    if not found.payloads:  # without a gap: it is not durable yet, or was overtaken while it was looked for
+    """Return the payload if it is the batch of the frame. Its bytes were checked against its entry before."""
+    if not found.payloads:  # no gap: the batch is not durable yet, or was overwritten during the search
         return _LATER if found.gap is None else _refused(ReferenceFault.GONE)
     entry, payload = found.entries[0], found.payloads[0]
     seen = tuple(int(entry[name]) for name in ("kind", "size", "count", "crc", "index"))
@@ -265,7 +266,7 @@ def _judged(header: BatchHeader, reference: BatchReference | None, found: FetchR
 
 
 def _read_all(parts: list[_OnDisk]) -> list[FetchResult | Exception]:
-    """Read staged batches from their files; one that can't be read does not keep the others back."""
+    """Read staged batches from their files. An unreadable one does not delay the others."""
     results: list[FetchResult | Exception] = []
     for segments, ask in parts:
         try:

@@ -1,7 +1,7 @@
-"""The broker's asyncio driver: sockets in and out, and a poll loop that sleeps when idle. It decides nothing.
+"""The broker's asyncio driver: sockets in and out, and a poll loop that sleeps when idle. It has no logic of its own.
 
-Told to stop, a broker leaves in order: it stops listening, settles what it took (for a bounded time), ends its half of
-every connection so that no ack is lost on the way, and waits a moment for its clients to hang up.
+Asked to stop, a broker leaves in this order. It stops listening and settles the batches it took, for a bounded time. It
+then ends its half of every connection so that no ack in transit is lost, and waits a moment for its clients to hang up.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class WakingBell(Protocol):
 
 
 class Left(NamedTuple):
-    """How a broker left: what it settled after it was told to stop, and what it could not."""
+    """How a broker left: how much it settled after the request to stop, and how much it could not settle."""
 
     settled: int
     unsettled: int
 
 
 class Live(set["BrokerProtocol"]):
-    """All protocols that have a transport; and those of them that have something to write."""
+    """All protocols that have a transport, and which of them have output to write."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Live(set["BrokerProtocol"]):
         self._polling = self._poll_planned = False
 
     def poll(self) -> bool:
-        """A pass of the broker; what it has to say is written at once. True if there may be more to do."""
+        """Run a pass of the broker and write its output immediately. True if there may be more work."""
         self._polling = True
         try:
             more = self._broker.poll(self._flush)
@@ -53,11 +53,11 @@ class Live(set["BrokerProtocol"]):
         return more
 
     def rung(self) -> bool:
-        """The same in the middle of a sleep; True if that is to end."""
+        """Run a pass when the bell rings during a sleep. True ends the sleep."""
         return self.poll() or self._broker.deposed
 
     def poll_soon(self) -> None:
-        """Try the fetches and requests that wait, once, after all that the loop has to do now."""
+        """Retry waiting fetches and requests once, after the current work of the event loop."""
         if not self._poll_planned:
             self._poll_planned = True
             asyncio.get_running_loop().call_soon(self._poll_planned_now)
@@ -68,7 +68,7 @@ class Live(set["BrokerProtocol"]):
             self.poll()
 
     def plan(self, protocol: BrokerProtocol) -> None:
-        """Have a protocol write, soon."""
+        """Schedule a protocol to write soon."""
         self._planned.append(protocol)
         if len(self._planned) == 1 and not self._polling:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -80,17 +80,17 @@ class Live(set["BrokerProtocol"]):
 
 
 class BrokerProtocol(asyncio.BufferedProtocol):
-    """Moves bytes between a socket and a Connection. Payloads go from the kernel straight into the broker's log."""
+    """Moves bytes between a socket and a Connection. Payloads go from the kernel directly into the broker's log."""
 
     def __init__(self, broker: Broker, live: Live) -> None:
         self._broker, self._live_protocols = broker, live
-        self._said_goodbye = False
+        self._half_closed = False
         self._connection: Connection | None = None
         self._transport: asyncio.Transport | None = None
         self._descriptor = -1
         self._hello_timer: asyncio.TimerHandle | None = None
         self._flush_planned = False
-        self._unread = self._paused = False  # the peer does not read; we do not read from it
+        self._unread = self._paused = False  # the peer does not read; the broker does not read from the peer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
@@ -102,15 +102,15 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         self._connection = self._broker.connect(carrier)
         most = self._broker.settings.max_connections
         if len(self._broker.peers) > most:
-            problem = f"this broker has all the connections it may have ({most})"
-            self._connection.hang_up(TooMany(problem, "close some, or try another broker"))
+            problem = f"this broker has reached its maximum of {most} connections"
+            self._connection.hang_up(TooMany(problem, "close some, or use another broker"))
         patience_s = self._broker.settings.hello_timeout_s
         self._hello_timer = asyncio.get_running_loop().call_later(patience_s, self._check_hello)
 
     def _check_hello(self) -> None:
         if self._connection is not None and not self._connection.peer.greeted and self._transport is not None:
             if not self._connection.peer.closing:
-                self._connection.note_end(ProtocolError("no hello in time"))
+                self._connection.note_end(ProtocolError("the client sent no hello in time"))
             self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's signature
@@ -121,7 +121,7 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         connection.received(nbytes)
         self.flush()
         if connection.stopped:
-            self._live_protocols.poll_soon()  # it may go on now
+            self._live_protocols.poll_soon()  # it may be able to resume now
 
     def _live(self) -> Connection:
         if self._connection is None:
@@ -134,9 +134,9 @@ class BrokerProtocol(asyncio.BufferedProtocol):
             self._live_protocols.plan(self)
 
     def flush(self) -> None:
-        """Write what the connection has to say."""
+        """Write the connection's output."""
         self._flush_planned = False
-        if self._connection is None or self._transport is None or self._said_goodbye or self._transport.is_closing():
+        if self._connection is None or self._transport is None or self._half_closed or self._transport.is_closing():
             return
         if output := self._connection.peer.take_output():
             write_frames(self._transport, self._descriptor, output)
@@ -144,13 +144,13 @@ class BrokerProtocol(asyncio.BufferedProtocol):
             self._transport.abort()
         elif self._connection.peer.closing:
             self._transport.close()
-            patience_s = self._broker.settings.hello_timeout_s  # for the peer to read why
+            patience_s = self._broker.settings.hello_timeout_s  # time for the peer to read the error
             asyncio.get_running_loop().call_later(patience_s, self._transport.abort)
         else:
             self._pause_or_resume()
 
     def _pause_or_resume(self) -> None:
-        """Read from the socket, unless the peer does not read: answers to what it asks would only wait here."""
+        """Read from the socket unless the peer does not read: answers to further requests would only wait here."""
         if self._connection is None or self._transport is None or self._transport.is_closing():
             return
         paused = self._unread or self._connection.stopped
@@ -161,24 +161,24 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         self._paused = paused
 
     def say_goodbye(self) -> None:
-        """End our half: the client reads all that was sent to it, and then hangs up."""
+        """End the broker's half: the client reads all remaining output, then hangs up."""
         self.flush()
         if self._connection is not None and self._transport is not None and not self._transport.is_closing():
-            self._said_goodbye = self._connection.peer.closing = True
+            self._half_closed = self._connection.peer.closing = True
             self._transport.write_eof()
 
     def hang_up(self) -> None:
-        """End the connection as it is."""
+        """Close the transport."""
         if self._transport is not None:
             self._transport.close()
 
     def pause_writing(self) -> None:
-        """The peer does not read."""
+        """Pause reading: the peer does not read."""
         self._unread = True
         self._pause_or_resume()
 
     def resume_writing(self) -> None:
-        """The peer reads again. Fetches and requests that waited for this are tried at once."""
+        """Resume after the peer reads again, and retry waiting fetches and requests soon."""
         self._unread = False
         self._pause_or_resume()
         self._live_protocols.poll_soon()
@@ -197,12 +197,12 @@ class BrokerProtocol(asyncio.BufferedProtocol):
 
 
 def _address(peer: object) -> str:
-    """A peer's address, as people write it."""
+    """Format a peer's address as host:port."""
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
 
 
 async def serve_broker(broker: Broker, sock: socket.socket, bell: WakingBell, stop: asyncio.Event) -> Left | None:
-    """Serve until told to stop, or until another incarnation has replaced this broker (None)."""
+    """Serve until asked to stop, or until another incarnation has replaced this broker (None)."""
     loop, idle_wait_s = asyncio.get_running_loop(), broker.settings.idle_wait_ms / 1_000
     live = Live(broker)
     server = await loop.create_server(lambda: BrokerProtocol(broker, live), sock=sock)
@@ -212,7 +212,7 @@ async def serve_broker(broker: Broker, sock: socket.socket, bell: WakingBell, st
             await bell.wait(0 if more else idle_wait_s, live.rung)
         server.close()
         if broker.deposed:
-            broker.journal.warn("deposed", reason="it was taken for dead, or replaced")
+            broker.journal.warn("deposed", reason="declared dead, or replaced")
             return None
         return await _leave(broker, bell, live)
     finally:
@@ -222,7 +222,7 @@ async def serve_broker(broker: Broker, sock: socket.socket, bell: WakingBell, st
 
 
 async def _leave(broker: Broker, bell: WakingBell, live: Live) -> Left:
-    """Settle what was taken; then part from all clients."""
+    """Settle the batches taken so far, then close all connections."""
     loop, idle_wait_s = asyncio.get_running_loop(), broker.settings.idle_wait_ms / 1_000
     connections, give_up = len(live), loop.time() + SETTLE_S_MAX
     settled, came, quiet = broker.unanswered, broker.taken, False
@@ -238,6 +238,6 @@ async def _leave(broker: Broker, bell: WakingBell, live: Live) -> Left:
     give_up = loop.time() + GOODBYE_S_MAX
     while live and loop.time() < give_up:
         await bell.wait(idle_wait_s)
-    tell = broker.journal.warn if left.unsettled else broker.journal.note
-    tell("left", connections=connections, settled=left.settled, unsettled=left.unsettled)
+    log = broker.journal.warn if left.unsettled else broker.journal.note
+    log("left", connections=connections, settled=left.settled, unsettled=left.unsettled)
     return left

@@ -1,1 +1,1 @@
-"""The replica role: follows lanes, keeps ranges on disk, counts what is durable. See README.md."""
+"""The replica role: follows lanes, keeps ranges on disk, reports how far they are durable. See README.md."""

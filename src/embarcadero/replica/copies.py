@@ -1,12 +1,13 @@
-"""A replica's copies of ranges, and how they grow: taken from the fabric, appended, synced, and only then counted.
+"""A replica's copies of ranges: entries are read from the fabric, appended, synced, and only then reported.
 
 The order of loads is the safety argument: ordered frontier, entries, payload copies (each checked against its chunk and
-its checksum), fence, and last of all whether the writer of the order may still be believed: no later epoch is open, or,
-for a lane of a broker, no sequencer counts that incarnation as closed. Only then is anything appended. So whatever is
-in a replica's files is in the one order, whichever sequencer takes over. The durable line moves after the sync.
+its checksum), fence, and last whether the writer of the order is still valid. A sequencer is valid if no later epoch is
+open. The writer of a broker's lane is valid if no sequencer counts that incarnation as closed. Only then is anything
+appended. Everything in a replica's files is therefore in the one order, whichever sequencer takes over. The durable
+line moves after the sync.
 
-`Health` has the troubles of the disk: a copy that cannot be written stops counting, and is tried again later.
-`ReplicaCounters` are plain numbers, touched once per commit or per piece of repair.
+`Health` tracks disk trouble: a copy that cannot be written stops counting, and is retried later. `ReplicaCounters` are
+plain numbers, updated once per commit or per piece of repair.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def trouble_of(error: Exception) -> Trouble:
-    """Which trouble an error of the disk means."""
+    """Return the kind of trouble that a disk error means."""
     if isinstance(error, DiskFull):
         return Trouble.DISK_FULL
     if isinstance(error, BadSegment):
@@ -69,33 +70,33 @@ def trouble_of(error: Exception) -> Trouble:
 
 
 @dataclass(slots=True)
-class _Ill:
+class _CopyTrouble:
     trouble: Trouble
     retry_us: int
     wait_us: int
 
 
 class Health:
-    """What is wrong with which copy; together they are the health word that others see."""
+    """The trouble of each copy. All of it together is the published health word."""
 
     def __init__(self, word: FrontierWriter, journal: Journal) -> None:
         self._word, self._journal = word, journal
-        self._ill: dict[RangeKey, _Ill] = {}
+        self._ill: dict[RangeKey, _CopyTrouble] = {}
         self._lacking = False
-        self.reason = ""  # of the last trouble
+        self.reason = ""  # of the latest trouble
 
     @property
     def trouble(self) -> Trouble:
-        """What is wrong now."""
+        """All current trouble."""
         return Trouble(self._word.value)
 
     def may_try(self, tags: RangeKey, now_us: int) -> bool:
-        """Whether a copy is well, or it is time to try again."""
+        """Return whether a copy is healthy, or due for a retry."""
         ill = self._ill.get(tags)
         return ill is None or now_us >= ill.retry_us
 
     def failed(self, tags: RangeKey, error: Exception, doing: str, now_us: int) -> None:
-        """Something failed: this copy counts no further until it succeeds."""
+        """Record a failed operation. The copy reports no progress until the operation succeeds."""
         before, found = self._ill.get(tags), trouble_of(error)
         self.reason = str(error)
         if before is None or before.trouble != found:
@@ -103,22 +104,22 @@ class Health:
                 "disk trouble", trouble=found.name, doing=doing, lane=tags[0], range=tags[1], reason=self.reason
             )
         wait_us = min(2 * before.wait_us, _RETRY_US_MAX) if before else _RETRY_US_FIRST
-        self._ill[tags] = _Ill(found, now_us + wait_us, wait_us)
+        self._ill[tags] = _CopyTrouble(found, now_us + wait_us, wait_us)
         self._publish()
 
     def worked(self, tags: RangeKey) -> None:
-        """It succeeded, or the copy is gone."""
+        """Clear a copy's trouble after a success, or when the copy is removed."""
         if (ill := self._ill.pop(tags, None)) is not None:
             self._journal.note("disk trouble is over", was=ill.trouble.name, lane=tags[0], range=tags[1])
             self._publish()
 
     def keep(self, tags: set[RangeKey]) -> None:
-        """All others are not ours any more: what was wrong with them never succeeds, and is over."""
+        """Clear the trouble of all other copies, which this replica no longer has."""
         for gone in self._ill.keys() - tags:
             self.worked(gone)
 
     def lacking(self, now: bool) -> None:
-        """Whether copies are damaged or incomplete, and being repaired."""
+        """Record whether copies are damaged or incomplete, and in repair."""
         if now != self._lacking:
             self._lacking = now
             self._publish()
@@ -132,44 +133,44 @@ class Health:
 
 
 class Copy:
-    """The copy of one range. What the store says about the range is in `range_`; the files are behind `log`."""
+    """The copy of one range. `range_` is the range's record in the store; `log` has the files."""
 
     def __init__(self, range_: Range, log: RangeLog) -> None:
         self.range_, self.log = range_, log
         self.tags = range_.key
-        self.behind = False  # what follows left the fabric: another replica's files have it
+        self.behind = False  # the next entries left the fabric: another replica's files have them
         self.syncing = False
-        self.reading = False  # a piece of another replica's files is on its way
-        self.scrubbing = False  # its old files are looked through; more may be appended and synced
+        self.reading = False  # a worker reads a piece of another replica's files
+        self.scrubbing = False  # a worker scrubs its old files; appends and syncs may continue
         self.unsynced_bytes = 0  # appended since the last sync began
-        self.complete = False  # sealed, and all of it is here, synced
-        self.reported = 0  # how far the range was durable when we last rang the brokers that wait for it
+        self.complete = False  # sealed, completely copied and synced
+        self.reported = 0  # how far the range was durable when this replica last rang the waiting brokers
 
     @property
     def busy(self) -> bool:
-        """Whether a worker has it: its files are not to be cut, sealed or closed now."""
+        """Whether a worker uses the copy: its files must not be cut, sealed or closed now."""
         return self.syncing or self.reading or self.scrubbing
 
     @property
     def doubtful(self) -> bool:
-        """A sync failed: only what was synced before is to be trusted."""
+        """Whether a sync failed: only data that was synced before is trusted."""
         return self.log.failed
 
     @property
     def in_place(self) -> Damage | None:
-        """The first damage that is to be repaired where it is; a damaged tail is appended anew instead."""
+        """The first damage to repair in place. A damaged tail is appended again instead."""
         found = [damage for damage in self.log.damage if damage.kind is not DamageKind.TAIL]
         return min(found, key=lambda damage: damage.first, default=None)
 
     @property
     def whole(self) -> bool:
-        """Nothing that it once had is damaged."""
+        """Whether no part that the copy once had is damaged."""
         return not self.log.damage and not self.log.failed
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaContext:
-    """What the parts of one replica incarnation share."""
+    """State that the parts of one replica incarnation share."""
 
     env: Env
     fabric: Fabric
@@ -177,8 +178,8 @@ class ReplicaContext:
     disk: Disk
     member: ReplicaMember
     config: Config
-    lines: TaggedWriter  # our durable lines
-    all_lines: DurableLines  # those of all replicas
+    lines: TaggedWriter  # this incarnation's durable lines
+    all_lines: DurableLines  # the lines of all replicas
     leader: LeaderView
     health: Health
     counters: ReplicaCounters
@@ -187,7 +188,7 @@ class ReplicaContext:
     def create(
         env: Env, fabric: Fabric, directory: Directory, disk: Disk, member: ReplicaMember, config: Config
     ) -> ReplicaContext:
-        """Begin an incarnation: its durable lines are there, and empty."""
+        """Start an incarnation with an empty table of durable lines."""
         lines = create_durable(fabric, member.ref)
         return ReplicaContext(
             env,
@@ -205,38 +206,38 @@ class ReplicaContext:
 
 
 class Commits:
-    """Appends, and group commit: whatever was appended while the disk was busy is synced at once."""
+    """Appends, and group commit: one sync covers everything that was appended while the disk was busy."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._fabric, self._steps, self._clock = context.fabric, context.env.steps, context.env.clock
         self.lines, self._all_lines, self._workers = context.lines, context.all_lines, context.env.workers
         self._health, self._counters = context.health, context.counters
-        self._files_missed = False  # files of a copy are not where they were
-        self._news = False  # something became durable
+        self._files_missed = False  # files of a copy are missing
+        self._news = False  # records became durable
         self._unmarked: list[Copy] = []
-        self._lone: list[Copy] = []  # copies of which one entry alone was synced
+        self._lone: list[Copy] = []  # copies whose last sync had a single entry
 
     def take_missed(self) -> bool:
-        """Whether files of a copy were not where they should be, since the last call."""
+        """Return whether files of a copy were missing since the last call."""
         missed, self._files_missed = self._files_missed, False
         return missed
 
     def take_news(self) -> bool:
-        """Whether something became durable since the last call."""
+        """Return whether records became durable since the last call."""
         news, self._news = self._news, False
         return news
 
     def take_late(self, me: ReplicaRef) -> Iterator[ReplicaRef]:
-        """The replicas that wait for us to wake them, after each sync of one entry alone."""
+        """Yield the replicas that this one must wake, after each sync of a single entry."""
         while self._lone:
             yield from self._late(self._lone.pop(), me)
 
     def may_try(self, copy: Copy, now_us: int) -> bool:
-        """Whether the disk took this copy's last write, or it is time to try again."""
+        """Return whether the disk took this copy's last write, or a retry is due."""
         return self._health.may_try(copy.tags, now_us)
 
     def append(self, copy: Copy, entries: Entries, payloads: Sequence[Part]) -> bool:
-        """Write entries and payloads at the end of a copy; False when the disk did not take them."""
+        """Write entries and payloads at the end of a copy. False if the disk did not take them."""
         try:
             copy.log.append(entries, payloads)
         except EmbarcaderoError as error:
@@ -246,7 +247,7 @@ class Commits:
         return True
 
     def roll(self, copy: Copy, now_us: int) -> None:
-        """Begin the next segment of a copy if the last one is old, so that retention by age can drop it."""
+        """Start a new segment if the last one is old, so that retention by age can drop it."""
         if copy.busy or not self.may_try(copy, now_us):
             return
         try:
@@ -255,7 +256,7 @@ class Commits:
             self._failed(copy, error, "roll")
 
     def sync(self, copy: Copy) -> None:
-        """Have what was appended synced, unless that is under way."""
+        """Sync the appended data, unless a sync is running."""
         if not copy.syncing and not copy.doubtful and copy.log.dirty:
             copy.syncing, copy.unsynced_bytes = True, 0
             done = partial(self._synced, copy, copy.log.synced, self._clock.now_us())
@@ -277,21 +278,21 @@ class Commits:
         self._counters.sync_us.add(self._clock.now_us() - began_us)
 
     def published(self, copy: Copy) -> int | None:
-        """How far the durable line of a copy goes; None if it has none."""
+        """Return the durable line of a copy, or None if it has none."""
         return self.lines.value(copy.tags) if copy.tags in self.lines else None
 
     def publish(self, copy: Copy) -> None:
-        """Publish how far a copy is on disk, if it is one that counts."""
+        """Publish how far a copy is synced, if the copy counts."""
         if copy.tags in self.lines and copy.whole and copy.log.synced > self.lines.value(copy.tags):
             self.lines.set(copy.tags, copy.log.synced)
             self._news |= self._is_news(copy)
             self._steps.at(Step.REPLICA_LINE)
 
     def _is_news(self, copy: Copy) -> bool:
-        """Whether more of the range is durable than when we last reported it.
+        """Return whether more of the range is durable than last reported.
 
-        Of replicas that sync the same entries, those that come too early or too late wake no broker: each looks at the
-        lines of all when its own is out, so the one that makes enough of them sees that, or another one did before.
+        Replicas that sync the same entries do not all wake the brokers. Each one reads all lines after publishing its
+        own. The replica whose line completes the required number sees that, unless an earlier one saw it already.
         """
         if copy.range_.durable_on <= 1:
             return True
@@ -301,7 +302,7 @@ class Commits:
         return more
 
     def _late(self, copy: Copy, me: ReplicaRef) -> list[ReplicaRef]:
-        """The replicas that wait for one of the first to wake them, if we are one of those, and they lag."""
+        """Return the lagging replicas that this one must wake, if it is among the first that are woken."""
         range_, first = copy.range_, first_woken(copy.range_)
         if len(first) == len(range_.replicas) or me not in first:
             return []
@@ -310,7 +311,7 @@ class Commits:
         return [ref for ref, line in others if line is None or line < copy.log.synced]
 
     def mark(self) -> None:
-        """Note in the files how far they are synced, when all brokers that wait for that have been woken."""
+        """Record in the files how far they are synced, after the waiting brokers were woken."""
         while self._unmarked:
             self._unmarked.pop().log.note_mark()
 
@@ -321,40 +322,40 @@ class Commits:
 
 
 COMMIT_BYTES_MAX: Final = 16 * MIB
-"""Payloads that one commit takes, of all lanes; a batch always fits."""
+"""Payload bytes that one commit takes, over all lanes. A batch always fits."""
 
 _LOW: Final = 0xFFFF_FFFF
 COMMIT_ENTRIES_MAX: Final = 4_096
-"""Entries that one commit takes of one lane."""
+"""Entries that one commit takes from one lane."""
 
 
 class Take(NamedTuple):
-    """What one lane has for the next commit."""
+    """The entries of one lane for the next commit."""
 
     copy: Copy
     entries: Entries
-    payloads: list[bytes]  # one per entry; empty for entries without a payload
+    payloads: list[bytes]  # one per entry; empty for an entry without a payload
     size: int
-    writer: int  # who ordered it: the region handle of a broker incarnation, or one of the two below
+    writer: int  # who ordered the entries: a broker incarnation's region handle, or one of the two constants below
 
 
 BY_SEQUENCER: Final = -1
 BY_STORE: Final = -2
-"""The lane is closed: the store has its end, and no writer needs to be asked."""
+"""The lane is closed: the store has its end, and no writer needs to be checked."""
 
 
 class BrokerRegions:
-    """Regions of brokers: payloads, order rings of lanes of their own, and whether they wait for durable lines."""
+    """Regions of brokers: payloads, order rings of their own lanes, and whether they wait for durable lines."""
 
     def __init__(self, fabric: Fabric, refresh: Callable[[], None]) -> None:
         self._fabric = fabric
         self._logs = BrokerLogs(fabric, refresh)
-        self._waiting: dict[str, FrontierReader] = {}  # by folder of a live incarnation
+        self._waiting: dict[str, FrontierReader] = {}  # by region prefix of a live incarnation
         self._lanes: dict[int, TopicLane] = {}
         self._rings: dict[int, RingReader] = {}
 
     def update(self, members: list[Member], lanes: list[TopicLane]) -> None:
-        """Take note of all brokers, and of their lanes."""
+        """Update the known brokers and their lanes."""
         self._logs.update(members)
         live = [member.region_prefix for member in members if member.state is MemberState.LIVE]
         self._waiting = {folder: word for folder, word in self._waiting.items() if folder in live}
@@ -368,24 +369,27 @@ class BrokerRegions:
             del self._rings[number]
 
     def lane(self, number: int) -> TopicLane | None:
-        """A lane of a broker, as the store has it."""
+        """Return the record of a broker's lane in the store."""
         return self._lanes.get(number)
 
     def ring(self, number: int) -> RingReader | None:
-        """The order ring of a lane of a broker, while its region is there."""
+        """Return the order ring of a broker's lane, while its region exists."""
         ring, lane = self._rings.get(number), self._lanes.get(number)
         if ring is None and lane is not None and (regions := attach_unless_removed(self._fabric, lane.region)):
             ring = self._rings[number] = RingReader(regions[0], ORDER)
         return ring
 
     def payload(self, handle: int, location: int, size: int, crc: int) -> bytes | None:
-        """A copy of a payload with the right checksum; None when it left memory."""
+        """Copy a payload and check its checksum. None if it left memory."""
         log = self._logs.of(handle)
         payload = None if log is None else log.copy(location, size)
         return payload if payload is not None and payload_crc(payload) == crc else None
 
     def ring_waiting(self, bell: Doorbell) -> None:
-        """Wake brokers that wait for durable lines. Ours were flushed before; they say that they wait, then look."""
+        """Wake brokers that wait for durable lines.
+
+        This replica flushed its lines before. A broker announces that it waits before it reads the lines.
+        """
         self._fabric.fence()
         for folder, waiting in self._waiting.items():
             if waiting.load():
@@ -399,27 +403,27 @@ class _OrderSource(NamedTuple):
 
 
 class Follower:
-    """Reads order rings and broker logs for all copies that follow."""
+    """Reads order rings and broker logs for all copies of open ranges."""
 
     def __init__(self, leader: LeaderView, brokers: BrokerRegions) -> None:
         self._leader, self._brokers = leader, brokers
 
     def ordered(self, lane: int) -> int | None:
-        """How far a lane is ordered, for metrics; None while that is not known."""
+        """Return how far a lane is ordered, for metrics. None if unknown."""
         source = self._source(lane)
         return None if source is None else source.ordered
 
     def take(self, copies: list[Copy]) -> list[Take]:
-        """What these copies lack and may append now."""
-        room, takes = COMMIT_BYTES_MAX, []
+        """Return the entries that these copies lack and may append now."""
+        budget, takes = COMMIT_BYTES_MAX, []
         for copy in copies:
-            if room > 0 and (found := self._gather(copy, room)) is not None:
+            if budget > 0 and (found := self._gather(copy, budget)) is not None:
                 takes.append(found)
-                room -= found.size
+                budget -= found.size
         if not takes:
             return takes
         self._leader.steps.at(Step.REPLICA_LOADED)
-        takes = self._believed(takes)
+        takes = self._still_valid(takes)
         if takes:
             self._leader.steps.at(Step.REPLICA_CHECKED)
         return takes
@@ -435,7 +439,7 @@ class Follower:
             return _OrderSource(ring, lane_is.end, BY_STORE)
         return _OrderSource(ring, ring.frontier.load(), lane_is.handle)
 
-    def _gather(self, copy: Copy, room: int) -> Take | None:
+    def _gather(self, copy: Copy, budget: int) -> Take | None:
         source, start = self._source(copy.range_.lane), copy.log.end
         if source is None or source.ordered <= start:
             return None
@@ -443,14 +447,14 @@ class Follower:
             return self._gather_one(copy, source, start)
         stop = min(source.ordered, start + min(COMMIT_ENTRIES_MAX, source.ring.slots))
         entries = source.ring.read(start, stop)
-        payloads, size = self._payloads(entries, room)
+        payloads, size = self._payloads(entries, budget)
         if not payloads:
-            copy.behind = True  # the slot or the payload is gone: enough others had it on disk
+            copy.behind = True  # the slot or the payload left memory: enough other replicas had it on disk
             return None
         return Take(copy, entries[: len(payloads)], payloads, size, source.writer)
 
     def _gather_one(self, copy: Copy, source: _OrderSource, index: int) -> Take | None:
-        """The same for a single entry, in plain numbers: a publisher waits for just this one."""
+        """Do the same for a single entry without arrays: a publisher waits for just this one."""
         line = source.ring.line(index)
         size, origin_crc = line[5] & _LOW, line[6]
         whole = line[0] == index and line[7] >> 32 == fold_line(line)
@@ -463,15 +467,15 @@ class Follower:
         entry = np.frombuffer(LINE.pack(*line), dtype=ORDER)
         return Take(copy, entry, [payload], size, source.writer)
 
-    def _payloads(self, entries: Entries, room: int) -> tuple[list[bytes], int]:
-        """Copies of payloads until the room runs out or one is gone."""
+    def _payloads(self, entries: Entries, budget: int) -> tuple[list[bytes], int]:
+        """Copy payloads until the byte limit is reached or one left memory."""
         payloads: list[bytes] = []
         taken = 0
         names = ("size", "origin", "location", "crc")
         for size, origin, location, crc in zip(*(entries[name].tolist() for name in names), strict=True):
             payload: bytes | None = b""
             if size:
-                if taken + size > room and payloads:
+                if taken + size > budget and payloads:
                     break
                 payload = self._brokers.payload(origin, location, size, crc)
             if payload is None:
@@ -480,8 +484,8 @@ class Follower:
             taken += size
         return payloads, taken
 
-    def _believed(self, takes: list[Take]) -> list[Take]:
-        """Takes whose writers may still be believed. Everything they rest on was loaded before."""
+    def _still_valid(self, takes: list[Take]) -> list[Take]:
+        """Return the entries whose writers are still valid. All their data was loaded before."""
         if len(takes) == 1 and takes[0].writer == BY_SEQUENCER:
             return takes if self._leader.may_act() else []
         known = {BY_STORE: True}

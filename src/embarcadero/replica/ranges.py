@@ -1,24 +1,25 @@
-"""Which ranges this replica has, and which it must have.
+"""The ranges that this replica has, and the ones it must have.
 
-An open range that names this incarnation is followed. An open range that names an earlier incarnation with this very
-disk is kept as it is, and how far it goes is told: after a loss of the fabric these are the replies by which the lane's
-end is found. One that names another disk of the same number says nothing: the records were on a disk that is gone. Once
-the end is known it is filled again, so that there are enough copies to seal it. A sealed range is cut above its end and
-completed from other replicas' files. What is no more ours is removed.
+An open range that names this incarnation is followed. An open range that names an earlier incarnation with this disk is
+kept unchanged, and its end is published: after a loss of the fabric, these lines determine the lane's end. For an open
+range that names another disk of the same replica number, this replica publishes nothing, because the records were on a
+lost disk. Once the end is known, the range is copied again, so that enough copies exist to seal it. A sealed range is
+cut at its end and completed from other replicas' files. Ranges that no longer belong here are removed.
 
-Ranges that shall be on another disk: sealed ones of a replica that is drained or dead, and all of a wiped disk.
+Some ranges must move to another disk: sealed ones of a drained or dead replica, and all ranges of a wiped disk.
 
 Each replica looks for sealed ranges that name a replica which is drained, or which has been dead for
-`placement.replace_after_s` by its own clock. It takes those for which the usual choice falls on itself: it copies the
-range from peers, and once the whole copy is synced here, the range's record in the store names this replica instead.
+`placement.replace_after_s` by the local clock. It takes those for which the usual choice selects this replica: it
+copies the range from peers. Once the whole copy is synced here, the store's record names this replica instead.
 
-A few ranges are copied at a time. If no replica's files have the records of one, and nothing of it is here, the replica
-drops it and tries again later, first soon and then rarely, so that the other ranges get their turn. A copy that has
-some records stays: they may be the last ones there are. While no source has the rest it does not count among the few.
+A few ranges are copied at a time. If no replica's files have the records of one, and this replica has none of them, it
+drops the range and retries later, first soon and then rarely, so that other ranges make progress. A copy that has some
+records stays: they may be the last ones in existence. While no source has its missing records, it does not count among
+the few.
 
-An open range that names a disk of ours which is gone is copied when the sequencer, recovering its lane, says where it
-ends: it is sealed only when enough disks have it, and perhaps too few others are left. How far such a copy goes is no
-reply to the question where the range ends; the sequencer knows by the disk's id.
+An open range that names a lost disk of this replica is copied when the sequencer, while recovering its lane, publishes
+the end. The range is sealed only when enough disks have it, and perhaps too few others remain. Such a copy's line is
+not an answer about where the range ends: the sequencer recognizes it by the disk's id.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ _LANE: Final = re.compile(r"lane-(\d{10})", re.ASCII)
 _RANGE: Final = re.compile(r"range-(\d{10})", re.ASCII)
 _REMOVE_AGAIN_US: Final = 1_000_000
 _NO_RANGE: Final = 0
-"""Ranges count from 1: this one stands for what lies beside the ranges of a lane."""
+"""Ranges count from 1. This number stands for the lane's folder itself."""
 
 
 def tags_of(range_: Range) -> RangeKey:
-    """How a range is called in tables."""
+    """Return the key of a range."""
     return range_.key
 
 
-def _cut_doubts(log: RangeLog, synced: int) -> None:
-    """Keep only what was synced. If damage is in the way, only what is before it: the rest that counted is missing."""
+def _cut_unsynced(log: RangeLog, synced: int) -> None:
+    """Keep only synced data. If damage prevents that, cut before the damage: the rest that counted is missing."""
     index = min(max(synced, log.first), log.end)
     try:
         log.cut(index)
@@ -64,7 +65,7 @@ def _cut_doubts(log: RangeLog, synced: int) -> None:
 
 
 def _cut_from(log: RangeLog, first: int, counted: int) -> None:
-    """Cut a log where damage begins: what is to be mended in place goes. What had counted is a tail that is missing."""
+    """Cut a log where damage begins. In-place damage above is dropped; data that counted becomes a missing tail."""
     if first < counted:
         log.quarantine(first, counted, DamageKind.TAIL, b"")
     log.cut(first)
@@ -73,10 +74,10 @@ def _cut_from(log: RangeLog, first: int, counted: int) -> None:
 
 
 class RangeCopies:
-    """All copies of this replica. Opening, cutting and removing happen a little at a time."""
+    """All copies of this replica. They are opened, cut and removed in small steps."""
 
     def __init__(self, context: ReplicaContext, folder_gone: Callable[[int], None]) -> None:
-        """`folder_gone` is told of lanes whose checkpoints may be gone."""
+        """`folder_gone` is called with lanes whose checkpoints may be missing."""
         env, settings = context.env, context.config.replica
         self._steps, self._clock, self._journal = env.steps, env.clock, env.journal
         self._disk, self._me = context.disk, context.member
@@ -85,18 +86,18 @@ class RangeCopies:
             cluster=context.directory.log_id, segment_bytes=settings.segment_bytes, segment_age_s=settings.segment_s
         )
         self.copies: dict[RangeKey, Copy] = {}
-        self.adopted: dict[RangeKey, int] = {}  # ranges that we complete in place of another replica, by its number
-        self.refilled: set[RangeKey] = set()  # open ranges of a lost disk, whose end is known: copied onto this one
+        self.adopted: dict[RangeKey, int] = {}  # ranges that this replica completes for another one: that one's number
+        self.refilled: set[RangeKey] = set()  # open ranges of a lost disk with a known end: copied onto this disk
         self._trims: dict[int, int] = {}
         self._wanted: dict[RangeKey, Range] = {}  # to be opened
-        self._leaving: list[Copy] = []  # to be closed and removed, once no worker has them
+        self._leaving: list[Copy] = []  # to be closed and removed once no worker uses them
         self._on_disk = set(self._folders())
-        self._surplus: list[RangeKey] = []  # folders to be removed
-        self._remove_us = 0  # not before: that failed
-        self._doubts: dict[RangeKey, int] = {}  # copies closed after a failed sync -> up to where they are trusted
+        self._surplus: list[RangeKey] = []  # folders to remove
+        self._remove_us = 0  # after a failure: no removal before this time
+        self._doubts: dict[RangeKey, int] = {}  # copies closed after a failed sync -> end of their trusted part
 
     def _folders(self) -> Iterator[RangeKey]:
-        """Copies that are here, or were once. The folder of a lane without ranges is listed as its range 0.
+        """Yield copies that exist here, or once did. The folder of a lane without ranges is listed as its range 0.
 
         A crash after the last range of a lane was removed leaves that folder, with session checkpoints in it.
         """
@@ -105,9 +106,9 @@ class RangeCopies:
             numbers = [int(number[1]) for number in filter(None, map(_RANGE.fullmatch, self._disk.list(lane[0])))]
             yield from (RangeKey(int(lane[1]), number) for number in numbers or [_NO_RANGE])
 
-    # --- what the store says ------------------------------------------------------------------------------------------
+    # --- changes in the store -----------------------------------------------------------------------------------------
     def update(self, ranges: list[Range], trims: dict[int, int]) -> None:
-        """Take note of all ranges of the store, and of where lanes start."""
+        """Update the ranges of the store, and the starts of lanes."""
         self._trims = trims
         mine = {tags_of(range_): range_ for range_ in ranges if self._is_mine(range_)}
         for tags in [tags for tags in self.copies if tags not in mine]:
@@ -133,21 +134,21 @@ class RangeCopies:
         return tags_of(range_) in self.refilled
 
     def _is_open_here(self, tags: RangeKey) -> bool:
-        """Whether a worker may still be busy with a copy that was given up: its folder may not be used yet."""
+        """Return whether a worker may still use a removed copy. Its folder must not be used yet."""
         return any(copy.tags == tags for copy in self._leaving)
 
     def follows(self, copy: Copy) -> bool:
-        """Whether a copy grows with its lane: its range is open, and names this incarnation."""
+        """Return whether a copy grows with its lane: its range is open, and names this incarnation."""
         return copy.range_.open and self._me.ref in copy.range_.replicas
 
     @property
     def opening(self) -> int:
-        """How many copies are still to be opened."""
+        """Number of copies to open."""
         return len(self._wanted)
 
-    # --- a little at a time -------------------------------------------------------------------------------------------
+    # --- small steps --------------------------------------------------------------------------------------------------
     def step(self) -> bool:
-        """Open, mend or remove one thing. True if something was done."""
+        """Open, repair or remove one copy. Returns whether there was one."""
         now_us = self._clock.now_us()
         for tags, range_ in self._wanted.items():
             if self._health.may_try(tags, now_us) and not self._is_open_here(tags):
@@ -156,7 +157,7 @@ class RangeCopies:
         return self._restart_doubtful(now_us) or self._remove_one()
 
     def _open(self, tags: RangeKey, range_: Range) -> None:
-        self._on_disk.add(tags)  # also if it fails: some of it may be there
+        self._on_disk.add(tags)  # even if it fails: the folder may exist
         try:
             log = self._recover(range_)
         except EmbarcaderoError as error:
@@ -170,12 +171,12 @@ class RangeCopies:
             self._journal.warn("damage found", lane=tags[0], range=tags[1], pieces=len(log.damage))
 
     def _recover(self, range_: Range) -> RangeLog:
-        """Open a copy, or begin one. What a failed sync left in doubt is cut, though it looks well."""
+        """Open or create a copy. Data that a failed sync left in doubt is cut, even if it looks valid."""
         folder, tags = range_folder(*tags_of(range_)), tags_of(range_)
         log = RangeLog.recover(self._disk, folder, *tags, range_.start, range_.start_seq, self._settings)
         if (synced := self._doubts.get(tags)) is not None:
             try:
-                _cut_doubts(log, synced)
+                _cut_unsynced(log, synced)
             except EmbarcaderoError:
                 with suppress(EmbarcaderoError):
                     log.close()
@@ -184,7 +185,7 @@ class RangeCopies:
         return log
 
     def _restart_doubtful(self, now_us: int) -> bool:
-        """After a sync failed: begin again from what was synced before."""
+        """Continue from the last synced data after a failed sync."""
         for copy in self.copies.values():
             if copy.doubtful and not copy.busy and self._health.may_try(copy.tags, now_us):
                 synced = copy.log.synced
@@ -199,7 +200,7 @@ class RangeCopies:
         return False
 
     def _reopen(self, copy: Copy, synced: int) -> None:
-        """Something failed half-way: the next try begins with what is on disk, and trusts no more of it."""
+        """Close a copy after a failed step. The next try starts from the files, and trusts only the synced part."""
         with suppress(EmbarcaderoError):
             copy.log.close()
         self._doubts[copy.tags] = synced
@@ -207,13 +208,13 @@ class RangeCopies:
         self._wanted[copy.tags] = copy.range_
 
     def miss_folders(self) -> int:
-        """Begin copies anew whose folders were removed from outside; returns how many. Peers have the records.
+        """Start copies again whose folders were removed externally. Returns how many. Peers have the records.
 
-        What such a copy told about an open range stays told, so it lacks a tail until it reaches that far again.
+        The published line of an open range stays valid, so such a copy lacks a tail until it reaches that line again.
         """
         gone = [copy for copy in self.copies.values() if not copy.busy and self._is_gone(copy)]
         for copy in gone:
-            self._journal.warn("a folder is gone", lane=copy.tags[0], range=copy.tags[1], has=copy.log.synced)
+            self._journal.warn("a folder is missing", lane=copy.tags[0], range=copy.tags[1], has=copy.log.synced)
             self._counters.damage_found += 1
             self._folder_gone(copy.tags[0])
             synced = copy.log.synced
@@ -224,7 +225,7 @@ class RangeCopies:
                 if copy.range_.open:
                     copy.log.quarantine(copy.range_.start, synced, DamageKind.TAIL, b"")
             except EmbarcaderoError as error:
-                self._failed(copy.tags, error, "begin again")
+                self._failed(copy.tags, error, "create again")
                 del self.copies[copy.tags]
                 self._wanted[copy.tags] = copy.range_
         return len(gone)
@@ -235,13 +236,13 @@ class RangeCopies:
         return False
 
     def trimmed(self, lane: int) -> int:
-        """The index at which a lane starts: what is below is not needed."""
+        """Return the index at which a lane starts. Lower entries are not needed."""
         return self._trims.get(lane, 0)
 
     def begin_at(self, copy: Copy, index: int, seq: int) -> bool:
-        """Another copy begins later than this one ends: since what was before is trimmed, this one begins there too.
+        """Continue this copy where a peer's copy begins, if everything between is trimmed.
 
-        A peer's word is not enough: its first files may just be gone.
+        The peer's files alone are no proof: its first files may merely be missing.
         """
         range_, trimmed = copy.range_, self.trimmed(copy.tags[0])
         if not copy.log.end < index <= trimmed or (range_.end is not None and index > range_.end):
@@ -250,13 +251,13 @@ class RangeCopies:
             copy.log.begin_at(index, seq)
             copy.behind = False
         except EmbarcaderoError as error:
-            self._failed(copy.tags, error, "begin again")
+            self._failed(copy.tags, error, "create again")
             del self.copies[copy.tags]
             self._wanted[copy.tags] = range_
         return True
 
     def accept_loss(self, copy: Copy) -> bool:
-        """An operator's word: go on with what is whole, and forget what came after it. False if it did not work."""
+        """Keep the undamaged part of a copy, as an operator decided, and forget the rest. False if a write failed."""
         inside = [damage.first for damage in copy.log.damage if damage.kind is not DamageKind.TAIL]
         try:
             copy.log.cut(min([*inside, copy.log.end]))
@@ -273,7 +274,7 @@ class RangeCopies:
         self._health.failed(tags, error, doing, self._clock.now_us())
 
     def settle(self, copy: Copy) -> None:
-        """A sealed range: cut what is above its end, and finish it once it is all there."""
+        """Cut a sealed range at its end, and finish it once it is complete."""
         end = copy.range_.end
         if end is None or copy.complete or copy.busy or not copy.whole:
             return
@@ -293,9 +294,10 @@ class RangeCopies:
             self._reopen(copy, copy.log.synced)
 
     def cut_damaged_end(self, copy: Copy, damage: Damage, end: int) -> None:
-        """Damage that goes on above the end of a range, as it is decided: no peer has all of it. It is copied anew.
+        """Cut damage that extends past the decided end of a range: no peer has all of it, so it is copied again.
 
-        While the range is open the copy says nothing until it reaches that end again: what it had may have counted.
+        While the range is open, the copy publishes nothing until it reaches that end again: its damaged part may have
+        counted.
         """
         try:
             _cut_from(copy.log, damage.first, end if copy.range_.open else damage.first)
@@ -309,7 +311,7 @@ class RangeCopies:
                 self._leaving.remove(copy)
                 with suppress(EmbarcaderoError):
                     copy.log.close()
-                if copy.tags not in self._wanted:  # it may be ours again since
+                if copy.tags not in self._wanted:  # this replica may need it again by now
                     self._surplus.append(copy.tags)
                 self._health.worked(copy.tags)
                 return True
@@ -333,10 +335,10 @@ class RangeCopies:
 
     def _remove_folder(self, tags: RangeKey) -> None:
         folder, lane = range_folder(*tags), lane_folder(tags[0])
-        remove_range(self._disk, repair_folder(folder))  # first: without its range it would not be looked for
+        remove_range(self._disk, repair_folder(folder))  # first: it would not be found without its range
         remove_range(self._disk, folder)
-        ours = self._on_disk | self._wanted.keys() | self.copies.keys()
-        if not any(other[0] == tags[0] for other in ours - {tags}):
+        kept = self._on_disk | self._wanted.keys() | self.copies.keys()
+        if not any(other[0] == tags[0] for other in kept - {tags}):
             with suppress(Missing):
                 for name in self._disk.list(lane):
                     self._disk.remove(f"{lane}/{name}")
@@ -345,7 +347,7 @@ class RangeCopies:
                 self._disk.remove_folder(lane)
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for copy in [*self.copies.values(), *self._leaving]:
             with suppress(EmbarcaderoError):
                 copy.log.close()
@@ -353,13 +355,13 @@ class RangeCopies:
 
 _LOOK_US: Final = 500_000
 _AT_ONCE: Final = 4
-"""Ranges that one replica takes over at a time; the others may fall to other replicas meanwhile."""
+"""Ranges that one replica takes over at a time. Other replicas may take the rest meanwhile."""
 _AGAIN_US_FIRST: Final = 1_000_000
 _AGAIN_US_MAX: Final = 60_000_000
 
 
 class _Failure(NamedTuple):
-    """A range that no source could help with: when to try again, and how long to wait after the next failure."""
+    """A range that no source could provide: time of the next try, and the wait after the next failure."""
 
     again_us: int
     wait_us: int
@@ -369,7 +371,7 @@ _NO_FAILURE: Final = _Failure(0, _AGAIN_US_FIRST)
 
 
 class Moving:
-    """What this replica does about it."""
+    """Takes over ranges that must move to this replica."""
 
     def __init__(self, context: ReplicaContext, ranges: RangeCopies) -> None:
         self._replace_after_us = int(context.config.placement.replace_after_s * 1_000_000)
@@ -379,24 +381,24 @@ class Moving:
         self._ranges, self._leader, self._directory = ranges, context.leader, context.directory
         self._me, self._journal = context.member, context.env.journal
         self._sealed: list[Range] = []
-        self._bereft: list[Range] = []  # open ranges that name a disk of ours which is gone
+        self._bereft: list[Range] = []  # open ranges that name a lost disk of this replica
         self._leaving: set[int] = set()
-        self._unrecorded: dict[RangeKey, Copy] = {}  # complete copies that the store did not take yet
+        self._unrecorded: dict[RangeKey, Copy] = {}  # complete copies that the store has not recorded yet
         self._look_us = 0
         self._members: list[ReplicaMember] = []
-        self._stalled: dict[RangeKey, int] = {}  # adopted ranges that no source can help with -> where their copies end
-        self._failures: dict[RangeKey, _Failure] = {}  # ranges that were dropped for it
+        self._stalled: dict[RangeKey, int] = {}  # adopted ranges that no source can provide -> ends of their copies
+        self._failures: dict[RangeKey, _Failure] = {}  # ranges that were dropped for this
 
     def update(self, members: list[ReplicaMember], ranges: list[Range]) -> None:
-        """Take note of all replicas and ranges."""
-        if members != self._members:  # a replica that came back may have what was missing: try at once
+        """Update the known replicas and ranges."""
+        if members != self._members:  # a returning replica may have the missing records: retry immediately
             self._failures = {tags: failure._replace(again_us=0) for tags, failure in self._failures.items()}
             self._members = members
         newest = {member.replica: member for member in members}
         self._dead = {n for n, member in newest.items() if member.state is ReplicaState.DEAD}
         self._drained = self._directory.replicas.draining()
         self._sealed = [range_ for range_ in ranges if not range_.open]
-        self._bereft = [range_ for range_ in ranges if range_.open and self._had_it(range_)]
+        self._bereft = [range_ for range_ in ranges if range_.open and self._names_lost_disk(range_)]
         self._ranges.refilled.intersection_update(map(tags_of, self._bereft))
         known = {tags_of(range_): range_ for range_ in self._sealed}
         for tags, old in list(self._ranges.adopted.items()):
@@ -406,11 +408,11 @@ class Moving:
         self._stalled = {tags: end for tags, end in self._stalled.items() if tags in self._ranges.adopted}
         self._failures = {tags: failure for tags, failure in self._failures.items() if tags in known}
 
-    def _had_it(self, range_: Range) -> bool:
+    def _names_lost_disk(self, range_: Range) -> bool:
         return any(ref.replica == self._me.replica and ref.disk != self._me.disk for ref in range_.replicas)
 
     def look(self, now_us: int) -> bool:
-        """Decide what shall be here from now on. True if that changed: copies are to be opened, or removed."""
+        """Decide which ranges belong here. True if that changed: copies must be opened or removed."""
         refill = {tags_of(range_) for range_ in self._bereft if self._leader.asked(range_)} - self._ranges.refilled
         self._ranges.refilled.update(refill)
         if now_us < self._look_us:
@@ -424,17 +426,17 @@ class Moving:
         return self._take_over(now_us) or dropped or bool(refill)
 
     def gave_up(self, copy: Copy) -> None:
-        """No replica that the store names has what this copy lacks, as far as could be read just now."""
+        """Note that no replica in the store could provide the missing records of this copy."""
         if copy.tags in self._ranges.adopted:
             self._stalled[copy.tags] = copy.log.end
 
     def _drop_empty(self, now_us: int) -> bool:
-        """Drop adopted ranges that no source could help with, unless some of their records are here."""
+        """Drop adopted ranges that no source can provide, unless some of their records are here."""
         before = len(self._ranges.adopted)
         for tags, end in list(self._stalled.items()):
             copy = self._ranges.copies.get(tags)
             if copy is None or copy.log.end > end:
-                del self._stalled[tags]  # it goes on
+                del self._stalled[tags]  # it made progress
             elif copy.log.end == copy.log.first and not copy.log.damage and not copy.complete:
                 wait_us = self._failures.get(tags, _NO_FAILURE).wait_us
                 self._failures[tags] = _Failure(now_us + wait_us, min(2 * wait_us, _AGAIN_US_MAX))
@@ -442,9 +444,9 @@ class Moving:
         return len(self._ranges.adopted) < before
 
     def _take_over(self, now_us: int) -> bool:
-        """Adopt sealed ranges of replicas that are drained, or dead for long, if the choice falls on this replica.
+        """Adopt sealed ranges of replicas that are drained, or long dead, if the choice selects this replica.
 
-        Those that never failed come first, then those that have waited longest.
+        Ranges without a failure come first, then those that have waited longest.
         """
         if not self._leaving or self._me.replica in self._leaving:
             return False
@@ -458,7 +460,7 @@ class Moving:
         return len(self._ranges.adopted) > before
 
     def _candidates(self, now_us: int) -> list[tuple[Range, int]]:
-        """Sealed ranges to be adopted now, each with the replica that it leaves."""
+        """Return the sealed ranges to adopt now, each with the replica that it leaves."""
         found = list[tuple[int, Range, int]]()
         for range_ in self._sealed:
             old = min({ref.replica for ref in range_.replicas} & self._leaving, default=None)
@@ -468,14 +470,14 @@ class Moving:
         return [(range_, old) for _, range_, old in sorted(found, key=lambda one: one[0])]
 
     def _record_again(self) -> None:
-        """Let the store know of copies that are still here and whole."""
+        """Retry to record complete copies that still exist in the store."""
         unrecorded, self._unrecorded = self._unrecorded, {}
         for tags, copy in unrecorded.items():
             if copy.complete and self._ranges.copies.get(tags) is copy:
                 self.completed(copy)
 
     def completed(self, copy: Copy) -> None:
-        """A sealed range is all here: let the store know, if it looks for it elsewhere; again, if it is not heard."""
+        """Record a complete copy in the store if the store names another disk for it. A failure is retried."""
         range_ = copy.range_
         old = self._ranges.adopted.get(copy.tags)
         mine = next((ref for ref in range_.replicas if ref.replica == self._me.replica), None)

@@ -1,9 +1,9 @@
-"""Copying from other replicas' files what the fabric does not have any more.
+"""Copy from other replicas' files the records that left the fabric or were damaged.
 
-Three reasons: a sealed range is not all here; a lane is being recovered and its end is further than we have; or we were
-so slow that enough others had it on disk and its memory was used again. Files of peers are read by workers, checked
-entry by entry and payload by payload, and appended here like everything else. What is in a peer's file of a range is in
-the one order, so it does not matter from whom it comes.
+There are three reasons. A sealed range is incomplete here. A lane is in recovery and its end is above this copy. Or
+this replica was so slow that enough others had the records on disk, and their memory was reused. Workers read files of
+peers, check them entry by entry and payload by payload, and append the records like any others. Everything in a peer's
+file of a range is in the one order, so any peer may provide it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCRUB_ANYWAY_US: Final = 10_000_000
 
 
 class RepairPiece(NamedTuple):
-    """Some records of a peer's copy; or none, if it begins later: with this index and seq."""
+    """Records of a peer's copy; or none if that begins later: then its first index and seq."""
 
     entries: Entries
     payloads: list[memoryview]
@@ -44,7 +44,7 @@ class _Source(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """Attempts to complete a copy: how many peers were tried in vain, and when to go on."""
+    """Attempts to complete a copy: how many peers failed to help, and the time of the next attempt."""
 
     peers: int
     again_us: int
@@ -64,7 +64,7 @@ class Repair:
         on_change: Callable[[], None],
         on_give_up: Callable[[Copy], None],
     ) -> None:
-        """`on_change` is told when a copy may count that did not, or is gone; `on_give_up` when no source can help."""
+        """`on_change` is called when a copy starts to count or is lost; `on_give_up` when no source can help."""
         env = context.env
         self._ranges, self._commits, self._leader, self._lines = ranges, commits, context.leader, context.all_lines
         self._workers, self._me, self._disks, self._clock = env.workers, context.member, env.disks, env.clock
@@ -73,29 +73,29 @@ class Repair:
         self._on_change, self._on_give_up = on_change, on_give_up
         self._members: dict[int, ReplicaMember] = {}
         self._readers: dict[_Source, RangeReader] = {}
-        self._in_use: set[_Source] = set()  # a worker reads there just now
+        self._in_use: set[_Source] = set()  # a worker uses its reader now
         self._tried: dict[RangeKey, _Tried] = {}
-        self._gave_up_us: dict[RangeKey, int] = {}  # when no peer could help with a copy that got nothing since
-        self._free_us = 0  # when the allowance of bytes is paid back
+        self._gave_up_us: dict[RangeKey, int] = {}  # when no peer could help with a copy that has had no progress since
+        self._free_us = 0  # when the byte rate allows the next piece
 
     def update(self, members: list[ReplicaMember]) -> None:
-        """Take note of the replicas there are."""
-        self._members = {member.replica: member for member in members}  # oldest first: the newest stays
+        """Update the known replicas."""
+        self._members = {member.replica: member for member in members}  # oldest first: the newest one is kept
         known = set(self._members.values())
-        self._let_go([source for source in list(self._readers) if source.member not in known])
+        self._close_readers([source for source in list(self._readers) if source.member not in known])
 
     def next_deadline_us(self) -> int | None:
-        """When to try again, if something waits for that."""
+        """Return when the next retry is due, if any."""
         return min((tried.again_us for tried in self._tried.values()), default=None)
 
-    # --- a piece at a time --------------------------------------------------------------------------------------------
+    # --- small steps --------------------------------------------------------------------------------------------------
     def step(self, copies: list[Copy], now_us: int) -> bool:
-        """Have one piece read for each copy of an open range that lacks something, and for one sealed range.
+        """Read one piece for each copy of an open range that lacks records, and for one sealed range.
 
-        Copies that no peer could help with come last, in turn: however many there are, the others get on.
+        Copies that no peer could help with come last, in turn, so that they never delay the others.
         """
         moved, asking = False, {copy.tags for copy in copies}
-        if gone := self._tried.keys() - asking:  # their topics were deleted, or they are whole
+        if gone := self._tried.keys() - asking:  # their topics were deleted, or the copies are complete
             for tags in gone:
                 del self._tried[tags]
         if self._gave_up_us:
@@ -109,7 +109,7 @@ class Repair:
             damage, goal = copy.in_place, self._goal(copy)
             if damage is None and (goal is None or goal <= copy.log.end):
                 if copy.behind and copy.range_.open:
-                    self._give_up(copy, now_us, "neither the fabric nor another replica has what follows")
+                    self._give_up(copy, now_us, "neither the fabric nor another replica has the next records")
                 self._heal(copy, self._commits.published(copy) if goal is None and self._ranges.follows(copy) else goal)
                 asking.discard(copy.tags)
                 continue
@@ -123,26 +123,23 @@ class Repair:
                 moved = True
                 if not copy.range_.open:
                     break
-        self._let_go([source for source in list(self._readers) if source.tags not in asking])
+        self._close_readers([source for source in list(self._readers) if source.tags not in asking])
         return moved
 
-    def _let_go(self, sources: list[_Source]) -> None:
-        """Close files of peers that no copy asks for any more, unless a worker is about to read them."""
+    def _close_readers(self, sources: list[_Source]) -> None:
+        """Close files of peers that no copy needs any more, unless a worker is about to read them."""
         for source in sources:
             if source not in self._in_use:
                 self._readers.pop(source).close()
 
     def _is_above(self, copy: Copy, damage: Damage, end: int) -> bool:
-        """Whether damage goes on above the end that a range has, or gets: there is nothing to mend in place.
-
-        A copy of an open range that told how far it goes is not cut, so that this stays so.
-        """
+        """Return whether damage extends past the end that a range has or gets: it is not repaired in place."""
         if copy.range_.open and (self._ranges.follows(copy) or copy.tags in self._commits.lines):
             return False
         return damage.end > end or damage.first >= copy.log.end
 
     def _goal(self, copy: Copy) -> int | None:
-        """The index that a copy shall reach by its peers' files; None if it lacks nothing, or no replica has it."""
+        """Return the index up to which peers' files are needed, or None if the copy is complete or no peer has more."""
         range_ = copy.range_
         if range_.end is not None:
             return range_.end
@@ -151,9 +148,9 @@ class Repair:
         return max(self._durable_elsewhere(range_), default=None) if copy.behind else None
 
     def _heal(self, copy: Copy, goal: int | None) -> None:
-        """A tail that was damaged is whole again once the copy reaches an end that another replica or the store has.
+        """Clear the damage of a tail once the copy reaches an end that another replica or the store has.
 
-        Of a copy that follows its lane no broker counted more than its durable line.
+        For a copy that follows its lane, no broker counted more than the copy's own durable line.
         """
         if goal is not None and copy.log.damage and copy.log.synced >= goal:
             try:
@@ -164,7 +161,7 @@ class Repair:
             self._healed(copy)
 
     def _healed(self, copy: Copy) -> None:
-        """Less of a copy is damaged, or it is to be opened again. It counts, or begins to, once nothing is."""
+        """Publish a copy after a repair or a cut. It counts again once no part of it is damaged."""
         self._commits.publish(copy)
         self._on_change()
 
@@ -177,7 +174,7 @@ class Repair:
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def _ask(self, copy: Copy, damage: Damage | None, goal: int | None, now_us: int) -> None:
-        """Have a worker read from the next peer that was not tried in vain."""
+        """Read on a worker from the next peer that has not failed."""
         sources = self._sources(copy.range_)
         tried = self._tried.get(copy.tags, _NOT_TRIED).peers
         if tried >= len(sources):
@@ -193,27 +190,27 @@ class Repair:
             self._workers.run(job, partial(self._arrived, copy, source, start, tried))
 
     def _sources(self, range_: Range) -> list[_Source]:
-        """Replicas that may have it, those that are there first; each time in the same order."""
+        """Return the replicas that may have the records, live ones first; always in the same order."""
         named = [self._members.get(ref.replica) for ref in range_.replicas if ref.replica != self._me.replica]
         found = [member for member in named if member is not None]
         found.sort(key=lambda member: member.state is ReplicaState.DEAD)
         return [_Source(member, range_.key, range_.start) for member in found] if self._disks else []
 
     def _reader(self, source: _Source) -> RangeReader:
-        """In a worker. One job reads one range, so a reader has one user at a time."""
+        """On a worker: return a reader. One job reads one range, so a reader has one user at a time."""
         reader = self._readers.get(source)
         if reader is not None:
             reader.refresh()
             return reader
         if self._disks is None:
-            raise NotAvailable("files of other replicas can't be read here")
+            raise NotAvailable("this replica has no access to files of other replicas")
         lane, number = source.tags
         reader = RangeReader(self._disks(source.member), range_folder(lane, number), lane, number, source.start)
         self._readers[source] = reader
         return reader
 
     def _piece(self, source: _Source, start: int, goal: int) -> RepairPiece:
-        """In a worker: some records from a peer's files."""
+        """On a worker: read some records from a peer's files."""
         reader = self._reader(source)
         try:
             return RepairPiece(*reader.read(start, goal, REPAIR_STEP_BYTES))
@@ -225,16 +222,16 @@ class Repair:
             return RepairPiece(entry[:0], [], LanePosition(int(entry["index"][0]), int(entry["seq"][0])))
 
     def _mend(self, source: _Source, copy: Copy, damage: Damage) -> bool:
-        """In a worker: repair in place. The copy is not used otherwise meanwhile."""
+        """On a worker: repair in place. No other job uses the copy meanwhile."""
         return mend(copy.log, self._reader(source), damage, self._ranges.trimmed(copy.range_.lane))
 
     def _mended(self, copy: Copy, source: _Source, tried: int, result: bool | Exception) -> None:
         copy.reading = False
         self._in_use.discard(source)
         if result is not True:
-            self._in_vain(copy, source, tried, result)
+            self._try_next_peer(copy, source, tried, result)
             return
-        self._got_on(copy)
+        self._reset_attempts(copy)
         self._journal.note("damage repaired", lane=copy.tags[0], range=copy.tags[1], peer=source.member.replica)
         self._healed(copy)
 
@@ -247,10 +244,10 @@ class Repair:
             begins = result.begins if isinstance(result, RepairPiece) else None
             if begins is not None and self._ranges.begin_at(copy, *begins):
                 return
-            self._in_vain(copy, source, tried, result)
+            self._try_next_peer(copy, source, tried, result)
             return
         if self._commits.append(copy, result.entries, result.payloads):
-            self._got_on(copy)
+            self._reset_attempts(copy)
             copy.behind = False
             size = int(result.entries["size"].sum())
             self._counters.repaired_entries += len(result.entries)
@@ -259,13 +256,13 @@ class Repair:
             self._free_us = max(self._free_us, now_us - _DEBT_US_MAX) + size * 1_000_000 // self._bytes_per_s
             self._commits.sync(copy)
 
-    def _got_on(self, copy: Copy) -> None:
-        """A peer could help: the next attempt begins with the first one again."""
+    def _reset_attempts(self, copy: Copy) -> None:
+        """Reset the attempts after a peer helped: the next one starts with the first peer."""
         self._tried.pop(copy.tags, None)
         self._gave_up_us.pop(copy.tags, None)
 
-    def _in_vain(self, copy: Copy, source: _Source, tried: int, result: object) -> None:
-        """This peer could not help: the next one may."""
+    def _try_next_peer(self, copy: Copy, source: _Source, tried: int, result: object) -> None:
+        """Record that this peer could not help, so that the next one is tried."""
         if (reader := self._readers.pop(source, None)) is not None:
             reader.close()
         if isinstance(result, Exception):
@@ -273,7 +270,7 @@ class Repair:
         self._tried[copy.tags] = _Tried(tried + 1, 0)
 
     def _give_up(self, copy: Copy, now_us: int, reason: str) -> None:
-        """For now. A peer may come back, or be repaired itself; and perhaps the fabric has it after all."""
+        """Give up for now. A peer may return, or be repaired; and the fabric may have the records after all."""
         copy.behind = False
         self._tried[copy.tags] = _Tried(0, now_us + _TRY_AGAIN_US)
         self._gave_up_us[copy.tags] = now_us
@@ -287,16 +284,16 @@ class Repair:
         self._on_give_up(copy)
 
     def close(self) -> None:
-        """Let go of peers' files."""
+        """Close peers' files."""
         while self._readers:
             self._readers.popitem()[1].close()
 
 
 class Scrubber:
-    """Has old files looked through, a piece at a time, in idle moments; now and then also if there are none."""
+    """Scrubs old files, a piece at a time, when the replica is idle; sometimes also when it is never idle."""
 
     def __init__(self, context: ReplicaContext, ranges: RangeCopies, on_change: Callable[[], None]) -> None:
-        """`on_change` is told when a copy is damaged, or its folder is gone."""
+        """`on_change` is called when a copy is damaged, or its folder is missing."""
         env = context.env
         self._workers, self._journal, self._counters = env.workers, env.journal, context.counters
         self._ranges, self._on_change = ranges, on_change
@@ -304,7 +301,7 @@ class Scrubber:
         self._under_way, self._busy_us, self._scrubbed_us = False, 0, env.clock.now_us()
 
     def step(self, now_us: int, idle: bool) -> None:
-        """Have the next piece looked through, if it is due and the replica has rested."""
+        """Scrub the next piece, if it is due and the replica was idle."""
         if not idle:
             self._busy_us = now_us
         rested = now_us - self._busy_us >= _IDLE_US or now_us - self._scrubbed_us >= _SCRUB_ANYWAY_US

@@ -1,9 +1,9 @@
-"""The replica's logic: no files of its own, no clock, no threads. The driver and the simulator run the same code.
+"""The replica's logic, without files, clock or threads of its own.
 
-One pass: take what was ordered since the last one, append it, have it synced, publish the durable lines, and ring the
-brokers and replicas that wait for them (copies.py). Beside that, a little at a time: read the store and take over
-ranges of other replicas (ranges.py), copy from other replicas' files what left the fabric and look through old files
-for damage (repair.py), keep session checkpoints and give up what was trimmed (retention.py).
+The driver and the simulator run the same code. One pass: take newly ordered entries, append and sync them, publish the
+durable lines, and ring the brokers and replicas that wait for them (copies.py). Besides that, in small steps: read the
+store and take over ranges of other replicas (ranges.py); copy records that left the fabric from other replicas' files
+and scrub old files (repair.py); keep session checkpoints and drop trimmed records (retention.py).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from embarcadero.storage.folder import IDENTITY_FILE
 from embarcadero.types import Range, ReplicaMember, ReplicaState, Topic
 
 _LOOK_AGAIN_US: Final = 2_000
-"""Looking whether the store has changed is cheap, but not as cheap as finding nothing to do."""
+"""Checking the store for changes is cheap, but more expensive than an idle pass."""
 
 _TEND_US: Final = 5_000
-"""While entries come one by one, what is beside following waits this long at most."""
+"""While entries arrive one by one, other tasks wait at most this long."""
 _SESSIONS_US: Final = 100_000
 _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
 
 
 @dataclass(slots=True)
 class _Due:
-    """When to do what next."""
+    """When each task is due."""
 
     beat_us: int = 0
     store_us: int = 0
@@ -59,15 +59,15 @@ class _Due:
 
 @dataclass(frozen=True, slots=True)
 class _Stock:
-    """Copies by what they need."""
+    """Copies by the task that they need."""
 
     following: list[Copy] = field(default_factory=list)
     open: list[Copy] = field(default_factory=list)
-    lacking: list[Copy] = field(default_factory=list)  # sealed ranges that are not all here
+    lacking: list[Copy] = field(default_factory=list)  # incomplete copies of sealed ranges
 
 
 class Replica:
-    """One incarnation of one replica. `deposed` is set when another one has its place, or it was taken for dead."""
+    """One incarnation of one replica. `deposed` is set when another one replaced it, or it was declared dead."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context, self._directory = context, context.directory
@@ -81,7 +81,7 @@ class Replica:
         self.repair = Repair(context, self.ranges, self.commits, self._take_stock, self.moving.gave_up)
         self.retention = LaneRetention(context, self.ranges, self.sessions)
         self.scrubber = Scrubber(context, self.ranges, self._take_stock)
-        self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
+        self.topics: dict[int, Topic] = {}  # by lane, including lanes of brokers
         self._ranges: list[Range] = []
         self._watch = StoreWatch(context.directory)
         self._due = _Due()
@@ -89,45 +89,45 @@ class Replica:
         self._has_identity = context.disk.exists(IDENTITY_FILE)
         self._refresh()
 
-    # --- what others see ----------------------------------------------------------------------------------------------
+    # --- facts --------------------------------------------------------------------------------------------------------
     @property
     def leader(self) -> LeaderView:
-        """The leader, as this replica knows it."""
+        """The replica's view of the leader."""
         return self._context.leader
 
     @property
     def member(self) -> ReplicaMember:
-        """This incarnation, as the store has it."""
+        """This incarnation's record in the store."""
         return self._context.member
 
     @property
     def settings(self) -> Settings:
-        """Its settings."""
+        """The replica's settings."""
         return self._context.config.replica
 
     @property
     def journal(self) -> Journal:
-        """Where it reports events."""
+        """The journal of events."""
         return self._context.env.journal
 
     @property
     def counters(self) -> ReplicaCounters:
-        """What it counts."""
+        """The replica's counters."""
         return self._context.counters
 
     @property
     def health(self) -> Health:
-        """Troubles of its disk."""
+        """The trouble of its disk."""
         return self._context.health
 
     @property
     def lines(self) -> TaggedWriter:
-        """Its durable lines."""
+        """The replica's durable lines."""
         return self._context.lines
 
-    # --- the world around ---------------------------------------------------------------------------------------------
+    # --- changes in the store -----------------------------------------------------------------------------------------
     def _refresh(self) -> None:
-        """Learn from the store, if it changed."""
+        """Read the store if it changed."""
         change = self._watch.look()
         if change is StoreChange.NOTHING:
             return
@@ -166,10 +166,10 @@ class Replica:
         self._take_stock()
 
     def _take_stock(self) -> None:
-        """After copies came, went or changed: say how far they go, and see which ones follow."""
+        """After a change of copies: publish their lines, and collect those that follow a lane."""
         for copy in self.ranges.copies.values():
             self.sessions.tidy(copy.range_.lane)
-            if copy.range_.open and (self._has_begun_well(copy) or self._accept_loss(copy)):
+            if copy.range_.open and (self._may_start_counting(copy) or self._accept_loss(copy)):
                 self._begin_counting(copy)
             self.commits.publish(copy)
         copies = self.ranges.copies.values()
@@ -182,34 +182,34 @@ class Replica:
             lacking=[copy for copy in copies if not copy.range_.open and not copy.complete],
         )
 
-    def _has_begun_well(self, copy: Copy) -> bool:
+    def _may_start_counting(self, copy: Copy) -> bool:
         return copy.whole and copy.tags not in self.lines
 
     def _accept_loss(self, copy: Copy) -> bool:
-        """If there is one, an operator said so, and the disk takes it."""
+        """Accept the loss in a copy, if there is damage, an operator accepted it, and the disk takes the write."""
         if not copy.log.damage or copy.busy or self.ranges.follows(copy):
             return False
         return self._directory.ranges.loss_accepted(copy.range_.lane) and self.ranges.accept_loss(copy)
 
     def _begin_counting(self, copy: Copy) -> None:
-        """The first line of a copy. What recovery found may not have been synced by the incarnation that wrote it."""
+        """Sync a recovered copy, then publish its first line: the earlier incarnation may not have synced all of it."""
         if copy.log.dirty:
             self.commits.sync(copy)
             return
         try:
             self.lines.add(copy.tags, copy.log.synced, self.sessions.on_disk(copy.range_.lane))
         except TooMany as error:
-            self.journal.warn("out of lines", reason=str(error))
-            self.deposed = True  # the next incarnation has a table of its own
+            self.journal.warn("no free durable line", reason=str(error))
+            self.deposed = True  # the next incarnation has its own table
             return
         self._context.env.steps.at(Step.REPLICA_COUNTING)
         self._context.env.bell.ring("sequencer")
 
     # --- the pass -----------------------------------------------------------------------------------------------------
     def poll(self) -> bool:
-        """One pass; True if there may be more to do at once.
+        """Run one pass. True if there may be more work now.
 
-        After a lone entry there is not: the writer of the next one rings.
+        After a single entry the result is False: the writer of the next one rings.
         """
         if self.deposed:
             return False
@@ -235,7 +235,7 @@ class Replica:
         self._refresh()
 
     def _follow(self, now_us: int) -> int:
-        """Take, append, sync, publish, ring. How many entries were taken."""
+        """Read, append, sync, publish, ring. Returns how many entries were taken."""
         takes = self.follower.take([copy for copy in self._stock.following if self._takes_more(copy, now_us)])
         for take in takes:
             if self.commits.append(take.copy, take.entries, take.payloads):
@@ -248,7 +248,7 @@ class Replica:
         return sum(len(take.entries) for take in takes)
 
     def _takes_more(self, copy: Copy, now_us: int) -> bool:
-        """Whether a copy may take what was ordered. While a sync is under way some more may wait for the next one."""
+        """Return whether a copy may take more entries. During a sync, some more may wait for the next one."""
         if copy.behind or copy.doubtful or copy.reading or copy.unsynced_bytes > COMMIT_BYTES_MAX:
             return False
         return copy.tags in self.lines and self.health.may_try(copy.tags, now_us)
@@ -262,9 +262,9 @@ class Replica:
             bell.ring(ref.region_prefix)
         self.commits.mark()
 
-    # --- beside following ---------------------------------------------------------------------------------------------
+    # --- other tasks --------------------------------------------------------------------------------------------------
     def _tend(self, now_us: int, idle: bool) -> bool:
-        """A little of everything else. True if there is more to do at once."""
+        """Run a step of each other task. True if there is more work now."""
         if self.commits.take_missed():
             self.ranges.miss_folders()
             self._take_stock()
@@ -288,14 +288,15 @@ class Replica:
         return moved
 
     def _look_for_folder(self) -> None:
-        """Without its folder this incarnation ends; the next one has an empty disk, and says so by another id."""
+        """End this incarnation if its folder is missing. The next one has an empty disk with another id."""
         with suppress(EmbarcaderoError):
             if self._has_identity and not self._context.disk.exists(IDENTITY_FILE):
-                self.journal.warn("its folder is gone", do="find out who removed it; copies come from other replicas")
+                do = "find out who removed it; copies come from other replicas"
+                self.journal.warn("its folder is missing", do=do)
                 self.deposed = True
 
     def _complete(self, now_us: int) -> bool:
-        """Have copies completed by what peers have; finish those that are whole."""
+        """Complete copies from peers, and finish those that are complete."""
         for copy in self._stock.lacking:
             self._sync_rest(copy, now_us)
             self.ranges.settle(copy)
@@ -307,61 +308,61 @@ class Replica:
         return self.repair.step([*stock.open, *lacking], now_us)
 
     def _sync_rest(self, copy: Copy, now_us: int) -> None:
-        """What was appended and not synced when its range was sealed: no pass follows it any more."""
+        """Sync records that were unsynced when their range was sealed: no other pass would do that."""
         end = copy.range_.end
         if copy.log.dirty and end is not None and copy.log.end <= end and self.commits.may_try(copy, now_us):
             self.commits.sync(copy)
 
     def next_deadline_us(self) -> int:
-        """When to be called again at the latest, without a ring."""
+        """Return when the next pass is due without a ring."""
         return min(self._due.beat_us, self._due.store_us, self._due.sessions_us)
 
     # --- for metrics --------------------------------------------------------------------------------------------------
     def count_ranges(self) -> dict[str, int]:
-        """How many copies there are, by state."""
+        """Return the number of copies by state."""
         copies = self.ranges.copies.values()
         open_, complete = sum(copy.range_.open for copy in copies), sum(copy.complete for copy in copies)
         states = {"open": open_, "complete": complete, "incomplete": len(copies) - open_ - complete}
         return states | {"not opened": self.ranges.opening}
 
     def lags(self) -> dict[int, int]:
-        """How many batches each followed lane is behind the order."""
+        """Return how many batches each followed lane is behind the order."""
         synced = {copy.range_.lane: copy.log.synced for copy in self._stock.following}
         found = {lane: (self.follower.ordered(lane), line) for lane, line in synced.items()}
         return {lane: max(0, ordered - line) for lane, (ordered, line) in found.items() if ordered is not None}
 
     def disk_bytes(self) -> int:
-        """Bytes of all segments that are open here."""
+        """Return the bytes of all segments that are open here."""
         return sum(info.bytes for copy in self.ranges.copies.values() for info in copy.log.segments)
 
     def free_bytes(self) -> int:
-        """Room on the disk; 0 when it can't be told."""
+        """Return the free bytes on the disk, or 0 if unknown."""
         try:
             return self._context.disk.free_bytes()
         except EmbarcaderoError:
             return 0
 
     def close(self) -> None:
-        """Let go of all files; what was appended last and not synced is not counted by anybody."""
+        """Close all files. Appended data that is not synced was never counted."""
         self.repair.close()
         self.ranges.close()
 
 
 # --- the driver -------------------------------------------------------------------------------------------------------
 class StopEvent(Protocol):
-    """Is set when the replica is to end."""
+    """Set when the replica must end."""
 
     def is_set(self) -> bool: ...
 
 
 class ReplicaBell(Protocol):
-    """A doorbell that can be waited for."""
+    """A doorbell that its owner can wait for."""
 
     async def wait(self, timeout_s: float, on_ring: Callable[[], bool] | None = None) -> None: ...
 
 
 async def serve_replica(replica: Replica, bell: ReplicaBell, stop: StopEvent) -> None:
-    """Run until stopped or deposed. What was appended is synced before it ends."""
+    """Run until stopped or deposed. Appended data is synced at the end."""
     idle_wait_s = replica.settings.idle_wait_ms / 1_000
 
     def rung() -> bool:
@@ -372,7 +373,7 @@ async def serve_replica(replica: Replica, bell: ReplicaBell, stop: StopEvent) ->
             moved = replica.poll()
             await bell.wait(0 if moved else idle_wait_s, rung)
         if replica.deposed:
-            replica.journal.warn("deposed", reason="it was taken for dead, or replaced")
+            replica.journal.warn("deposed", reason="declared dead, or replaced")
         else:
             replica.journal.note("left", commits=replica.counters.commits, entries=replica.counters.entries)
     finally:

@@ -1,14 +1,15 @@
-"""Session checkpoints on disk, and giving up old records.
+"""Session checkpoints on disk, and the removal of old records.
 
-A checkpoint is the session table as of an index. The leader writes it into the fabric; it is copied to disk once what
-it speaks of is there. After a loss of the fabric the sequencer takes the newest one at or below the recovered end, and
-replays the entries after it; so entries below the newest one may go.
+A checkpoint is the session table as of an index. The leader writes it into the fabric. A replica copies it to disk once
+all entries below that index are on its disk. After a loss of the fabric, the sequencer takes the newest checkpoint at
+or below the recovered end, and replays the entries after it. Entries below the newest checkpoint may therefore be
+removed.
 
-Old records go by trims that an operator asked for, and by a topic's bounds on bytes and age. Only whole sealed segments
-go. A bound becomes a trim in the store first, at the start of a segment, so that all replicas and brokers agree where a
-lane starts. Records of lanes with sessions go only below a checkpoint of these that is on as many disks as make a
-record durable: after a loss of the fabric one of the replicas that reply has it. The store forgets their ranges only
-then too, since no one would look for entries of a range that is not there.
+Old records are removed by trims of an operator, and by a topic's limits on bytes and age. Only whole sealed segments
+are removed. A limit first becomes a trim in the store, at the start of a segment, so that all replicas and brokers
+agree on the lane's start. In lanes with sessions, records are removed only below a checkpoint that is on as many disks
+as make a record durable: after a loss of the fabric, one of the answering replicas has it. Only then does the store
+forget their ranges, because recovery does not look for entries of a range without a record.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from embarcadero.storage.segment import SegmentInfo
 from embarcadero.types import NO_INDEX, Range, ReplicaRef, Tier, Topic
 
 CHECKPOINT: Final = 1
-"""Which value of a durable line says as of which index a session checkpoint is on this disk."""
+"""Index of the durable line's word that holds the index of the newest session checkpoint on this disk."""
 
 
 class SessionCheckpoints:
@@ -45,43 +46,43 @@ class SessionCheckpoints:
         self._fabric, self._disk, self._lines = context.fabric, context.disk, context.lines
         self._journal, self._counters = context.env.journal, context.counters
         self._known: dict[int, int] = {}  # lane -> index of its newest checkpoint on disk; 0: none
-        self._regions: dict[int, Region] = {}  # lane -> its checkpoints in the fabric, of the epoch below
+        self._regions: dict[int, Region] = {}  # lane -> its checkpoints in the fabric, in the epoch below
         self._epoch = 0
-        self._topics: Mapping[int, Topic] = {}  # by lane, as the store has them
+        self._topics: Mapping[int, Topic] = {}  # by lane, as in the store
 
     def update(self, topics: Mapping[int, Topic]) -> None:
-        """Take note of all topics, by lane."""
+        """Update the topics, by lane."""
         self._topics = topics
 
     def on_disk(self, lane: int) -> int:
-        """As of which index the newest checkpoint of a lane's topic on this disk is; 0 if there is none."""
+        """Return the index of the newest checkpoint of a lane's topic on this disk, or 0."""
         if (topic := self._topics.get(lane)) is None:
             return 0
         if lane not in self._known:
             found = newest_checkpoint(self._disk, lane_folder(lane), NO_INDEX, topic.checkpoint_ids)
             self._known[lane] = 0 if found is None else found[0]
-            with suppress(EmbarcaderoError):  # files that stay harm nothing
+            with suppress(EmbarcaderoError):  # remaining files do no harm
                 drop_foreign(self._disk, lane_folder(lane), topic.checkpoint_ids)
                 sweep_drafts(self._disk, lane_folder(lane))
                 drop_older(self._disk, lane_folder(lane), self._known[lane])
         return self._known[lane]
 
     def tidy(self, lane: int) -> None:
-        """Look at a lane once, unasked: a loss of power brings back checkpoints that were removed."""
+        """Check a lane once: after a power loss, removed checkpoints may reappear."""
         with suppress(EmbarcaderoError):
             self.on_disk(lane)
 
     def forget(self, lane: int) -> None:
-        """The lane's folder was removed: look again what is there."""
+        """Forget a lane whose folder was removed."""
         self._known.pop(lane, None)
 
     def keep(self, lanes: AbstractSet[int]) -> None:
-        """Drop all that is known of other lanes, and their memory: their topics are gone, or their copies are."""
+        """Forget all other lanes, and their memory: their topics or copies were removed."""
         self._known = {lane: index for lane, index in self._known.items() if lane in lanes}
         self._regions = {lane: region for lane, region in self._regions.items() if lane in lanes}
 
     def look(self, copy: Copy, leader: LeaderView) -> bool:
-        """Copy the newest checkpoint of a lane if it speaks of what is durable here. True if something was written."""
+        """Copy the newest checkpoint of a lane if all entries below it are durable here. True if one was written."""
         lane, line = copy.range_.lane, copy.log.synced
         topic = self._topics.get(lane)
         if topic is None or lane >= BROKER_LANES_FIRST or not leader.number or copy.tags not in self._lines:
@@ -99,10 +100,10 @@ class SessionCheckpoints:
             write_checkpoint(self._disk, lane_folder(lane), found.index, data, topic.id)
             drop_older(self._disk, lane_folder(lane), found.index)
         except BadRegion:
-            return False  # a later epoch has begun, and this one's regions go
+            return False  # a later epoch has begun, and this epoch's regions are removed
         except EmbarcaderoError as error:
             self._counters.disk_errors += 1
-            self._journal.warn("can't keep sessions", lane=lane, reason=str(error))
+            self._journal.warn("can't save a session checkpoint", lane=lane, reason=str(error))
             return False
         leader.steps.at(Step.REPLICA_CHECKPOINT)
         self._known[lane] = found.index
@@ -123,11 +124,11 @@ class SessionCheckpoints:
 
 _LOOK_US: Final = 1_000_000
 _JUMP_US: Final = 60_000_000
-"""Clocks that are kept right move by less than this."""
+"""Synchronized clocks move by less than this."""
 
 
 class LaneRetention:
-    """Looks at all lanes now and then."""
+    """Applies trims and limits to all lanes, periodically."""
 
     def __init__(self, context: ReplicaContext, ranges: RangeCopies, sessions: SessionCheckpoints) -> None:
         self._me, self._ranges, self._sessions = context.member.ref, ranges, sessions
@@ -138,13 +139,13 @@ class LaneRetention:
         self._trims: dict[int, int] = {}
         self._tiers: dict[str, Tier] = {}
         self._look_us = 0
-        self._offset_us: int | None = None  # of the wall clock to the steady one, the smallest that was seen
+        self._offset_us: int | None = None  # smallest offset of the wall clock to the monotonic clock
         self._jumped = False
 
     def update(
         self, topics: dict[int, Topic], ranges: list[Range], trims: dict[int, int], tiers: dict[str, Tier] | None = None
     ) -> None:
-        """Take note of topics by lane, of all ranges, of where lanes start, and of what is in tables."""
+        """Update topics by lane, ranges, starts of lanes, and tables."""
         if trims != self._trims:
             self._look_us = 0
         self._topics, self._trims, self._tiers = topics, trims, tiers or {}
@@ -157,7 +158,10 @@ class LaneRetention:
         return chain[-1] if chain and chain[-1].open else None
 
     def checkpoint(self, lane: int) -> int:
-        """Entries of a lane below this index are not needed to know its sessions: enough disks have a checkpoint."""
+        """Return the index below which a lane's entries are not needed for its sessions.
+
+        Enough disks have a checkpoint at this index.
+        """
         if (open_ := self._open(lane)) is None:
             return 0
         found = sorted((self._checkpoint_of(ref, open_) for ref in open_.replicas), reverse=True)
@@ -171,7 +175,7 @@ class LaneRetention:
         return (table.load(open_.key, CHECKPOINT) or 0) if table is not None else 0
 
     def look(self, now_us: int) -> bool:
-        """Ask for trims that bounds demand, and drop what is trimmed. True if damage went with it."""
+        """Request trims for exceeded limits, and drop trimmed segments. True if damage was dropped too."""
         if now_us < self._look_us:
             return False
         self._look_us = now_us + _LOOK_US
@@ -193,9 +197,9 @@ class LaneRetention:
         return healed
 
     def _demanded(self, topic: Topic, lane: int, copies: list[Copy], trim: int, needed: int | None) -> int:
-        """Trim a lane as its topic's bounds ask for; returns where it starts then.
+        """Trim a lane by its topic's limits. Returns the lane's start.
 
-        Of a topic with a table only what is in the table goes, and stays there.
+        If the topic has a table, only records in the table are removed, and they stay there.
         """
         tier = self._tiers.get(topic.name)
         if tier is not None:
@@ -215,7 +219,7 @@ class LaneRetention:
         return trim
 
     def _forget(self, lane: int, below: int, covered: int) -> None:
-        """Have the store forget ranges that are not needed any more."""
+        """Remove ranges from the store that are no longer needed."""
         open_ = self._open(lane)
         if open_ is None or not below_start(self._chains[lane], below):
             return
@@ -225,23 +229,20 @@ class LaneRetention:
             self._journal.warn("can't trim", lane=lane, reason=str(error))
 
     def _wall_us(self) -> int:
-        """The time by which records are old. A clock that is set forward makes nothing old: only time that passes does.
-
-        One that is set back keeps records longer. After a restart of the replica its clock is believed again.
-        """
+        """Return the time for retention by age. If a clock is set forward, records age only by elapsed time."""
         now_us, wall_us = self._clock.now_us(), self._clock.wall_us()
         offset_us = wall_us - now_us
         if self._offset_us is None or offset_us < self._offset_us:
             self._offset_us = offset_us
         ahead = offset_us - self._offset_us > _JUMP_US
         if ahead and not self._jumped:
-            do = "retention goes by the time before; if the clock is right now, restart the replica"
+            do = "retention uses the earlier time; if the clock is right now, restart the replica"
             self._journal.warn("the clock was set forward", seconds=(offset_us - self._offset_us) // 1_000_000, do=do)
         self._jumped = ahead
         return now_us + self._offset_us
 
     def _over(self, topic: Topic, copies: list[Copy], sealed: list[SegmentInfo]) -> list[SegmentInfo]:
-        """Sealed segments beyond the bounds, oldest first; all before the last one are beyond too."""
+        """Return the sealed segments that exceed the limits, oldest first, with all older ones."""
         old = 0
         if topic.retention_s:
             oldest_us = self._wall_us() - topic.retention_s * 1_000_000

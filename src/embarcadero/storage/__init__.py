@@ -1,1 +1,1 @@
-"""Range storage: what a replica keeps on its disk, and how others read it."""
+"""Range storage: a replica's files, and how other processes read them."""

@@ -1,6 +1,6 @@
-"""The operating system's disk, and small files that are written and read whole. The seam (`Disk`, `File`) is in env.py.
+"""The operating system's disk, and small files that are written and read as a whole.
 
-Disks of the operating system.
+The interface (`Disk`, `File`) is in env.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from embarcadero.limits import PAGE_BYTES, UNCACHED_BYTES_MIN, WRITE_PARTS_MAX
 
 
 def write_whole(disk: Disk, path: str, parts: Sequence[Part]) -> None:
-    """Put a whole file under a name at once: others see the earlier one or this one, also after a crash."""
+    """Replace a file atomically: other processes see the old content or the new, also after a crash."""
     folder = path.rpartition("/")[0]
     draft = f"{path}.tmp"
     file = disk.open(draft, create=True)
@@ -38,29 +38,29 @@ def write_whole(disk: Disk, path: str, parts: Sequence[Part]) -> None:
 
 
 def read_whole(disk: Disk, path: str, bytes_max: int) -> bytes:
-    """A small file's bytes. Missing if there is none; DiskFailed if it is longer than anything we wrote."""
+    """Return a small file's bytes. Raises Missing if there is none, DiskFailed if it is longer than any valid one."""
     file = disk.open(path)
     try:
         size = file.size()
         if size > bytes_max:
-            raise DiskFailed(f"{path} has {size} bytes, at most {bytes_max} were expected", "is it ours?")
+            raise DiskFailed(f"{path} has {size} bytes; the maximum is {bytes_max}", "did another program write it?")
         return file.pread(size, 0)
     finally:
         file.close()
 
 
 def join(folder: str, name: str) -> str:
-    """A path below a folder; "" is the root."""
+    """Return a path below a folder; "" is the root."""
     return f"{folder}/{name}" if folder else name
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of the disk, of a user's share, of what a file may have
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # limit of the disk, of a user's quota, of a file's size
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @contextmanager
 def _typed(doing: str, path: str | Path) -> Iterator[None]:
-    """Errors of the operating system as ours, with the file and the operation."""
+    """Convert errors of the operating system to typed errors, with the file and the operation."""
     try:
         yield
     except OSError as error:
@@ -70,22 +70,22 @@ def _typed(doing: str, path: str | Path) -> Iterator[None]:
 def _as_ours(error: OSError, doing: str, path: str | Path) -> DiskFailed | DiskFull:
     if error.errno in _FULL:
         return DiskFull(
-            f"no room to {doing} {path}", "free space on that disk, or raise the limit; the replica goes on by itself"
+            f"no space to {doing} {path}", "free space on that disk, or raise the limit; the replica then continues"
         )
     if error.errno == errno.ENOENT:
         return Missing(f"can't {doing} {path}: there is no such file", "was it deleted by hand?")
     if error.errno in _REFUSED:
         return DiskFailed(f"can't {doing} {path}: {error.strerror}", "make the folder writable for this user")
-    return DiskFailed(f"can't {doing} {path}: {error.strerror}", "look at the disk's health")
+    return DiskFailed(f"can't {doing} {path}: {error.strerror}", "check the disk's health")
 
 
 class RealFile:
-    """A file descriptor. What was synced leaves the system's page cache, if there is much of it, unless `cached`."""
+    """A file descriptor. Unless `cached`, synced data leaves the system's page cache once there is much of it."""
 
     def __init__(self, path: Path, descriptor: int, cached: bool = True) -> None:
         self._path, self._descriptor = path, descriptor
         self._cached = cached or not hasattr(os, "posix_fadvise")
-        self._written = self._uncached = 0  # where the last write ended, and up to where nothing is cached
+        self._written = self._uncached = 0  # where the last write ended; data below the second is not cached
 
     def pwrite(self, parts: Sequence[Part], offset: int) -> None:
         self._written = offset + sum(map(len, parts))
@@ -122,15 +122,15 @@ class RealFile:
             self._leave_cache(written)
 
     def _leave_cache(self, written: int) -> None:
-        """Whole pages only: the last one is written to again, and would have to be read for that."""
+        """Drop whole pages only: the last page is written again, and would have to be read for that."""
         start, end = min(self._uncached, written), written - written % PAGE_BYTES
         if end - start >= UNCACHED_BYTES_MIN:
-            with suppress(OSError):  # it is advice
+            with suppress(OSError):  # only a hint to the system
                 os.posix_fadvise(self._descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
             self._uncached = end
 
     def size(self) -> int:
-        with _typed("look at", self._path):
+        with _typed("stat", self._path):
             return os.fstat(self._descriptor).st_size
 
     def truncate(self, size: int) -> None:
@@ -155,7 +155,7 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 def _write_gathered(descriptor: int, parts: list[Part], offset: int) -> int:
-    """Write parts with as few calls as the system takes; returns where they end."""
+    """Write parts with as few system calls as possible. Returns where they end."""
     size = sum(map(len, parts))
     written = os.pwritev(descriptor, parts, offset)
     if written < size:
@@ -168,7 +168,7 @@ def _write_gathered(descriptor: int, parts: list[Part], offset: int) -> int:
 
 
 class RealLock:
-    """An flock: the system lets go of it when we end, however we end."""
+    """A flock: the system releases it when the process ends, however it ends."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -180,7 +180,7 @@ class RealLock:
 
 
 class RealDisk:
-    """Files below one folder, which is made with its parents if `create` is given."""
+    """Files below one folder, which is created with its parents if `create` is given."""
 
     def __init__(self, root: Path | str, create: bool = False, cached: bool = True) -> None:
         self.root, self._cached = Path(root), cached
@@ -191,7 +191,7 @@ class RealDisk:
 
     @staticmethod
     def _make_root(path: Path) -> None:
-        """Each new folder's name is synced in its parent: a folder is kept only if the way to it is."""
+        """Sync the name of each new folder in its parent: a folder survives only if the path to it does."""
         if path.is_dir():
             return
         RealDisk._make_root(path.parent)
@@ -201,7 +201,7 @@ class RealDisk:
     def _at(self, path: str) -> Path:
         parts = path.split("/")
         if path.startswith("/") or ".." in parts:
-            raise WrongFolder(f"{path!r} leads out of {self.root}", "paths are relative to the replica's folder")
+            raise WrongFolder(f"{path!r} is outside {self.root}", "paths are relative to the replica's folder")
         return self.root / path
 
     def open(self, path: str, create: bool = False, writable: bool = False) -> RealFile:
@@ -214,7 +214,7 @@ class RealDisk:
         return RealFile(path, descriptor, self._cached)
 
     def exists(self, path: str) -> bool:
-        with _typed("look at", self._at(path)):
+        with _typed("stat", self._at(path)):
             return self._at(path).exists()
 
     def list(self, folder: str) -> list[str]:
@@ -242,7 +242,7 @@ class RealDisk:
             _sync_folder(self._at(path))
 
     def free_bytes(self) -> int:
-        with _typed("look at", self.root):
+        with _typed("stat", self.root):
             found = os.statvfs(self.root)
         return found.f_bavail * found.f_frsize
 
@@ -255,7 +255,7 @@ class RealDisk:
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.EAGAIN, errno.EACCES):
-                hint = "two replicas can't share a folder; stop the other one, or give each its own"
+                hint = "two replicas can't share a folder; stop the other replica, or use another folder"
                 raise WrongFolder(f"{self.root} is in use by another process", hint) from error
             raise _as_ours(error, "lock", path_on_disk) from error
         self._locks.append(lock := RealLock(descriptor))

@@ -1,12 +1,11 @@
-"""Whose folder this is. A replica writes only into its own: right cluster, right number, a format it knows.
+"""The identity of a replica's folder, and the session checkpoints in it.
 
-`disk` is a random id made with the folder. A wiped disk has another one, so a replica that forgot everything is never
-taken for one that has nothing.
+A replica writes only into its own folder: its cluster, its number, a known format. `disk` is a random id created with
+the folder. A wiped disk has another id, so a replica that lost everything is never mistaken for an empty one.
 
-Session checkpoints on disk: a lane's session table as of a durable index, beside its ranges.
-
-A checkpoint carries the id of its topic. Lane numbers come again after a restart, so a file that a crash left behind
-when its topic was deleted may lie in the folder of the next topic of that lane: its id says that it is not that one's.
+A session checkpoint is a lane's session table as of a durable index, next to the lane's ranges. It has the id of its
+topic, because lane numbers are reused after a restart. If a topic was deleted and a crash left its checkpoint behind,
+the file may lie in the folder of the lane's next topic. The id shows that it does not belong there.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _BYTES_MAX = 4 * KIB
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a replica's folder says about itself. `generation`: the newest run of the cluster that used it."""
+    """The identity in a replica's folder. `generation`: the newest run of the cluster that used it."""
 
     format: int
     cluster: str
@@ -40,17 +39,17 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     disk: str
     generation: int
     check: int
-    log: str = ""  # the id that segments carry, in a restored copy; empty: `cluster`
+    log: str = ""  # in a restored copy: the id in its segments; empty: `cluster`
 
 
 class _Version(msgspec.Struct):
-    """The one thing that every version of the file says."""
+    """The only field that every version of the file has."""
 
     format: int
 
 
 def open_folder(disk: Disk, cluster: str, replica: int, generation: int) -> Identity:
-    """Lock a replica's folder and make sure that it is ours; an empty one becomes ours. WrongFolder says why not."""
+    """Lock a replica's folder and check that it belongs here. An empty one is initialized. Raises WrongFolder."""
     disk.lock(LOCK_FILE)
     found = read_identity(disk)
     if found is None:
@@ -66,31 +65,31 @@ def open_folder(disk: Disk, cluster: str, replica: int, generation: int) -> Iden
         return _write(disk, made)
     if found.cluster != cluster:
         hint = "give each cluster its own data_dir"
-        raise WrongFolder(f"the folder belongs to cluster {found.cluster}, this is cluster {cluster}", hint)
+        raise WrongFolder(f"the folder belongs to cluster {found.cluster}, not to {cluster}", hint)
     if found.replica != replica:
-        hint = "folders are named for their replica; move it back"
-        raise WrongFolder(f"the folder belongs to replica {found.replica}, this is replica {replica}", hint)
+        hint = "a folder is named after its replica; move it back"
+        raise WrongFolder(f"the folder belongs to replica {found.replica}, not to {replica}", hint)
     if generation > found.generation:
         found = _write(disk, msgspec.structs.replace(found, generation=generation))
     return found
 
 
 def adopt_folder(disk: Disk, before: Sequence[str], after: str, log: str) -> None:
-    """Give a replica's folder, copied with its cluster's folder, the copy's cluster id; leave any other as it is.
+    """Set the copy's cluster id in a replica's folder that was copied with its cluster's folder. Others stay unchanged.
 
-    WrongFolder while a process uses the folder.
+    Raises WrongFolder while a process uses the folder.
     """
     disk.lock(LOCK_FILE)
     try:
         found = read_identity(disk)
     except WrongFolder:
-        return  # its replica will say so
+        return  # its replica will report this
     if found is not None and found.cluster in before:
         _write(disk, msgspec.structs.replace(found, cluster=after, log=log))
 
 
 def read_identity(disk: Disk, path: str = IDENTITY_FILE) -> Identity | None:
-    """A folder's identity; None if it has none. WrongFolder if it is damaged or of a newer format."""
+    """Return a folder's identity, or None. Raises WrongFolder if it is damaged or of a newer format."""
     try:
         data = read_whole(disk, path, _BYTES_MAX)
     except Missing:
@@ -98,8 +97,8 @@ def read_identity(disk: Disk, path: str = IDENTITY_FILE) -> Identity | None:
     try:
         version = msgspec.json.decode(data, type=_Version).format
         if version > FORMAT_VERSION:
-            hint = "start the version of embarcadero that wrote it, or a newer one"
-            raise WrongFolder(f"the folder has format {version}, this program knows {FORMAT_VERSION}", hint)
+            hint = "start the version of Embarcadero that wrote it, or a newer one"
+            raise WrongFolder(f"the folder has format {version}; this version supports up to {FORMAT_VERSION}", hint)
         found = msgspec.json.decode(data, type=Identity)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise _damaged(path) from error
@@ -114,7 +113,7 @@ def _damaged(path: str) -> WrongFolder:
 
 
 def _refuse_orphans(disk: Disk) -> None:
-    """Records without an identity: somebody's, and we do not know whose."""
+    """Refuse a folder with records of an unknown owner: it has no identity."""
     if any(name.startswith("lane-") for name in disk.list("")):
         hint = "restore identity.json, or empty the whole folder: the replica then gets its records from its peers"
         raise WrongFolder("the folder has records but no identity.json", hint)
@@ -139,15 +138,15 @@ def _name(index: int) -> str:
 
 
 def write_checkpoint(disk: Disk, lane_folder: str, index: int, data: bytes, topic_id: int) -> None:
-    """Keep a lane's session table as of an index; on disk on return."""
+    """Write a lane's session table as of an index. It is synced on return."""
     if len(data) > SESSIONS_FILE_BYTES_MAX:
-        raise BadValue(f"a checkpoint of {len(data)} bytes", f"at most {SESSIONS_FILE_BYTES_MAX}")
+        raise BadValue(f"the checkpoint has {len(data)} bytes", f"the maximum is {SESSIONS_FILE_BYTES_MAX}")
     make_folders(disk, lane_folder)
     write_whole(disk, join(lane_folder, _name(index)), [encode_checkpoint(index, data, topic_id), data])
 
 
 def checkpoints(disk: Disk, lane_folder: str) -> list[int]:
-    """The indices of all checkpoints of a lane, oldest first."""
+    """Return the indices of all checkpoints of a lane, oldest first."""
     try:
         names = disk.list(lane_folder)
     except Missing:
@@ -156,14 +155,14 @@ def checkpoints(disk: Disk, lane_folder: str) -> list[int]:
 
 
 def read_checkpoint(disk: Disk, lane_folder: str, index: int, topic_ids: Collection[int] | None) -> bytes | None:
-    """The checkpoint of an index; None if it can't be read, is damaged, or of a topic with none of these ids.
+    """Return the checkpoint of an index, or None if it is unreadable, damaged, or of a topic with other ids.
 
-    `topic_ids` None: of any topic. Raises BadSegment if a newer program wrote it.
+    `topic_ids` None: of any topic. Raises BadSegment if a newer version wrote it.
     """
     path = join(lane_folder, _name(index))
     try:
         data = read_whole(disk, path, SESSIONS_FILE_BYTES_MAX + LINE_BYTES)
-    except DiskFailed:  # a bad sector, or longer than ours are: as good as damaged, and no reason to stop
+    except DiskFailed:  # a bad sector, or longer than a valid one: treat it as damaged and continue
         return None
     header, table = decode_checkpoint(data[:LINE_BYTES], path), data[LINE_BYTES:]
     if header is None or header[:3] != (index, len(table), payload_crc(table)):
@@ -174,7 +173,7 @@ def read_checkpoint(disk: Disk, lane_folder: str, index: int, topic_ids: Collect
 def newest_checkpoint(
     disk: Disk, lane_folder: str, at_most: int, topic_ids: Collection[int]
 ) -> tuple[int, bytes] | None:
-    """The newest undamaged checkpoint of a topic with one of these ids at or below an index, and that index."""
+    """Return the newest undamaged checkpoint at or below an index of a topic with one of these ids, and its index."""
     for index in reversed(checkpoints(disk, lane_folder)):
         if index <= at_most and (data := read_checkpoint(disk, lane_folder, index, topic_ids)) is not None:
             return index, data
@@ -182,7 +181,7 @@ def newest_checkpoint(
 
 
 def drop_foreign(disk: Disk, lane_folder: str, topic_ids: Collection[int]) -> int:
-    """Remove undamaged checkpoints of topics with other ids than these; returns how many."""
+    """Remove undamaged checkpoints of topics with other ids. Returns how many."""
     gone = 0
     for index in checkpoints(disk, lane_folder):
         path = join(lane_folder, _name(index))
@@ -195,14 +194,14 @@ def drop_foreign(disk: Disk, lane_folder: str, topic_ids: Collection[int]) -> in
 
 
 def sweep_drafts(disk: Disk, lane_folder: str) -> None:
-    """Remove what a crash left of checkpoints that were being written. Only their writer may, while it writes none."""
+    """Remove unfinished checkpoints after a crash. Only their writer may call this, while it writes none."""
     with suppress(Missing):
         for name in filter(_DRAFT.fullmatch, disk.list(lane_folder)):
             disk.remove(join(lane_folder, name))
 
 
 def drop_older(disk: Disk, lane_folder: str, index: int) -> int:
-    """Remove checkpoints below an index; returns how many."""
+    """Remove checkpoints below an index. Returns how many."""
     gone = [older for older in checkpoints(disk, lane_folder) if older < index]
     for older in gone:
         disk.remove(join(lane_folder, _name(older)))

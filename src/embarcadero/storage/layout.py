@@ -1,10 +1,10 @@
 """Byte layouts on disk. Headers, entries and footers are little-endian, indexes big-endian.
 
 A segment is a header, then records (the 64-byte order entry exactly as it was ordered, then its payload, padded with
-zeros to 64 bytes), then, once the next segment is on disk, a footer. A footer says that the segment is complete and
-synced, so a start only looks through segments without one; and it says that another segment follows, unless it is the
-last of a sealed range, so a segment that somebody deleted is missed. It has 72 bytes: records have multiples of 64, so
-no payload that ends a file can pass for one.
+zeros to 64 bytes), then, once the next segment is on disk, a footer. A footer means that the segment is complete and
+synced, so recovery only scans segments without one. It also means that another segment follows, unless it is the last
+one of a sealed range. So a deleted segment is detected. A footer has 72 bytes: records have multiples of 64, so no
+payload at the end of a file can be mistaken for one.
 
     segment header (128)     segment footer (72)    start file, mark (64)   index entry (12), big-endian
     0  magic      u64        0  magic      u64      0  magic     u64        0 seq or append_us u64
@@ -16,11 +16,11 @@ no payload that ends a file can pass for one.
     48 cluster    32 bytes   48 last_us    u64                              12 crc     u32
     124 check     u32        56 last       u32                              16 index   u64
                              68 check      u32                              24 bytes   u64
-                                                                            32 topic   u64 (id; 0: not told)
+                                                                            32 topic   u64 (id; 0: unknown)
                                                                             60 check   u32
 
-Checks of these are CRC32C of everything before them. A version that is newer than ours has its check in the same place:
-so "newer" can be told from "damaged".
+Checks of these are CRC32C of everything before them. A newer version has its check in the same place, so "newer" can be
+distinguished from "damaged".
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CHECKPOINT: Final = table(
     topic=("<u8", 32), check=("<u4", 60),
 )  # fmt: skip
 _POSITION_ROW: Final = struct.Struct("<6QI8x")
-"""All of a position but its check: one is written for every sync."""
+"""All of a position except its check: a mark is written for every sync."""
 INDEX: Final = np.dtype([("key", ">u8"), ("position", ">u4")])
 
 HEADER_BYTES: Final = HEADER.itemsize
@@ -82,18 +82,18 @@ invariant(_POSITION_ROW.size == POSITION.itemsize - 4, "a position ends with its
 LOG, INDEX_FILE, TIME_INDEX_FILE, DAMAGED, MENDED = ".log", ".index", ".timeindex", ".damaged", ".mended"
 _BEGUN: Final = ".begun"
 START_FILE: Final = "start"
-"""Where a range's copy starts. What is missing above it was not dropped by us."""
+"""Where a range's copy starts. Files that are missing above were not dropped by the replica."""
 MARK_FILE: Final = "synced"
-"""Up to where the copy was synced, as far as somebody had time to note it."""
+"""How far the copy was synced, as of the last time there was time to record it."""
 _POSITION_KINDS: Final = {START_FILE: 1, MARK_FILE: 2}
-"""So that neither is taken for the other; 0: it does not say, as in files of earlier versions."""
+"""Prevents confusion of the two; 0: unspecified, as in files of earlier versions."""
 _BEGUN_NAME = re.compile(r"lane-(\d{10})-range-(\d{10})\.begun")
 _LOG_NAME = re.compile(r"(\d{20})\.log")
 _DAMAGED_NAME = re.compile(r"(\d{20})-(\d{20})-(span|file|tail)\.damaged")
 
 
 class Header(NamedTuple):
-    """What a segment says about itself."""
+    """The identity of a segment, in its header."""
 
     lane: int
     range_number: int
@@ -103,7 +103,7 @@ class Header(NamedTuple):
 
 
 class Footer(NamedTuple):
-    """What a finished segment says about itself. `last`: no other one follows."""
+    """The summary of a finished segment. `last`: no other segment follows."""
 
     base_index: int
     base_seq: int
@@ -121,10 +121,10 @@ class FilePosition(NamedTuple):
     seq: int
     position: int
     lane: int = 0
-    range: int = 0  # whose position it is; 0: it does not say, as in files of earlier versions
+    range: int = 0  # the range's number; 0: unspecified, as in files of earlier versions
 
     def belongs_to(self, lane: int, number: int) -> bool:
-        """Whether it may be a position of this range."""
+        """Return whether it may be a position of this range."""
         return not self.range or (self.lane, self.range) == (lane, number)
 
 
@@ -134,7 +134,7 @@ def _sealed(row: Entries) -> bytes:
 
 
 def _open(data: bytes, dtype: np.dtype[np.void], magic: int) -> np.void | None:
-    """One row, if its length, magic and check fit."""
+    """Return one row if its length, magic and check are right; otherwise None."""
     if len(data) != dtype.itemsize:
         return None
     row: np.void = np.frombuffer(data, dtype=dtype)[0]
@@ -144,7 +144,7 @@ def _open(data: bytes, dtype: np.dtype[np.void], magic: int) -> np.void | None:
 
 
 def encode_header(header: Header) -> bytes:
-    """A segment's first bytes."""
+    """Encode a segment's header, its first bytes."""
     row = np.zeros(1, dtype=HEADER)
     row["magic"], row["version"] = _SEGMENT, FORMAT_VERSION
     row["lane"], row["range"], row["cluster"] = header.lane, header.range_number, header.cluster.encode()
@@ -153,7 +153,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(data: bytes, name: str) -> Header | None:
-    """A segment's header; None if it is damaged. BadSegment if a newer program wrote it."""
+    """Decode a segment's header. None if it is damaged. Raises BadSegment if a newer version wrote it."""
     row = _open(data, HEADER, _SEGMENT)
     if row is None:
         return None
@@ -169,22 +169,22 @@ def decode_header(data: bytes, name: str) -> Header | None:
 
 
 def was_header(data: bytes, header: Header) -> bool:
-    """Whether damaged bytes were this header: their check is its own, or all but the check is.
+    """Return whether damaged bytes were this header: either their check, or everything except the check, matches.
 
-    Records do not say of which lane they are: a file of another one, whose header can't be read, must not become ours.
+    Records do not name their lane. A file of another lane with an unreadable header must not be accepted here.
     """
     whole, end = encode_header(header), HEADER_BYTES - HEADER["check"].itemsize
     return data[end:] == whole[end:] or data[:end] == whole[:end]
 
 
 def refuse_newer(name: str, version: int) -> None:
-    """Say no to a file of another format version."""
-    hint = "start the version of embarcadero that wrote it, or a newer one"
-    raise BadSegment(f"{name} has format version {version}, this program reads {FORMAT_VERSION}", hint)
+    """Raise BadSegment for a file of another format version."""
+    hint = "start the version of Embarcadero that wrote it, or a newer one"
+    raise BadSegment(f"{name} has format version {version}; this version reads {FORMAT_VERSION}", hint)
 
 
 def encode_footer(footer: Footer) -> bytes:
-    """The last bytes of a finished segment."""
+    """Encode a segment's footer, its last bytes."""
     row = np.zeros(1, dtype=FOOTER)
     row["magic"] = _FOOTER
     for name, value in footer._asdict().items():
@@ -193,7 +193,7 @@ def encode_footer(footer: Footer) -> bytes:
 
 
 def decode_footer(data: bytes) -> Footer | None:
-    """A segment's footer; None if this is something else."""
+    """Decode a segment's footer; None if the bytes are not one."""
     row = _open(data, FOOTER, _FOOTER)
     if row is None:
         return None
@@ -202,13 +202,13 @@ def decode_footer(data: bytes) -> Footer | None:
 
 
 def encode_position(position: FilePosition, name: str) -> bytes:
-    """The content of a start file or a mark, by the file's name."""
+    """Encode the content of a start file or a mark; `name` is the file's name."""
     data = _POSITION_ROW.pack(_POSITION, *position, _POSITION_KINDS[name])
     return data + payload_crc(data).to_bytes(4, "little")
 
 
 def decode_position(data: bytes, name: str) -> FilePosition | None:
-    """A position; None if the bytes are damaged, or of the other file."""
+    """Decode a position; None if the bytes are damaged, or of the other file."""
     row = _open(data, POSITION, _POSITION)
     if row is None or int(row["kind"]) not in (0, _POSITION_KINDS[name]):
         return None
@@ -216,16 +216,16 @@ def decode_position(data: bytes, name: str) -> FilePosition | None:
 
 
 class CheckpointHeader(NamedTuple):
-    """What an on-disk session checkpoint says about itself: as of which index, how long, and of which topic."""
+    """The header of an on-disk session checkpoint: its index, length and topic."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     bytes: int
     crc: int
-    topic_id: int  # 0: not told, as in files of earlier versions
+    topic_id: int  # 0: unknown, as in files of earlier versions
 
 
 def encode_checkpoint(index: int, data: bytes, topic_id: int = 0) -> bytes:
-    """The header of an on-disk checkpoint."""
+    """Encode the header of an on-disk checkpoint."""
     row = np.zeros(1, dtype=CHECKPOINT)
     row["magic"], row["version"], row["crc"] = _CHECKPOINT, FORMAT_VERSION, payload_crc(data)
     row["index"], row["bytes"], row["topic"] = index, len(data), topic_id
@@ -233,7 +233,7 @@ def encode_checkpoint(index: int, data: bytes, topic_id: int = 0) -> bytes:
 
 
 def decode_checkpoint(data: bytes, name: str) -> CheckpointHeader | None:
-    """The header of an on-disk checkpoint; None if damaged. BadSegment if it is of a newer version."""
+    """Decode the header of an on-disk checkpoint. None if damaged. Raises BadSegment if a newer version wrote it."""
     row = _open(data, CHECKPOINT, _CHECKPOINT)
     if row is None:
         return None
@@ -243,52 +243,55 @@ def decode_checkpoint(data: bytes, name: str) -> CheckpointHeader | None:
 
 
 def record_bytes(size: int) -> int:
-    """What a record with a payload of this size takes: entry, payload, padding."""
+    """Return the size of a record with a payload of this size: entry, payload, padding."""
     return LINE_BYTES + -(-size // LINE_BYTES) * LINE_BYTES
 
 
 def segment_name(base_seq: int, suffix: str = LOG) -> str:
-    """Name of one of a segment's files."""
+    """Return the name of one of a segment's files."""
     return f"{base_seq:020d}{suffix}"
 
 
 def base_seqs(names: list[str]) -> list[int]:
-    """The segments among a folder's names, oldest first."""
+    """Return the base seqs of the segments among a folder's names, oldest first."""
     return sorted(int(match[1]) for name in names if (match := _LOG_NAME.fullmatch(name)))
 
 
 def lane_folder(lane: int) -> str:
-    """Folder of a lane in a replica's folder."""
+    """Return the folder of a lane in a replica's folder."""
     return f"lane-{lane:010d}"
 
 
 def range_folder(lane: int, number: int) -> str:
-    """Folder of a range's copy in a replica's folder."""
+    """Return the folder of a range's copy in a replica's folder."""
     return f"{lane_folder(lane)}/range-{number:010d}"
 
 
 def repair_folder(folder: str) -> str:
-    """Where missing segments of a range's copy are on their way back."""
+    """Return the folder in which missing segments of a range's copy are rebuilt."""
     return f"{folder}.repair"
 
 
 def begun_name(folder: str) -> str:
-    """An empty file in the replica's folder: this copy was there once. Without, no folder means that there was none."""
+    """Return the name of an empty file in the replica's folder that records that this copy existed.
+
+    Without this file, a missing folder means that there was no copy.
+    """
     return folder.replace("/", "-") + _BEGUN
 
 
 def begun_range(name: str) -> RangeKey | None:
-    """The range of such a name; None if it is another file's."""
+    """Return the range of such a file name; None for other files."""
     match = _BEGUN_NAME.fullmatch(name)
     return RangeKey(int(match[1]), int(match[2])) if match else None
 
 
 def damaged_name(first: int, end: int, kind: str) -> str:
-    """Name of what was put aside when the indices [first, end) were found damaged."""
+    """Return the name of the file that records damage at the indices [first, end)."""
     return f"{first:020d}-{end:020d}-{kind}{DAMAGED}"
 
 
 def damaged_span(name: str) -> tuple[int, int, str] | None:
-    """(first, end, kind) of such a name; None if it is another file's."""
+    """Return (first, end, kind) of such a file name; None for other files."""
     match = _DAMAGED_NAME.fullmatch(name)
     return (int(match[1]), int(match[2]), match[3]) if match else None

@@ -1,9 +1,10 @@
 """A replica's copy of one range: segments that are appended to, synced in groups, rolled over, cut and dropped.
 
-One thread appends; the sync job may run in another. They share two immutable values, each swapped at once: what was
-written (the job takes it when it begins, so it covers all that came while the disk was busy) and the tuple of segments
-(so a reader has the old one or the new one). Order on disk: records, sync, next segment's header and name, sync,
-footer. After a failed sync nothing above `synced` is trusted: `cut(log.synced)` begins anew from there.
+One thread appends. The sync job may run in another thread. They share two immutable values, each replaced atomically.
+The first is the written state: the job loads it when it starts, so it covers everything that arrived while the disk was
+busy. The second is the tuple of segments: a reader sees the old one or the new one. Order on disk: records, sync, the
+next segment's header and name, sync, footer. After a failed sync nothing above `synced` is trusted: `cut(log.synced)`
+restarts from there.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from embarcadero.storage.segment import (
 
 
 class _Written(NamedTuple):
-    """All that was written so far: segments that were rolled over, the active one, and where it ends."""
+    """The written state: rolled segments, the active segment, and where it ends."""
 
     rolled: tuple[SegmentWriter, ...]
     active: SegmentWriter
@@ -57,7 +58,7 @@ class _Written(NamedTuple):
 
 
 class RangeLog:
-    """One range's copy, open for writing. Made by `create` or `recover`."""
+    """One range's copy, open for writing. Created by `create` or `recover`."""
 
     def __init__(self, disk: Disk, folder: str, start: int, settings: RangeSettings, found: RecoveredRange) -> None:
         self.disk, self.folder, self.settings = disk, folder, settings
@@ -68,12 +69,12 @@ class RangeLog:
         self._finished: deque[SegmentWriter] = deque()
         self._syncing = self._failed = False
         self._mark: File | None = None
-        self._unmarked: _Written | None = None  # what was synced since the mark was noted
+        self._unmarked: _Written | None = None  # the synced state that is not yet in the mark
         self.synced = found.active.end
         self.sealed = found.closed
         self.damage: list[Damage] = found.damage
         self.notes: list[str] = found.notes
-        """What recovery did, for people."""
+        """Actions of recovery, for people."""
         if not self.sealed:
             self._unmarked = self._written
             self.note_mark()
@@ -82,18 +83,18 @@ class RangeLog:
     def create(
         cls, disk: Disk, folder: str, lane: int, range_number: int, start: int, start_seq: int, settings: RangeSettings
     ) -> RangeLog:
-        """Begin a copy; its folder and first segment are synced on return. One that was begun before is recovered."""
+        """Create a copy. Its folder and first segment are synced on return. An existing one is recovered."""
         return cls.recover(disk, folder, lane, range_number, start, start_seq, settings)
 
     @classmethod
     def recover(
         cls, disk: Disk, folder: str, lane: int, range_number: int, start: int, start_seq: int, settings: RangeSettings
     ) -> RangeLog:
-        """Open a copy as a crash may have left it. `damage` tells what must come from a peer."""
+        """Open a copy as a crash may have left it. `damage` lists the parts that must come from a peer."""
         first = Header(lane, range_number, start, start_seq, settings.cluster)
         return cls(disk, folder, start, settings, recover_range(disk, folder, first, settings))
 
-    # --- where it is --------------------------------------------------------------------------------------------------
+    # --- positions ----------------------------------------------------------------------------------------------------
     @property
     def end(self) -> int:
         """The next index to append."""
@@ -106,17 +107,17 @@ class RangeLog:
 
     @property
     def first(self) -> int:
-        """The lowest index that is kept."""
+        """The lowest index in the copy."""
         return self.segments[0].base_index
 
     @property
     def dirty(self) -> bool:
-        """Whether a sync has something to do."""
+        """Whether there is data to sync."""
         return self.end > self.synced or any(rolled.footer is None for rolled in self._written.rolled)
 
     @property
     def failed(self) -> bool:
-        """A sync failed: nothing above `synced` is trusted until `cut(log.synced)`."""
+        """Whether a sync failed: nothing above `synced` is trusted until `cut(log.synced)`."""
         return self._failed
 
     @property
@@ -126,13 +127,13 @@ class RangeLog:
 
     @property
     def segments(self) -> tuple[SegmentInfo, ...]:
-        """All segments, oldest first; the last one is written to unless the range is sealed."""
+        """All segments, oldest first. The last one is active unless the range is sealed."""
         self._absorb()
         written = self._written
         return (*self._sealed_segments, *(rolled.info for rolled in written.rolled), written.active.info)
 
     def _absorb(self) -> None:
-        """Take over what the sync job finished."""
+        """Adopt the segments that the sync job finished."""
         while self._finished:
             done = self._finished.popleft()
             rolled = tuple(one for one in self._written.rolled if one is not done)
@@ -142,9 +143,9 @@ class RangeLog:
 
     # --- appending ----------------------------------------------------------------------------------------------------
     def append(self, entries: Entries, payloads: Sequence[Part]) -> None:
-        """Write records that continue the log, one write for each segment they go to. Not synced.
+        """Append records that continue the log, with one write per segment. They are not synced.
 
-        An error may come after some of them are written: go on from `end`.
+        If it raises, some records may have been written: continue from `end`.
         """
         self._check_open()
         sizes = check_records(entries, payloads, self.end, self.end_seq)
@@ -165,17 +166,17 @@ class RangeLog:
             done = upto
 
     def _fitting(self, bytes_each: Sequence[int], done: int) -> int:
-        """How many records go to the active segment; 0: none, begin the next one."""
-        room = self.settings.segment_bytes - self._active.position
+        """Return how many records fit into the active segment; 0 means that a new segment is needed."""
+        budget = self.settings.segment_bytes - self._active.position
         count = 0
         for size in bytes_each[done:]:
-            if (room := room - size) < 0:
+            if (budget := budget - size) < 0:
                 break
             count += 1
         if count or self._active.may_roll:
             return count
         if self._active.position + bytes_each[done] > SEGMENT_BYTES_MAX:
-            raise TooMany(f"{self.folder} has no room for another entry without records", "publish some records")
+            raise TooMany(f"{self.folder} has no space for another entry without records", "publish some records")
         return 1
 
     def _check_open(self) -> None:
@@ -183,12 +184,12 @@ class RangeLog:
             raise BadValue(f"{self.folder} is sealed at {self.end}", "append to the lane's open range")
         if self._failed:
             raise DiskFailed(
-                f"a sync in {self.folder} failed: what was written after {self.synced} may be lost",
-                "cut the log to what is synced, then append again",
+                f"a sync in {self.folder} failed: data written after {self.synced} may be lost",
+                "cut the log at its synced end, then append again",
             )
 
     def roll_if_due(self, now_us: int) -> bool:
-        """Begin the next segment if the active one is old. Call it now and then, with any steady clock."""
+        """Start the next segment if the active one is old. Call it regularly, with any monotonic clock."""
         active = self._active
         if self.sealed or self._failed or not active.may_roll:
             return False
@@ -210,10 +211,10 @@ class RangeLog:
 
     # --- syncing ------------------------------------------------------------------------------------------------------
     def sync_job(self, mark: bool = True) -> Callable[[], int]:
-        """A job for a worker: sync whatever is written when it begins; returns the index synced through.
+        """Return a job for a worker that syncs everything written before it starts. It returns the synced index.
 
-        One job at a time. If it raises, the log has failed. Without `mark`, `note_mark` is to follow: somebody waits
-        for the sync, and nobody for the mark.
+        Run one job at a time. If it raises, the log has failed. Without `mark`, call `note_mark` later: brokers wait
+        for the sync, but not for the mark.
         """
         return self._sync if mark else self._sync_only
 
@@ -250,7 +251,7 @@ class RangeLog:
         return written.end
 
     def note_mark(self) -> None:
-        """Leave a word about how far we are synced. It helps recovery; nothing is lost without it."""
+        """Write the mark: how far the copy is synced. It helps recovery, but no data depends on it."""
         written, self._unmarked = self._unmarked, None
         if written is None:
             return
@@ -266,64 +267,65 @@ class RangeLog:
 
     # --- cutting, sealing, dropping -----------------------------------------------------------------------------------
     def cut(self, index: int) -> None:
-        """Drop everything at or above an index, synced on return. Also the way on after a failed sync.
+        """Drop everything at or above an index. Synced on return. This is also how to continue after a failed sync.
 
-        Where the copy's first segments are missing, what is here may all be above it: then it begins again.
+        If the copy's first segments are missing, the whole copy may be above the index: then it starts again.
         """
         self._absorb()
         invariant(not self._syncing, "nothing is synced meanwhile")
         if index < self.first and index != self._floor.index:
-            raise BadSegment(f"{self.folder} can't be cut at {index}: it begins at {self.first}", "repair it first")
+            raise BadSegment(f"{self.folder} can't be cut at {index}: it starts at {self.first}", "repair it first")
         if self.sealed and index < self.end:
             raise BadValue(f"{self.folder} is sealed at {self.end}, and can't be cut at {index}")
         if index >= self.end and not self._failed:
             return
         if self._failed:
-            invariant(index <= self.synced, "after a failed sync only what is synced is kept")
+            invariant(index <= self.synced, "after a failed sync only synced data is kept")
         elif self._written.rolled:
-            self._sync()  # segments that stay are finished
+            self._sync()  # finishes the segments that stay
         if index < self.first:
-            self._begin_again()
+            self._restart()
             return
         segments = self.segments
         keep = max(number for number, info in enumerate(segments) if info.base_index <= index)
         while keep and not segments[keep - 1].sealed:
-            keep -= 1  # nobody vouches for it yet: go on there
+            keep -= 1  # this segment is not verified as finished: continue there
         base = segments[keep]
-        position, seq, last_us = self._place_of(base, index)
+        position, seq, last_us = self._position_of(base, index)
         header = self._active.header
-        self._lower(FilePosition(index, base.base_seq, position, header.lane, header.range_number))
+        self._lower_mark(FilePosition(index, base.base_seq, position, header.lane, header.range_number))
         self._close_written()
         for number in range(len(segments) - 1, keep, -1):
-            self._strip(segments[number - 1])
+            self._remove_footer(segments[number - 1])
             remove_segment(self.disk, self.folder, segments[number].base_seq)
             self.disk.sync_folder(self.folder)
         self._continue(segments, keep, position, index, seq, last_us)
 
     def begin_at(self, index: int, seq: int) -> None:
-        """Drop all that is here, and begin at a position above it: what comes before is trimmed. Synced on return.
+        """Drop the whole copy, and start at a higher position: everything below is trimmed. Synced on return.
 
-        What was missing above, or nobody knows how far, still is: a crash on the way leaves no less on record.
+        Missing parts above that position, and tails of unknown length, are still recorded as missing. A crash at any
+        point leaves at least this record.
         """
-        invariant(not self._syncing and index >= self.end, "it begins above what it has")
-        told = [one for one in self.damage if one.kind is DamageKind.TAIL or one.end > index]
-        if told:
-            self.quarantine(index, max(index + 1, *(one.end for one in told)), DamageKind.TAIL, b"")
+        invariant(not self._syncing and index >= self.end, "a new start is above the copy's end")
+        missing = [one for one in self.damage if one.kind is DamageKind.TAIL or one.end > index]
+        if missing:
+            self.quarantine(index, max(index + 1, *(one.end for one in missing)), DamageKind.TAIL, b"")
         self._note_start(index, seq)
-        self._begin_again()
+        self._restart()
         for damage in [one for one in self.damage if one.first < index]:
             self.healed(damage)
 
     def _note_start(self, index: int, seq: int) -> None:
-        """Before anything goes: only what is below was dropped by us."""
+        """Write the start file before dropping anything: only entries below were dropped by the replica."""
         header = self._active.header
         self._floor = FilePosition(index, seq, HEADER_BYTES, header.lane, header.range_number)
         write_whole(self.disk, join(self.folder, START_FILE), [encode_position(self._floor, START_FILE)])
 
-    def _begin_again(self) -> None:
-        """Drop all that is here, and go on where the copy starts."""
+    def _restart(self) -> None:
+        """Drop the whole copy, and continue at its start position."""
         floor, header = self._floor, self._active.header
-        self._lower(FilePosition(floor.index, floor.seq, HEADER_BYTES, header.lane, header.range_number))
+        self._lower_mark(FilePosition(floor.index, floor.seq, HEADER_BYTES, header.lane, header.range_number))
         self._close_written()
         for info in reversed(self.segments):
             remove_segment(self.disk, self.folder, info.base_seq)
@@ -332,28 +334,28 @@ class RangeLog:
         active = begin_segment(self.disk, self.folder, header, self.settings)
         active.file.sync()
         self.disk.sync_folder(self.folder)
-        self._go_on(active, ())
+        self._continue_from(active, ())
 
     def _close_written(self) -> None:
         for one in (*self._written.rolled, self._active):
             one.file.close()
 
-    def _go_on(self, active: SegmentWriter, before: tuple[SegmentInfo, ...]) -> None:
-        """From what is synced, with these segments before it."""
+    def _continue_from(self, active: SegmentWriter, before: tuple[SegmentInfo, ...]) -> None:
+        """Continue from the synced data, after these segments."""
         self._sealed_segments = before
         self._active = active
         self._written = _Written((), active, active.position, active.end)
         self.synced = active.end
         self._failed = False
 
-    def _lower(self, position: FilePosition) -> None:
-        """Before anything goes: the mark must not say that it was synced."""
+    def _lower_mark(self, position: FilePosition) -> None:
+        """Lower the mark before dropping data: it must not claim that dropped data was synced."""
         self._unmarked = None
         self._mark_file().pwrite([encode_position(position, MARK_FILE)], 0)
         self._mark_file().sync()
 
-    def _place_of(self, info: SegmentInfo, index: int) -> tuple[int, int, int]:
-        """(position, seq, time of the last record before) of an index in its segment."""
+    def _position_of(self, info: SegmentInfo, index: int) -> tuple[int, int, int]:
+        """Return (position, seq, time of the last record before) of an index in its segment."""
         if index == info.base_index:
             return HEADER_BYTES, info.base_seq, 0
         header = self._active.header
@@ -361,15 +363,15 @@ class RangeLog:
         try:
             before = reader.locate(index - 1)
             if before is None:
-                raise BadSegment(f"{reader.name} can't be cut at {index}: it is damaged before", "repair it first")
+                raise BadSegment(f"{reader.name} can't be cut at {index}: it is damaged below that", "repair it first")
             entry = reader.entry(before.position)
             seq = int(entry["seq"][0]) + int(entry["count"][0])
             return before.position + before.bytes, seq, int(entry["append_us"][0])
         finally:
             reader.close()
 
-    def _strip(self, info: SegmentInfo) -> None:
-        """Take a segment's footer away, before the segment after it goes."""
+    def _remove_footer(self, info: SegmentInfo) -> None:
+        """Remove a segment's footer before the segment after it is removed."""
         file = self.disk.open(join(self.folder, segment_name(info.base_seq)), writable=True)
         try:
             file.truncate(info.bytes)
@@ -380,12 +382,12 @@ class RangeLog:
     def _continue(
         self, segments: tuple[SegmentInfo, ...], keep: int, position: int, index: int, seq: int, last_us: int
     ) -> None:
-        """Go on writing to a segment at a position."""
+        """Continue writing to a segment at a position."""
         base = segments[keep]
         file = self.disk.open(join(self.folder, segment_name(base.base_seq)), writable=True)
         header = self._active.header._replace(base_index=base.base_index, base_seq=base.base_seq)
         file.truncate(position)
-        file.pwrite([encode_header(header)], 0)  # a failed sync may have lost it, and the segment's name with it
+        file.pwrite([encode_header(header)], 0)  # a failed sync may have lost the header, and the segment's name
         file.sync()
         self.disk.sync_folder(self.folder)
         active = SegmentWriter(
@@ -395,10 +397,10 @@ class RangeLog:
         for entries, positions in reader.walk(HEADER_BYTES, base.base_index):
             active.index.add(entries, positions)
         reader.close()
-        self._go_on(active, segments[:keep])
+        self._continue_from(active, segments[:keep])
 
     def seal(self, end: int) -> None:
-        """The range ends here for good: what is above goes, the rest is synced and never written again."""
+        """Seal the range permanently at `end`: drop records above; the rest is synced and never written again."""
         if self.sealed and end == self.end:
             return
         if end > self.end:
@@ -413,16 +415,16 @@ class RangeLog:
         self.close()
 
     def drop_below(self, index: int) -> int:
-        """Drop sealed segments whose records are all below an index, never the last one; returns the bytes freed."""
+        """Drop sealed segments with all records below an index, except the last. Returns the bytes freed."""
         segments = self.segments
         sealed = self._sealed_segments
         gone = 0
         while gone < len(sealed) and sealed[gone].end_index <= index:
             gone += 1
         first = segments[gone]
-        if self._floor.index < first.base_index <= index:  # also if what was before is only missing
+        if self._floor.index < first.base_index <= index:  # also if the earlier segments are only missing
             self._note_start(first.base_index, first.base_seq)
-        elif gone:  # what follows is missing, and is still to come back
+        elif gone:  # the next segments are missing, and will return from a peer
             self._note_start(segments[gone - 1].end_index, segments[gone - 1].end_seq)
         self._sealed_segments = self._sealed_segments[gone:]
         for damage in [one for one in self.damage if one.is_below(self._floor.index)]:
@@ -433,14 +435,14 @@ class RangeLog:
 
     # --- damage -------------------------------------------------------------------------------------------------------
     def begin_later(self, damage: Damage, index: int, seq: int) -> Damage:
-        """What is missing at the copy's start is trimmed up to this position; returns what is still missing."""
-        left = self.quarantine(index, damage.end, DamageKind.FILE, b"")
+        """Shorten a damage at the copy's start whose first part is trimmed up to this position. Returns the rest."""
+        rest = self.quarantine(index, damage.end, DamageKind.FILE, b"")
         self._note_start(index, seq)
         self.healed(damage)
-        return left
+        return rest
 
     def quarantine(self, first: int, end: int, kind: DamageKind, found: bytes) -> Damage:
-        """Take note, for good, that [first, end) must come from a peer; what was found is kept to look at."""
+        """Record permanently that [first, end) must come from a peer. The damaged bytes are kept for inspection."""
         damage = Damage(first, end, kind, damaged_name(first, end, kind))
         if damage not in self.damage:
             write_whole(self.disk, join(self.folder, damage.name), [found])
@@ -450,7 +452,7 @@ class RangeLog:
         return damage
 
     def _put_aside(self, first: int, end: int) -> None:
-        """Finished segments of this span are not ours, or not there: the peer's take their place."""
+        """Put finished segments of this span aside, if they are there: the peer's take their place."""
         self._absorb()
         gone = [info for info in self._sealed_segments if first <= info.base_index and info.end_index <= end]
         self._sealed_segments = tuple(info for info in self._sealed_segments if info not in gone)
@@ -458,7 +460,7 @@ class RangeLog:
             put_segment_aside(self.disk, self.folder, info.base_seq)
 
     def healed(self, damage: Damage) -> None:
-        """A damage was repaired, and that is synced."""
+        """Mark a damage as repaired, after the repair was synced."""
         path = join(self.folder, damage.name)
         if self.disk.exists(path):
             self.disk.rename(path, path.removesuffix(DAMAGED) + MENDED)
@@ -466,21 +468,21 @@ class RangeLog:
         self.damage = [other for other in self.damage if other != damage]
 
     def header(self, info: SegmentInfo) -> Header:
-        """What the header of one of its segments says."""
+        """Return the header of one of its segments."""
         return self._active.header._replace(base_index=info.base_index, base_seq=info.base_seq)
 
     def closes_at(self, end: int) -> bool:
-        """Whether a segment that ends here is the last one of a sealed copy: an empty one may follow it."""
+        """Return whether a segment that ends here is the last one of a sealed copy; an empty one may follow."""
         return self.sealed and self.segments[-1].base_index < end
 
     def adopt(self, made: Sequence[SegmentInfo]) -> None:
-        """Segments that were missing, or damaged, are whole again."""
+        """Add repaired segments."""
         known = {info.base_seq: info for info in (*self._sealed_segments, *made)}
         known.pop(self._active.header.base_seq, None)
         self._sealed_segments = tuple(sorted(known.values()))
 
     def finish(self, last: bool) -> tuple[SegmentInfo, ...]:
-        """Sync, and leave all segments finished, to become part of another copy, perhaps its end; closes this one."""
+        """Sync, finish all segments for use in another copy, and close this one. `last`: they may be its end."""
         self._sync()
         self._absorb()
         if self._active.end > self._active.header.base_index:
@@ -490,7 +492,7 @@ class RangeLog:
         return made
 
     def close(self) -> None:
-        """Let go of all files. What is not synced may be lost."""
+        """Close all files. Data that is not synced may be lost."""
         self._absorb()
         self.note_mark()
         self._close_written()

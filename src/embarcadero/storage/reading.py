@@ -1,7 +1,7 @@
-"""Reading a range's copy, from any process, without a lock, while its owner appends, rolls over, cuts and drops.
+"""Lock-free reading of a range's copy, from any process, while its owner appends, rolls over, cuts and drops.
 
-Nothing here is told by the owner: names, headers and footers say where records are, entries and checksums whether they
-are right. What is not there (yet) is "nothing", what is wrong is BadSegment, what was dropped is Trimmed. One thread at
+The owner gives no information. Names, headers and footers locate records; entries and checksums show whether they are
+valid. Records that are not there (yet) give an empty result, wrong ones BadSegment, dropped ones Trimmed. One thread at
 a time.
 """
 
@@ -24,15 +24,15 @@ from embarcadero.storage.segment import Point, SegmentReader, Spot, read_positio
 T = TypeVar("T")
 
 _OPEN_MAX = 16
-"""Segments that a reader keeps open."""
+"""Number of segments that a reader keeps open."""
 _POSITIONS_MAX = 64
-"""Positions from which reads are expected to go on."""
+"""Number of remembered positions for sequential reads."""
 
 
 class RangeReader:
-    """One replica's copy of a range, for reading. A folder that is not there reads as an empty range.
+    """One replica's copy of a range, for reading. A missing folder reads as an empty range.
 
-    `start`: where the range begins. A copy that has lost its own note of that is believed only if it starts there.
+    `start`: where the range starts. A copy that lost its start file is trusted only if it starts there.
     """
 
     def __init__(self, disk: Disk, folder: str, lane: int, range_number: int, start: int) -> None:
@@ -46,19 +46,19 @@ class RangeReader:
 
     # --- segments -----------------------------------------------------------------------------------------------------
     def refresh(self) -> None:
-        """Look again which segments there are."""
+        """List the segments again."""
         try:
             bases = base_seqs(self._disk.list(self.folder))
         except Missing:
             bases = []
         if self._bases and (not bases or self._bases[-1] not in bases):
-            self.close()  # it was cut: what we remember of its end is no longer so
+            self.close()  # it was cut: the remembered end is no longer valid
         for gone in set(self._open) - set(bases):
             self._open.pop(gone).close()
         self._bases = bases
 
     def close(self) -> None:
-        """Let go of all files. Reading opens them again."""
+        """Close all files. Reading opens them again."""
         for segment in self._open.values():
             segment.close()
         self._open.clear()
@@ -66,9 +66,9 @@ class RangeReader:
         self._indices.clear()
 
     def _look(self, look: Callable[[], T | None]) -> T | None:
-        """What a look finds; where that is nothing, what it finds in files that were opened anew.
+        """Return the result of a lookup; if there is none, repeat it with newly opened files.
 
-        A segment that was cut away and made again has the same name: what we had open may be the one that is gone.
+        A segment that was cut away and created again has the same name: an open file may be the removed one.
         """
         found = look()
         if found is None and self._open:
@@ -78,9 +78,9 @@ class RangeReader:
 
     @property
     def first(self) -> int | None:
-        """The lowest index that is kept here; None if nothing is. BadSegment if it should be here, and is not.
+        """The lowest index in the copy, or None. Raises BadSegment if the first segment is missing.
 
-        The owner notes where its copy starts before it drops anything: a file that is missing above was deleted.
+        The owner writes the start file before it drops anything: a file that is missing above was deleted.
         """
         start = read_position(self._disk, self.folder, START_FILE, self._lane, self._range_number)
         if start is None:
@@ -96,8 +96,8 @@ class RangeReader:
             return None
         first = self._base_index(self._bases[0])
         if first > self._start:
-            hint = "the replica gets what is missing from a peer"
-            raise BadSegment(f"{self.folder} begins at {first}, and {START_FILE} is missing: was more there?", hint)
+            hint = "the replica gets missing records from a peer"
+            raise BadSegment(f"{self.folder} starts at {first} without a {START_FILE} file: are records missing?", hint)
         return first
 
     def _missing(self, seq: int) -> BadSegment:
@@ -119,7 +119,7 @@ class RangeReader:
         return self._indices[base]
 
     def _holding(self, index: int) -> SegmentReader | None:
-        """The segment that holds an index, if any does; BadSegment if that one can't be read."""
+        """Return the segment that contains an index, if any. Raises BadSegment if it is unreadable."""
         try:
             number = bisect_right(self._bases, index, key=self._base_index) - 1
         except BadSegment:
@@ -127,7 +127,7 @@ class RangeReader:
         return self._segment(self._bases[number]) if number >= 0 else None
 
     def _holding_among_readable(self, index: int) -> SegmentReader | None:
-        """The same, where a segment has no header to go by."""
+        """Do the same when a segment has no readable header."""
         found: SegmentReader | None = None
         bad: BadSegment | None = None
         for base in self._bases:
@@ -143,26 +143,26 @@ class RangeReader:
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def read(self, index: int, end: int, max_bytes: int) -> tuple[Entries, list[memoryview]]:
-        """Records from `index` on, below `end`: as many as are here and fit `max_bytes`, at least one if it is here.
+        """Return checked records from `index` to below `end`, up to `max_bytes`, but at least one if it is here.
 
-        All are checked. Payloads are views into few buffers. Nothing: the copy ends here (so far).
+        Payloads are views into few buffers. An empty result means that the copy ends here (so far).
         """
         for again in (False, True):
             if again:
-                self.close()  # what we have open may be gone, see _look
+                self.close()  # an open file may be a removed one, see _look
                 self.refresh()
             try:
                 found = self._read(index, end, max_bytes)
             except Missing:
-                continue  # dropped between two looks
+                continue  # dropped between two lookups
             if found is not None:
                 return found
         if self._below(index) and (first := self.first) is not None and index < first:
-            raise Trimmed(f"{self.folder} begins at {first}, {index} was dropped", f"read from {first} on")
+            raise Trimmed(f"{self.folder} starts at {first}; {index} was dropped", f"read from {first} on")
         return NO_ENTRIES, []
 
     def _below(self, index: int) -> bool:
-        """Whether an index is below all that is here; perhaps, if the first file goes at this very moment."""
+        """Return whether an index is below the whole copy, or may be because the first file is being dropped."""
         try:
             return bool(self._bases) and index < self._base_index(self._bases[0])
         except Missing:
@@ -199,13 +199,13 @@ class RangeReader:
             segment.refresh()
             if segment.footer is not None and segment.header.base_index <= index < segment.footer.end_index:
                 raise BadSegment(
-                    f"record {index} is not in {segment.name} as it should be",
+                    f"record {index} is missing or damaged in {segment.name}",
                     "the replica repairs it from a peer; read from another replica meanwhile",
                 )
         return spot
 
     def entry(self, index: int) -> Entries | None:
-        """One record's entry, checked; None if it is not here."""
+        """Return one record's entry, checked; None if it is not here."""
         return self._look(lambda: self._entry(index))
 
     def _entry(self, index: int) -> Entries | None:
@@ -213,7 +213,7 @@ class RangeReader:
         return found if len(found) else None
 
     def entries(self, index: int, end: int) -> Entries:
-        """Entries from `index` to `end`, without payloads, as far as they are here."""
+        """Return checked entries from `index` to `end`, without payloads, as far as they are here."""
         found: list[Entries] = []
         self.refresh()
         while index < end:
@@ -234,9 +234,9 @@ class RangeReader:
         return join(found) if found else NO_ENTRIES
 
     def covered(self, index: int, end: int) -> int:
-        """Where records from `index` on end, at most at `end`: by headers and footers, without a look at records.
+        """Return where records from `index` on end, up to `end`, according to headers and footers.
 
-        `index` itself if it is not here, or the segment that should have it can't be read.
+        Returns `index` itself if it is not here, or if its segment is unreadable.
         """
         self.refresh()
         try:
@@ -247,9 +247,10 @@ class RangeReader:
         return index
 
     def points(self, index: int, end: int, every: int, max_bytes: int) -> tuple[list[Point], int]:
-        """Records of [index, end) about so many bytes apart, and where they end: there, or behind `max_bytes`.
+        """Return records of [index, end) about `every` bytes apart, and the index where the list ends.
 
-        What was dropped is passed over; BadSegment if the copy ends before.
+        The list ends at `end`, or after `max_bytes`. Dropped records are skipped. Raises BadSegment if the copy ends
+        earlier.
         """
         self.refresh()
         found: list[Point] = []
@@ -265,7 +266,7 @@ class RangeReader:
 
     # --- finding ------------------------------------------------------------------------------------------------------
     def find_seq(self, seq: int) -> int | None:
-        """Index of the batch that holds a record, or of the first one if all come after it; None if it is not here."""
+        """Return the index of the batch that contains a record, or of the first batch if all are later; else None."""
         return self._look(lambda: self._find_seq(seq))
 
     def _find_seq(self, seq: int) -> int | None:
@@ -282,7 +283,7 @@ class RangeReader:
         return None
 
     def find_time(self, us: int) -> int | None:
-        """Index of the first batch that was appended at this time or later; None if that is not here."""
+        """Return the index of the first batch appended at or after this time; None if it is not here."""
         return self._look(lambda: self._find_time(us))
 
     def _find_time(self, us: int) -> int | None:
@@ -302,10 +303,10 @@ class RangeReader:
         return None
 
     def _hole(self, segment: SegmentReader) -> BadSegment:
-        return BadSegment(f"records of {segment.name}, or behind it, are missing", "read from another replica")
+        return BadSegment(f"records in or after {segment.name} are missing", "read from another replica")
 
     def _first_reaching(self, us: int) -> int:
-        """The number of the last segment that begins before a time: append times never go back."""
+        """Return the number of the last segment that begins before a time. Append times never decrease."""
         low, high = 0, len(self._bases)
         while low < high:
             middle = (low + high) // 2

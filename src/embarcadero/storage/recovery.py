@@ -1,10 +1,10 @@
-"""Opening a range's copy as a crash, or somebody's hand, may have left it.
+"""Open a range's copy after a crash, or after manual changes to its files.
 
-Finished segments are trusted for now, by names, headers, footers and sizes: two short reads each. Only segments without
-a footer are looked through, in practice the active one. A torn end is cut. Damage before a later record, and files that
-are gone or not ours, are put aside and noted as damage, to be repaired from a peer. What was written but perhaps never
-synced is written once more and synced before anybody counts on it: after a failed sync a system may take lost
-pages for clean ones.
+Finished segments are trusted for now by their names, headers, footers and sizes: two short reads each. Only segments
+without a footer are scanned, in practice the active one. A torn end is cut. Damage before a later record, and files
+that are missing or do not belong here, are put aside and recorded as damage, to be repaired from a peer. Data that was
+written but perhaps never synced is written again and synced before it counts: after a failed sync, a system may treat
+lost pages as clean ones.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from embarcadero.storage.segment import (
 
 @dataclass(slots=True)
 class RecoveredRange:
-    """What was found: finished segments, the one to go on with, what is damaged. `closed`: the range is sealed."""
+    """The recovered state: finished segments, the active one, damage. `closed`: the range is sealed."""
 
-    floor: FilePosition  # where the copy starts, or should
+    floor: FilePosition  # where the copy starts, or should start
     segments: tuple[SegmentInfo, ...]
     active: SegmentWriter
     damage: list[Damage] = field(default_factory=list)
@@ -69,7 +69,7 @@ class RecoveredRange:
 
 
 class Seen(NamedTuple):
-    """A segment file by its first and last bytes."""
+    """A segment file, known by its first and last bytes."""
 
     base_seq: int
     size: int
@@ -78,7 +78,7 @@ class Seen(NamedTuple):
 
 
 def recover_range(disk: Disk, folder: str, first: Header, settings: RangeSettings) -> RecoveredRange:
-    """Open what is in a folder, or begin it. `first` is what the header of the range's first segment says."""
+    """Open the copy in a folder, or create it. `first` is the expected header of the range's first segment."""
     for _, path in _way_to(folder):
         if not disk.exists(path):
             disk.make_folder(path)
@@ -86,15 +86,15 @@ def recover_range(disk: Disk, folder: str, first: Header, settings: RangeSetting
 
 
 def make_folders(disk: Disk, folder: str) -> None:
-    """Have a folder and all on the way to it, synced."""
+    """Create a folder and its parents, synced."""
     for parent, path in _way_to(folder):
         if not disk.exists(path):
             disk.make_folder(path)
-        disk.sync_folder(parent)  # also if it is there: whoever made it may have ended before its name was synced
+        disk.sync_folder(parent)  # also if it exists: its creator may have ended before its name was synced
 
 
 def _way_to(folder: str) -> list[tuple[str, str]]:
-    """All folders on the way to one, and itself, each with the one that it is in."""
+    """Return a folder and its parents, outermost first, each with the folder that contains it."""
     names = folder.split("/")
     return [("/".join(names[:depth]), "/".join(names[: depth + 1])) for depth in range(len(names))]
 
@@ -112,13 +112,13 @@ class _Recovery:
         self._infos: list[SegmentInfo] = []
         self._floor = self._start or FilePosition(first.base_index, first.base_seq, HEADER_BYTES)
         self._index, self._seq = self._floor.index, self._floor.seq
-        """Where the next segment should begin."""
+        """Where the next segment should start."""
 
     def run(self) -> RecoveredRange:
         self._sweep()
         for name in self._disk.list(self._folder):
             if (span := damaged_span(name)) is not None:
-                self._recall(Damage(span[0], span[1], DamageKind(span[2]), name))
+                self._load_damage(Damage(span[0], span[1], DamageKind(span[2]), name))
         seen = self._in_order([one for base_seq in self._bases() if (one := self._see(base_seq)) is not None])
         active: SegmentWriter | None = None
         closed = False
@@ -147,7 +147,7 @@ class _Recovery:
         return base_seqs(self._disk.list(self._folder))
 
     def _sweep(self) -> None:
-        """Finish what a crash interrupted: drafts, and segments that were being dropped, or put aside."""
+        """Finish interrupted work: remove drafts, and segments that were being dropped or put aside."""
         for name in self._disk.list(self._folder):
             if name.endswith(".tmp"):
                 self._disk.remove(join(self._folder, name))
@@ -157,7 +157,7 @@ class _Recovery:
         remove_lone_indexes(self._disk, self._folder)
 
     def _see(self, base_seq: int) -> Seen | None:
-        """A segment's header and footer. One that is not what its name says is put aside."""
+        """Read a segment's header and footer. A file that does not match its name is put aside."""
         file = self._disk.open(self._path(base_seq), writable=True)
         try:
             size = file.size()
@@ -179,7 +179,7 @@ class _Recovery:
         return None
 
     def _mend_header(self, file: File, raw: bytes, base_seq: int) -> Header | None:
-        """A damaged header can be made anew, if it was ours: the first record says all that is in it."""
+        """Rewrite a damaged header from the first record, if it was this segment's header."""
         entry = np.frombuffer(file.pread(LINE_BYTES, HEADER_BYTES), dtype=np.uint8)
         if not any(raw) or len(entry) < LINE_BYTES:
             return None
@@ -191,17 +191,17 @@ class _Recovery:
             return None
         file.pwrite([encode_header(header)], 0)
         file.sync()
-        self._notes.append(f"the damaged header of {self._path(base_seq)} was made anew from its first record")
+        self._notes.append(f"the damaged header of {self._path(base_seq)} was rewritten from its first record")
         return header
 
     def _put_aside(self, base_seq: int, header: Header | None) -> None:
-        what = "damaged from its start" if header is None else f"of another place ({header})"
-        self._notes.append(f"{self._path(base_seq)} is {what}; it was put aside")
+        problem = "is damaged from its start" if header is None else f"belongs to another range ({header})"
+        self._notes.append(f"{self._path(base_seq)} {problem}; it was put aside")
         put_segment_aside(self._disk, self._folder, base_seq)
 
     # --- the chain ----------------------------------------------------------------------------------------------------
     def _in_order(self, seen: list[Seen]) -> list[Seen]:
-        """Segments by their sequences, without those whose indexes contradict one before them."""
+        """Return segments by their base seqs, without those whose indexes contradict an earlier one."""
         kept: list[Seen] = []
         for one in seen:
             if kept and one.header.base_index < kept[-1].header.base_index:
@@ -211,7 +211,7 @@ class _Recovery:
         return kept
 
     def _follows(self, one: Seen) -> bool:
-        """Whether a segment continues the chain, perhaps after a gap that is damage."""
+        """Return whether a segment continues the chain, perhaps after a gap that is damage."""
         if one.header.base_index < self._index or one.base_seq < self._seq:
             self._put_aside(one.base_seq, one.header)
             return False
@@ -222,21 +222,21 @@ class _Recovery:
         return True
 
     def _trust(self, footer: Footer, closed: bool) -> None:
-        if not closed:  # also one that was said to be the last, when another follows it
+        if not closed:  # also one marked as last, if another segment follows
             self._infos.append(SegmentInfo(*footer[:-1], True))
         self._index, self._seq = footer.end_index, footer.end_seq
 
     def _closed(self, footer: Footer, header: Header) -> SegmentWriter:
-        """The last segment of a sealed range."""
+        """Open the last segment of a sealed range."""
         file = self._disk.open(self._path(footer.base_seq))
-        file.close()  # nobody writes to it any more
-        active = begin_nothing(file, header, self._settings)
+        file.close()  # it is never written again
+        active = open_as_empty(file, header, self._settings)
         active.position, active.end, active.end_seq = footer.bytes, footer.end_index, footer.end_seq
         active.last_us, active.footer = footer.last_us, footer
         return active
 
     def _open(self, one: Seen, later: list[Seen]) -> SegmentWriter | None:
-        """Look through a segment that nobody vouches for. None: it is complete, and others follow."""
+        """Scan a segment without a footer. None: it is complete, and others follow."""
         file = self._disk.open(self._path(one.base_seq), writable=True)
         limit = later[0].header.base_index if later else 1 << 63
         vouched = any(other.footer is not None for other in later)
@@ -244,16 +244,16 @@ class _Recovery:
         scan = scan_segment(file, one.header, self._settings.index_every_bytes, synced, limit)
         for wrong in scan.wrong:
             self._put_span_aside(file, wrong, limit if later else None)
-        active = begin_nothing(file, one.header, self._settings)
+        active = open_as_empty(file, one.header, self._settings)
         active.position, active.end, active.end_seq = scan.position, scan.end, scan.end_seq
         active.last_us, active.index = scan.last_us, scan.sparse
         short = later and scan.end < limit
-        damaged = bool(scan.wrong) and scan.wrong[-1].end is None  # up to its end: that is never cut
+        damaged = bool(scan.wrong) and scan.wrong[-1].end is None  # damaged up to its end: such data is never cut
         if later and (not short or damaged or vouched):
             self._complete(file, active, scan, one, later[0])
             return None
         if short:
-            self._notes.append(f"{self._folder}: what came after {scan.end} was never synced, and is torn")
+            self._notes.append(f"{self._folder}: data after {scan.end} was never synced and is torn")
             for other in reversed(later):
                 remove_segment(self._disk, self._folder, other.base_seq)
         file.truncate(scan.position)
@@ -262,7 +262,7 @@ class _Recovery:
         return active
 
     def _complete(self, file: File, active: SegmentWriter, scan: SegmentScan, one: Seen, after: Seen) -> None:
-        """A segment that lacks only its footer: all of it is there, or what is not is noted as damage."""
+        """Finish a segment that only lacks its footer. Missing records are noted as damage."""
         size = file.size()
         if scan.end < after.header.base_index:
             self._note_damage(scan.end, after.header.base_index, DamageKind.SPAN, b"")
@@ -280,7 +280,7 @@ class _Recovery:
         self._index, self._seq = after.header.base_index, after.base_seq
 
     def _sync_following(self, after: Seen) -> None:
-        """A footer says that another segment follows: that one's header and name are on disk before."""
+        """Sync the next segment's header and name, before a footer claims that it follows."""
         file = self._disk.open(self._path(after.base_seq), writable=True)
         try:
             file.pwrite([encode_header(after.header)], 0)
@@ -290,18 +290,18 @@ class _Recovery:
         self._disk.sync_folder(self._folder)
 
     def _synced(self, base_seq: int) -> int:
-        """How many bytes of a segment are known to have been synced."""
+        """Return how many bytes of a segment are known to have been synced."""
         mark = self._mark
         if mark is None or mark.seq < base_seq:
             return 0
         return mark.position if mark.seq == base_seq else 1 << 63
 
     def _begin(self) -> SegmentWriter:
-        """Go on with an empty segment: the first one, or one in place of what is missing at the end."""
+        """Continue with an empty segment: the first one, or the replacement of a missing one at the end."""
         if self._begun or self._start is not None or self._infos:
             known = self._mark.index if self._mark is not None else 0
             self._note_damage(self._index, max(self._index + 1, known), DamageKind.TAIL, b"")
-            self._notes.append(f"segment {segment_name(self._seq)} of {self._folder} is missing, nobody knows its end")
+            self._notes.append(f"segment {segment_name(self._seq)} of {self._folder} is missing, its end is unknown")
         header = self._first._replace(base_index=self._index, base_seq=self._seq)
         return begin_segment(self._disk, self._folder, header, self._settings)
 
@@ -315,11 +315,11 @@ class _Recovery:
             self._note_damage(wrong.first, wrong.end or limit or wrong.first + 1, DamageKind.SPAN, found)
         self._notes.append(f"{self._folder}: records from {wrong.first} on are damaged; they were put aside")
 
-    def _recall(self, damage: Damage) -> None:
-        """Damage that was noted before. What was dropped since is no loss: a crash came before that was noted, too."""
+    def _load_damage(self, damage: Damage) -> None:
+        """Load noted damage. Damage below the copy's start is cleared, which a crash may have prevented."""
         self._damage.append(damage)
         if damage.is_below(self._floor.index):
-            self._mended(damage)
+            self._clear_damage(damage)
 
     def _note_damage(self, first: int, end: int, kind: DamageKind, found: bytes) -> None:
         damage = Damage(first, end, kind, damaged_name(first, end, kind))
@@ -327,47 +327,47 @@ class _Recovery:
             return
         write_whole(self._disk, join(self._folder, damage.name), [found])
         for less in [other for other in self._damage if damage.covers(other)]:
-            self._mended(less)
+            self._clear_damage(less)
         self._damage.append(damage)
 
-    def _mended(self, damage: Damage) -> None:
+    def _clear_damage(self, damage: Damage) -> None:
         path = join(self._folder, damage.name)
         self._disk.rename(path, path.removesuffix(DAMAGED) + MENDED)
         self._damage = [other for other in self._damage if other != damage]
 
     # --- done ---------------------------------------------------------------------------------------------------------
     def _write_again(self, file: File, start: int, stop: int) -> None:
-        start = 0 if start <= HEADER_BYTES else start  # with its header
+        start = 0 if start <= HEADER_BYTES else start  # includes the header
         for position in range(start, stop, SCAN_BYTES):
             file.pwrite([file.pread(min(SCAN_BYTES, stop - position), position)], position)
         file.sync()
 
     def _settle(self, active: SegmentWriter, closed: bool) -> None:
-        """Everything is synced, names included, before anybody counts on it."""
+        """Sync everything, including names, before the copy counts."""
         if not closed:
             active.file.sync()
         self._disk.sync_folder(self._folder)
-        for parent, _ in reversed(_way_to(self._folder)):  # last: what a journal wrote with the file costs nothing now
+        for parent, _ in reversed(_way_to(self._folder)):  # last: a journal wrote these with the file, so it is cheap
             self._disk.sync_folder(parent)
         if self._start is None:
             first = self._infos[0] if self._infos else active.info
             at = min(first.base_index, self._first.base_index), min(first.base_seq, self._first.base_seq)
             start = FilePosition(*at, HEADER_BYTES, self._first.lane, self._first.range_number)
             write_whole(self._disk, join(self._folder, START_FILE), [encode_position(start, START_FILE)])
-        if not self._begun:  # after all the rest: what was never whole is not to be missed
+        if not self._begun:  # after everything else: an incomplete copy must not count as missing later
             with suppress(EmbarcaderoError):
                 self._disk.open(begun_name(self._folder), create=True).close()
                 self._disk.sync_folder("")
 
 
-def begin_nothing(file: File, header: Header, settings: RangeSettings) -> SegmentWriter:
-    """A segment that is there already, as if it were empty."""
+def open_as_empty(file: File, header: Header, settings: RangeSettings) -> SegmentWriter:
+    """Open an existing segment as if it were empty."""
     index = SparseIndex(settings.index_every_bytes)
     return SegmentWriter(file, header, HEADER_BYTES, header.base_index, header.base_seq, index)
 
 
 def remove_range(disk: Disk, folder: str) -> None:
-    """Remove a copy for good: nobody needs it any more."""
+    """Remove a copy permanently."""
     with suppress(Missing):
         disk.remove(join(folder, START_FILE))
         disk.sync_folder(folder)
@@ -378,5 +378,5 @@ def remove_range(disk: Disk, folder: str) -> None:
         disk.remove_folder(folder)
         disk.sync_folder(folder.rpartition("/")[0])
     with suppress(Missing):
-        disk.remove(begun_name(folder))  # last: while there is something to miss, it is missed
+        disk.remove(begun_name(folder))  # last: as long as files remain, the copy still counts as begun
         disk.sync_folder("")

@@ -1,14 +1,14 @@
-"""Repair from a peer: what a copy lacks is read from another replica's files, checked, and put where it belongs.
+"""Repair from a peer: read the missing records from another replica's files, check them, and write them here.
 
-A damaged span is written again in place: records are the same bytes on every replica, so they take the same room. A
-segment that is gone is written beside the copy and moved in when it is whole. A damaged tail is appended again; only
-somebody who knows where the range ends can say when it is whole.
+A damaged span is rewritten in place: records have the same bytes on every replica, so they have the same size. A
+missing segment is written in a separate folder and moved in when it is complete. A damaged tail is appended again. Only
+a caller that knows where the range ends can decide when it is complete.
 
-Scrubbing: finished segments are read through again and again, slowly, so that rot is found while peers are whole.
+Scrubbing: finished segments are read again and again, slowly, so that bit rot is found while peers have good copies.
 
-A step reads a little and says when the next one is due. Steps are jobs for a worker; what they find is noted in the
-role's own thread. A step may write a footer or an index anew: nobody cuts, drops or seals its log meanwhile. `position`
-says how far it came: give it to the next scrub to go on there.
+A step reads a little and sets the time of the next one. Steps are jobs for a worker; the role's own thread records the
+damage they find. A step may rewrite a footer or an index, so no caller may cut, drop or seal its log meanwhile.
+`position` is the scrub's progress: pass it to the next scrub to continue there.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from embarcadero.storage.layout import (
 )  # fmt: skip
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.reading import RangeReader
-from embarcadero.storage.recovery import begin_nothing, remove_range
+from embarcadero.storage.recovery import open_as_empty, remove_range
 from embarcadero.storage.scan import load_index, scan_segment
 from embarcadero.storage.segment import Damage, DamageKind, SegmentInfo, SegmentReader, Spot, record_parts
 
 
 def copy_span(peer: RangeReader, log: RangeLog, end: int, max_bytes: int = SCAN_BYTES, pieces: int = 1 << 62) -> int:
-    """Append what a peer has, from the log's end up to `end`; returns where the log ends then. Not synced.
+    """Append a peer's records from the log's end up to `end`. Returns the log's new end. Not synced.
 
-    `pieces`: stop after so many reads, for callers with other things to do.
+    `pieces`: the most reads, for callers with other work to do.
     """
     while log.end < end and pieces > 0:
         entries, payloads = peer.read(log.end, end, max_bytes)
@@ -58,7 +58,7 @@ def copy_span(peer: RangeReader, log: RangeLog, end: int, max_bytes: int = SCAN_
 
 
 def heal_tails(log: RangeLog, end: int) -> None:
-    """The log is synced through `end`, and nobody ever counted more than that: no tail is missing."""
+    """Clear missing tails of a log that is synced through `end`, if no broker ever counted more than that."""
     if log.synced >= end:
         for damage in [one for one in log.damage if one.kind is DamageKind.TAIL]:
             log.healed(damage)
@@ -67,18 +67,18 @@ def heal_tails(log: RangeLog, end: int) -> None:
 def mend(log: RangeLog, peer: RangeReader, damage: Damage, trimmed: int = 0) -> bool:
     """Repair a SPAN or FILE from a peer, synced on return. False if this peer lacks it, or it is a TAIL.
 
-    BadSegment if the peer's records are damaged too. A TAIL needs `copy_span` and `heal_tails`. `trimmed`: nobody needs
-    what is below, and peers may have dropped it.
+    Raises BadSegment if the peer's records are damaged too. A TAIL needs `copy_span` and `heal_tails`. `trimmed`:
+    entries below are not needed, and peers may have dropped them.
     """
     if damage.kind is DamageKind.TAIL:
         return False
     is_first = damage.kind is DamageKind.FILE and damage.end <= log.first
     if is_first and damage.first < (start := _start_of(peer)) <= trimmed:
         if start >= damage.end:
-            log.healed(damage)  # nobody needs it; the rest of the hole, if there is more, tells where the copy starts
+            log.healed(damage)  # not needed; the remaining hole, if any, marks where the copy starts
             return True
         first = peer.entry(start)
-        if first is None or int(first["seq"][0]) == log.segments[0].base_seq:  # a file is known by its first seq
+        if first is None or int(first["seq"][0]) == log.segments[0].base_seq:  # a file's name is its first seq
             return False
         damage = log.begin_later(damage, start, int(first["seq"][0]))
     entries = peer.entries(damage.first, damage.end)
@@ -91,7 +91,7 @@ def mend(log: RangeLog, peer: RangeReader, damage: Damage, trimmed: int = 0) -> 
 
 
 def _start_of(peer: RangeReader) -> int:
-    """Where a peer's copy starts; 0 if that can't be told: it may have what is asked for all the same."""
+    """Return where a peer's copy starts. 0 if unknown: it may still have the requested records."""
     with suppress(BadSegment):
         return peer.first or 0
     return 0
@@ -111,34 +111,37 @@ def _mend_span(log: RangeLog, peer: RangeReader, damage: Damage, entries: Entrie
     try:
         position = _end_of(reader, damage.first - 1)
         if position is None:
-            return False  # damaged before, too: that comes first
+            return False  # an earlier part is damaged too: repair that first
         stop = position + sum(record_bytes(size) for size in entries["size"].tolist())
         fits = _fits(reader, stop, damage.end, info)
     finally:
         reader.close()
     if not fits:
-        return take_anew(log, peer, info)
+        return replace_segment(log, peer, info)
     _write_over(log.disk, join(log.folder, segment_name(info.base_seq)), position, peer, damage)
     if not info.sealed:
         return True
     if (made := finish_segment(log, info)) is not None:
-        if made != info:  # recovery had not seen all of it
+        if made != info:  # recovery had not found all of it
             log.adopt([made])
         return True
-    return any(one != damage and one.overlaps(info) for one in log.damage)  # it is finished when those are mended
+    return any(one != damage and one.overlaps(info) for one in log.damage)  # finished when the other damage is repaired
 
 
-def take_anew(log: RangeLog, peer: RangeReader, info: SegmentInfo) -> bool:
-    """Records take the same room everywhere: a segment in which the peer's do not fit is not ours, header or not."""
+def replace_segment(log: RangeLog, peer: RangeReader, info: SegmentInfo) -> bool:
+    """Replace a whole segment in which the peer's records do not fit, although records have the same size everywhere.
+
+    Such a segment does not belong to this range, even if its header does.
+    """
     held = len(peer.entries(info.base_index, info.end_index))
     if not info.sealed or held < info.end_index - info.base_index:
-        hint = "remove this segment's file and start the replica again: it then gets all of it from its peers"
+        hint = "remove this segment's file and restart the replica: it then gets the whole segment from its peers"
         raise BadSegment(f"a peer's records do not fit {segment_name(info.base_seq)} of {log.folder}", hint)
     return mend(log, peer, log.quarantine(info.base_index, info.end_index, DamageKind.FILE, b""))
 
 
 def _end_of(reader: SegmentReader, index: int) -> int | None:
-    """Where a record ends, found from the segment's start: indexes may be as wrong as the rest."""
+    """Return where a record ends, searching from the segment's start because indexes may be wrong too."""
     if index < reader.header.base_index:
         return HEADER_BYTES
     for entries, positions in reader.walk(HEADER_BYTES, reader.header.base_index):
@@ -149,7 +152,7 @@ def _end_of(reader: SegmentReader, index: int) -> int | None:
 
 
 def _fits(reader: SegmentReader, stop: int, end: int, info: SegmentInfo) -> bool:
-    """Whether the record after the span, or the segment's end, is where the span ends."""
+    """Return whether the next record, or the segment's end, begins where the span ends."""
     if end >= info.end_index:
         return reader.footer is None or stop == reader.footer.bytes
     entry = reader.entry(stop)
@@ -173,7 +176,7 @@ def _write_over(disk: Disk, path: str, position: int, peer: RangeReader, damage:
 
 
 def finish_segment(log: RangeLog, info: SegmentInfo) -> SegmentInfo | None:
-    """Vouch for a sealed segment that is whole again: footer and indexes. None: it is not whole."""
+    """Write footer and indexes of a sealed segment that is complete again. None if it is not."""
     header = log.header(info)
     file = log.disk.open(join(log.folder, segment_name(info.base_seq)), writable=True)
     try:
@@ -181,7 +184,7 @@ def finish_segment(log: RangeLog, info: SegmentInfo) -> SegmentInfo | None:
         scan = scan_segment(file, header, every_bytes, synced=1 << 63, limit=info.end_index)
         if scan.wrong or scan.end < info.end_index:
             return None
-        whole = begin_nothing(file, header, log.settings)
+        whole = open_as_empty(file, header, log.settings)
         whole.position, whole.end, whole.end_seq = scan.position, scan.end, scan.end_seq
         whole.last_us, whole.index = scan.last_us, scan.sparse
         whole.finish(log.disk, log.folder, last=log.closes_at(info.end_index))
@@ -191,7 +194,7 @@ def finish_segment(log: RangeLog, info: SegmentInfo) -> SegmentInfo | None:
 
 
 def _mend_file(log: RangeLog, peer: RangeReader, damage: Damage) -> bool:
-    """Write missing segments in a folder of their own (where an interrupted repair goes on), then move them in."""
+    """Write missing segments in a separate folder (or continue an interrupted repair), then move them in."""
     first = peer.entry(damage.first)
     if first is None:
         return False
@@ -208,9 +211,9 @@ def _mend_file(log: RangeLog, peer: RangeReader, damage: Damage) -> bool:
         parts.close()
     others = {info.base_seq for info in log.segments if not damage.overlaps(info)}
     if made is not None and any(info.base_seq in others for info in made):
-        made, usable = None, False  # cut up otherwise, its last file has no records, and the name of ours that follows
+        made, usable = None, False  # split differently: its last file has no records, and the name of a segment here
     if not usable:
-        remove_range(log.disk, folder)  # what another repair left is of no use: the next try begins anew
+        remove_range(log.disk, folder)  # left by another repair and unusable: the next try starts again
     if made is None:
         return False
     _move_in(log, folder)
@@ -230,7 +233,7 @@ def _move_in(log: RangeLog, folder: str) -> None:
 
 
 class ScrubPosition(NamedTuple):
-    """Where a scrub is: in this folder and segment, at this record."""
+    """The position of a scrub: folder, segment, record."""
 
     folder: str = ""
     base_seq: int = 0
@@ -239,7 +242,7 @@ class ScrubPosition(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Damage that a step came across: indices [first, end) of a copy, and the bytes that are there."""
+    """Damage that a step found: indices [first, end) of a copy, and the bytes that are there."""
 
     folder: str
     first: int
@@ -249,7 +252,7 @@ class Found(NamedTuple):
 
 
 class Scrub:
-    """Goes round and round over the finished segments of some logs."""
+    """Checks the finished segments of some logs, round after round."""
 
     def __init__(
         self, clock: Clock, bytes_per_s: int = SCRUB_BYTES_PER_S, position: ScrubPosition | None = None
@@ -257,9 +260,9 @@ class Scrub:
         self._clock, self._bytes_per_s = clock, bytes_per_s
         self.position = position or ScrubPosition()
         self.due_us = clock.now_us()
-        self._round_us = 0  # the next round does not begin before
+        self._round_us = 0  # earliest start of the next round
         self.checked_bytes = self.rounds = 0
-        self.log: RangeLog | None = None  # that the step under way, or the last one, is about
+        self.log: RangeLog | None = None  # the log of the running step, or the last one
 
     @property
     def due(self) -> bool:
@@ -267,7 +270,7 @@ class Scrub:
         return self._bytes_per_s > 0 and self._clock.now_us() >= self.due_us
 
     def job(self, logs: Sequence[RangeLog]) -> Callable[[], list[Found]]:
-        """The next step, for a worker: one at a time, while the role goes on."""
+        """Return the next step as a job for a worker. Run one at a time; the role continues meanwhile."""
         segments = [
             (log, info)
             for log in sorted(logs, key=lambda log: log.folder)
@@ -283,7 +286,7 @@ class Scrub:
         return partial(self._step, *chosen)
 
     def note(self, logs: Sequence[RangeLog], found: list[Found]) -> list[Damage]:
-        """Quarantine what a step found. In the role's thread."""
+        """Quarantine the damage that a step found. Call it in the role's thread."""
         by_folder = {log.folder: log for log in logs}
         return [
             by_folder[one.folder].quarantine(one.first, one.end, one.kind, one.bytes)
@@ -297,19 +300,19 @@ class Scrub:
             checked = self._check(log, info)
             return []
         except EmbarcaderoError as error:
-            # the next step goes on after this segment
+            # the next step continues after this segment
             self.position = ScrubPosition(log.folder, info.base_seq, info.end_index, info.bytes)
             if isinstance(error, BadSegment):
                 return self._explain(log, info)
             if log.disk.exists(join(log.folder, segment_name(info.base_seq))):
-                raise  # a disk that can't read some of it: put aside, the rest would be gone, too
+                raise  # the disk can't read a part: putting the segment aside would lose the rest
             return [Found(log.folder, info.base_index, info.end_index, DamageKind.FILE, b"")]
         finally:
             self.checked_bytes += checked
             self.due_us = self._clock.now_us() + checked * 1_000_000 // self._bytes_per_s
 
     def _choose(self, segments: list[tuple[RangeLog, SegmentInfo]]) -> tuple[RangeLog, SegmentInfo] | None:
-        """The segment to go on with: the one we are in, or the next one, or the first one again once that is due."""
+        """Choose the segment to continue with: the current one, the next one, or the first one if a round is due."""
         position = self.position
         for log, info in segments:
             here = log.folder, info.base_seq
@@ -328,16 +331,16 @@ class Scrub:
         return log, info
 
     def _check(self, log: RangeLog, info: SegmentInfo) -> int:
-        """Read some records; returns how many bytes that were. At a segment's end its indexes are looked at, too."""
+        """Check some records, and at a segment's end its indexes. Returns how many bytes were read."""
         header = log.header(info)
         reader = SegmentReader(log.disk, log.folder, info.base_seq, header.lane, header.range_number)
         try:
             if reader.footer is None or reader.footer[:-1] != info[:-1]:
-                raise BadSegment(f"{reader.name} does not end as it should", "it is repaired from a peer")
+                raise BadSegment(f"{reader.name} has a wrong end", "it is repaired from a peer")
             position = self.position
             spot = Spot(position.position, 64) if position.position else reader.locate(position.index)
             if spot is None:
-                raise BadSegment(f"record {position.index} is not in {reader.name}", "it is repaired from a peer")
+                raise BadSegment(f"record {position.index} is missing from {reader.name}", "it is repaired from a peer")
             piece = reader.read(spot._replace(bytes=64), position.index, info.end_index, SCRUB_STEP_BYTES)
             index = position.index + len(piece.payloads)
             self.position = position._replace(index=index, position=piece.position)
@@ -348,7 +351,7 @@ class Scrub:
             reader.close()
 
     def _explain(self, log: RangeLog, info: SegmentInfo) -> list[Found]:
-        """What is wrong. A damaged header or footer alone is made anew here: the records say all that is in them."""
+        """Find out which part is damaged. If only the header or footer is, rewrite it from the records."""
         header = log.header(info)
         file = log.disk.open(join(log.folder, segment_name(info.base_seq)), writable=True)
         try:
@@ -375,7 +378,7 @@ class Scrub:
 
 
 def find_damage(file: File, folder: str, header: Header, info: SegmentInfo, every_bytes: int) -> list[Found]:
-    """Which records of a finished segment are damaged."""
+    """Return the damaged records of a finished segment."""
     scan = scan_segment(file, header, every_bytes, synced=info.bytes, limit=info.end_index)
     return [
         Found(

@@ -1,18 +1,17 @@
-"""Records out of bytes, many at once: hop from entry to entry, then check them all together.
+"""Parse many records at a time: step from entry to entry, then check them all together.
 
-Sparse indexes: seq -> position and append time -> position, at most one entry for every few KiB of a segment.
+Sparse indexes map seq -> position and append time -> position, with at most one entry per few KiB of a segment.
 
-They are caches. A segment that is written to has its index in memory; a finished one has it in `.index` and
-`.timeindex`, 12-byte big-endian entries in ascending order, and a last entry with the segment's end, which ties a file
-to its segment. A file that does not fit is not used; and whoever follows an entry checks that it leads to a
-valid record of that seq. So a wrong index costs time, never truth.
+They are caches. The active segment has its index in memory. A finished one has it in `.index` and `.timeindex`: 12-byte
+big-endian entries in ascending order. A last entry has the segment's end, which ties a file to its segment. A file that
+does not match is not used, and a reader that follows an entry checks that it leads to a valid record of that seq. A
+wrong index therefore costs time, but never gives wrong records.
 
-Looking through one segment that nobody vouches for: what is whole, what is torn, what is damaged.
-
-A disk writes a sector whole or not at all, and what a crash took away from the end of a file reads as zeros, or the
-file is shorter. So an entry line that is neither zero nor valid, or a payload that does not fit its entry though none
-of its sectors is zero, was written and has changed since: that is damage, and it is never cut. A hole is cut, unless
-the mark says that it was synced. Bytes that look like nothing of ours are cut if no valid record follows.
+Scanning a segment without a footer separates complete, torn and damaged data. A disk writes a sector completely or not
+at all. Data that a crash removed from the end of a file reads as zeros, or the file is shorter. So an entry line that
+is neither zero nor valid, or a payload that does not match its entry though none of its sectors is zero, was written
+and has changed since. That is damage, and it is never cut. A hole is cut unless the mark shows that it was synced.
+Bytes in an unknown format are cut if no valid record follows.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from embarcadero.types import EntryKind
 
 _WORDS, _HALVES = LINE_BYTES // 8, LINE_BYTES // 4
 _SIZE_HALF = 10
-"""Which 32-bit half of an entry is its payload's size."""
+"""The 32-bit half of an entry that holds its payload's size."""
 _KIND_MAX = EntryKind.SKIP
 _FEW = 8
 _INDEX, _SEQ, _SIZE, _COUNT, _KIND = map((ORDER.names or ()).index, ("index", "seq", "size", "count", "kind"))
@@ -54,9 +53,9 @@ RECORD_BYTES_LARGEST: Final = LINE_BYTES + -(-FRAME_BYTES_MAX // LINE_BYTES) * L
 
 
 class Parsed(NamedTuple):
-    """Valid entries that follow each other, where they are in the data, and where the first byte after them is.
+    """Valid consecutive entries, their offsets in the data, and the offset after them.
 
-    `wanted`: how many bytes from the start the record after them needs, if its payload is cut off by the data's end.
+    `wanted`: bytes from the start that the next record needs, if the end of the data cuts off its payload.
     """
 
     entries: Entries
@@ -66,12 +65,12 @@ class Parsed(NamedTuple):
 
 
 def parse(data: bytes, index: int, end: int, seq: int | None = None, whole: bool = True) -> Parsed:
-    """Entries `index` to `end` as far as they are in `data` (which begins with the first of them) and valid.
+    """Parse the valid entries `index` to `end` in `data`, which begins with the first of them.
 
-    `whole`: only records whose payload is there too; otherwise the last one may be cut off by the data's end.
+    `whole`: only records whose payload is complete; otherwise the end of the data may cut off the last one.
     """
     lines = len(data) // LINE_BYTES
-    found, after = _hop(data, lines, index, end)
+    found, after = _step_through(data, lines, index, end)
     if not found:
         return Parsed(NO_ENTRIES, [], 0, 0)
     entries = pick(np.frombuffer(data, dtype=ORDER, count=lines), np.array(found))
@@ -85,8 +84,8 @@ def parse(data: bytes, index: int, end: int, seq: int | None = None, whole: bool
     return Parsed(entries, [line * LINE_BYTES for line in found], after * LINE_BYTES, wanted)
 
 
-def _hop(data: bytes, lines: int, index: int, end: int) -> tuple[list[int], int]:
-    """Lines that seem to be the entries we look for, and the line after the last record."""
+def _step_through(data: bytes, lines: int, index: int, end: int) -> tuple[list[int], int]:
+    """Return the lines that look like these entries, and the line after the last record."""
     words = memoryview(data)[: lines * LINE_BYTES].cast("Q")
     sizes = memoryview(data)[: lines * LINE_BYTES].cast("I")
     found = []
@@ -99,7 +98,7 @@ def _hop(data: bytes, lines: int, index: int, end: int) -> tuple[list[int], int]
 
 
 def _valid(entries: Entries, index: int, seq: int | None) -> int:
-    """How many from the start are valid and continue each other."""
+    """Return how many entries from the start are valid and consecutive."""
     if len(entries) <= _FEW:
         return _valid_few(entries, index, seq)
     valid = sealed(entries)
@@ -113,7 +112,7 @@ def _valid(entries: Entries, index: int, seq: int | None) -> int:
 
 
 def _valid_few(entries: Entries, index: int, seq: int | None) -> int:
-    """The same with plain numbers: quicker for some large records."""
+    """Do the same without arrays: faster for a few large records."""
     checks = sealed(entries).tolist()
     for number, row in enumerate(entries.tolist()):
         fits = checks[number] and row[_INDEX] == index and (seq is None or row[_SEQ] == seq)
@@ -124,7 +123,7 @@ def _valid_few(entries: Entries, index: int, seq: int | None) -> int:
 
 
 def intact(data: bytes, entries: Entries, offsets: list[int]) -> int:
-    """How many records from the start have the payload that their entry's CRC32C speaks of."""
+    """Return how many records from the start have a payload that matches their entry's CRC32C."""
     raw = np.frombuffer(data, dtype=np.uint8)
     crc = google_crc32c.value
     rows = zip(offsets, entries["size"].tolist(), entries["crc"].tolist(), strict=True)
@@ -135,7 +134,7 @@ def intact(data: bytes, entries: Entries, offsets: list[int]) -> int:
 
 
 def payloads(data: bytes, entries: Entries, offsets: list[int]) -> list[memoryview]:
-    """The payloads, as views into the data."""
+    """Return the payloads, as views into the data."""
     view = memoryview(data)
     sizes = entries["size"].tolist()
     return [view[offset + LINE_BYTES : offset + LINE_BYTES + size] for offset, size in zip(offsets, sizes, strict=True)]
@@ -143,7 +142,7 @@ def payloads(data: bytes, entries: Entries, offsets: list[int]) -> list[memoryvi
 
 
 class SparseIndex:
-    """The index of one segment in memory: points of which index, seq, append time and position are known."""
+    """The index of one segment in memory: points with known index, seq, append time and position."""
 
     def __init__(self, every: int = INDEX_EVERY_BYTES) -> None:
         self._every = every
@@ -154,7 +153,7 @@ class SparseIndex:
         self.positions: list[int] = []
 
     def add(self, entries: Entries, positions: Sequence[int]) -> None:
-        """Take note of records that were added to the segment."""
+        """Add records that were appended to the segment."""
         if len(positions) <= _FEW:
             for number, position in enumerate(positions):
                 if position // self._every > self._piece:
@@ -173,7 +172,7 @@ class SparseIndex:
         self._piece = positions[-1] // self._every
 
     def encode(self, footer: Footer) -> tuple[bytes, bytes]:
-        """The contents of `.index` and `.timeindex`."""
+        """Encode the contents of `.index` and `.timeindex`."""
         made = []
         for keys, last in ((self.seqs, footer.end_seq), (self.times, footer.last_us)):
             rows = np.zeros(len(keys) + 1, dtype=INDEX)
@@ -184,14 +183,14 @@ class SparseIndex:
 
 
 class FileIndex:
-    """One index file of a finished segment, loaded."""
+    """One loaded index file of a finished segment."""
 
     def __init__(self, rows: Entries) -> None:
         self.keys: npt.NDArray[np.integer[Any]] = rows["key"][:-1].astype(np.uint64)
         self.positions: npt.NDArray[np.integer[Any]] = rows["position"][:-1].astype(np.int64)
 
     def floor(self, key: int, below: bool = False) -> int | None:
-        """Which entry is the last one at (or below, if asked) a key; None if there is none."""
+        """Return the number of the last entry at or below a key (`below`: only below); None if there is none."""
         if key < 0:
             return None
         found = int(np.searchsorted(self.keys, np.uint64(key), side="left" if below else "right")) - 1
@@ -199,7 +198,7 @@ class FileIndex:
 
 
 def load_index(disk: Disk, folder: str, footer: Footer, suffix: str) -> FileIndex | None:
-    """An index file, if it is there and fits its segment."""
+    """Load an index file, if it exists and matches its segment."""
     try:
         file = disk.open(join(folder, segment_name(footer.base_seq, suffix)))
         try:
@@ -228,7 +227,7 @@ def _fits(rows: Entries, footer: Footer, suffix: str) -> bool:
 
 
 def write_indexes(disk: Disk, folder: str, index: SparseIndex, footer: Footer) -> None:
-    """Leave both index files beside a finished segment. Not synced: they can be made again."""
+    """Write both index files of a finished segment. They are not synced, because they can be rebuilt."""
     for suffix, data in zip((INDEX_FILE, TIME_INDEX_FILE), index.encode(footer), strict=True):
         file = disk.open(join(folder, segment_name(footer.base_seq, suffix)), create=True)
         try:
@@ -241,7 +240,7 @@ _NEVER_INDEX = 1 << 63
 
 
 class Wrong(NamedTuple):
-    """Records [first, end) at bytes [position, stop) of a segment that are damaged; `end` None: up to its end."""
+    """Damaged records [first, end) at bytes [position, stop) of a segment. `end` None: up to its end."""
 
     first: int
     end: int | None
@@ -250,7 +249,7 @@ class Wrong(NamedTuple):
 
 
 class SegmentScan(NamedTuple):
-    """What a segment holds: valid up to `position`, but for what is wrong. `cut`: bytes after it that are torn."""
+    """The content of a segment: valid up to `position`, except for `wrong`. `cut`: torn bytes after it."""
 
     position: int
     end: int
@@ -262,22 +261,22 @@ class SegmentScan(NamedTuple):
 
 
 class Look(Enum):
-    """What a place is that holds no valid record."""
+    """Kinds of positions without a valid record."""
 
-    END = "nothing more, or a footer"
-    HOLE = "never written, as far as one can see"
-    CHANGED = "written, and not what was written"
-    STRANGE = "nothing of ours"
+    END = "end of data, or a footer"
+    HOLE = "apparently never written"
+    CHANGED = "written, and changed since"
+    STRANGE = "unknown format"
 
 
 def scan_segment(file: File, header: Header, every_bytes: int, synced: int, limit: int = _NEVER_INDEX) -> SegmentScan:
-    """Look through a segment's records. `synced`: bytes that are known to have been synced. `limit`: where it ends."""
+    """Scan a segment's records. `synced`: bytes known to be synced. `limit`: the index where it ends."""
     size = file.size()
     position, index, seq, last_us = HEADER_BYTES, header.base_index, header.base_seq, 0
     sparse = SparseIndex(every_bytes)
     wrong: list[Wrong] = []
     while index < limit:
-        good, entries, offsets = _some(file, position, size, index, limit, seq)
+        good, entries, offsets = _read_valid(file, position, size, index, limit, seq)
         if good:
             sparse.add(entries[:good], [position + offset for offset in offsets[:good]])
             last = entries[good - 1]
@@ -301,10 +300,10 @@ def scan_segment(file: File, header: Header, every_bytes: int, synced: int, limi
     return SegmentScan(position, index, seq, last_us, sparse, wrong, 0)
 
 
-def _some(
+def _read_valid(
     file: File, position: int, size: int, index: int, limit: int, seq: int | None
 ) -> tuple[int, Entries, list[int]]:
-    """Valid records from a position on, as many as one read gives: how many, their entries and offsets."""
+    """Read valid records from a position on: their count, entries and offsets."""
     data = file.pread(min(SCAN_BYTES, size - position), position)
     parsed = parse(data, index, limit, seq)
     if not parsed.offsets and len(data) < parsed.wanted <= size - position:
@@ -314,7 +313,7 @@ def _some(
 
 
 def _look(file: File, position: int, size: int, index: int, seq: int) -> tuple[Look, int]:
-    """What is at a position where no valid record is, and where to look for the next one."""
+    """Classify a position without a valid record, and return where to look for the next one."""
     line = file.pread(LINE_BYTES, position)
     after = position + LINE_BYTES
     if len(line) < LINE_BYTES:
@@ -334,7 +333,7 @@ def _look(file: File, position: int, size: int, index: int, seq: int) -> tuple[L
 
 
 def _zero_sector(file: File, start: int, stop: int) -> bool:
-    """Whether a sector of this span, as far as it is in it, is all zeros."""
+    """Return whether a sector of this span, as far as it is inside, is all zeros."""
     data = np.frombuffer(file.pread(stop - start, start), dtype=np.uint8)
     first = -start % SECTOR_BYTES
     whole = len(data) - (len(data) - first) % SECTOR_BYTES if len(data) > first else first
@@ -345,7 +344,7 @@ def _zero_sector(file: File, start: int, stop: int) -> bool:
 
 
 def _next_valid(file: File, start: int, size: int, index: int, limit: int) -> tuple[int, Entries] | None:
-    """The first whole record of a later index at or after a position, and its entry."""
+    """Find the first complete record of a later index at or after a position. Returns it with its entry."""
     start += -start % LINE_BYTES
     for position in range(start, size, SCAN_BYTES):
         data = file.pread(min(SCAN_BYTES, size - position), position)
@@ -356,7 +355,7 @@ def _next_valid(file: File, start: int, size: int, index: int, limit: int) -> tu
         likely &= (lines["kind"] - np.uint8(1) < EntryKind.SKIP) & sealed(lines)
         for line in np.flatnonzero(likely).tolist():
             place = position + line * LINE_BYTES
-            good, entries, _ = _some(file, place, size, int(lines["index"][line]), limit, None)
+            good, entries, _ = _read_valid(file, place, size, int(lines["index"][line]), limit, None)
             if good:
                 return place, entries[:1]
     return None

@@ -1,6 +1,6 @@
-"""One segment: writing it, and reading it, by its own process or by others, while it grows, is finished or goes.
+"""One segment: writing it, and reading it, from any process, while it grows, is finished or removed.
 
-Also the words that range storage uses for its segments and for what is wrong with them.
+This module also has the types that describe segments and damage.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ from embarcadero.storage.scan import (
 # --- writing ----------------------------------------------------------------------------------------------------------
 _INDEX, _SEQ, _APPEND_US, _COUNT = map((ORDER.names or ()).index, ("index", "seq", "append_us", "count"))
 _FEW = 8
-"""Up to here plain numbers are quicker than arrays."""
+"""Up to this many records, plain numbers are faster than arrays."""
 _ZEROS = bytes(LINE_BYTES)
 _JOINED_BYTES_MAX = 128 * KIB
-"""Up to here copying parts together is quicker than giving them to the system one by one."""
+"""Up to this size, joining the parts is faster than passing them to the system one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeSettings:
-    """How a range's copy is kept. `cluster` is written into every segment."""
+    """Settings of a range's copy. `cluster` is written into every segment."""
 
     cluster: str = ""
     segment_bytes: int = SEGMENT_BYTES
@@ -80,13 +80,13 @@ class RangeSettings:
 
     def __post_init__(self) -> None:
         if not HEADER_BYTES < self.segment_bytes <= SEGMENT_BYTES_MAX:
-            raise BadValue(f"segments of {self.segment_bytes} bytes", f"at most {SEGMENT_BYTES_MAX}")
+            raise BadValue(f"segment_bytes={self.segment_bytes} is too large", f"use at most {SEGMENT_BYTES_MAX}")
         if self.segment_age_s <= 0 or self.index_every_bytes <= 0:
             raise BadValue("segment_age_s and index_every_bytes must be above zero")
 
 
 class SegmentInfo(NamedTuple):
-    """A segment as others may know it. `sealed`: complete, synced, never written again."""
+    """A segment as seen by others. `sealed`: complete, synced, never written again."""
 
     base_index: int
     base_seq: int
@@ -98,16 +98,18 @@ class SegmentInfo(NamedTuple):
 
 
 class DamageKind(StrEnum):
-    """What is wrong with a copy."""
+    """Kinds of damage of a copy."""
 
     SPAN = "span"  # some records of a segment
-    FILE = "file"  # a whole segment is missing or not ours
-    TAIL = "tail"  # from here on, and nobody knows how far it went
+    FILE = "file"  # a whole segment that is missing, or does not belong to the range
+    TAIL = "tail"  # everything from here on, with unknown end
 
 
 class Damage(NamedTuple):
-    """Indices [first, end) that the copy should have and has not; of a TAIL at least these. `name` is the file that was
-    put aside, with the bytes that were found."""
+    """Indices [first, end) that the copy should have and has not; for a TAIL at least these.
+
+    `name` is the file with the damaged bytes that were put aside.
+    """
 
     first: int
     end: int
@@ -115,22 +117,25 @@ class Damage(NamedTuple):
     name: str
 
     def overlaps(self, info: SegmentInfo) -> bool:
-        """Whether some of it is in a segment."""
+        """Return whether it overlaps a segment."""
         return self.first < info.end_index and self.end > info.base_index
 
     def covers(self, other: Damage) -> bool:
-        """Whether mending this mends the other. A segment comes back whole; a tail says nothing of what is followed."""
+        """Return whether repairing this repairs the other.
+
+        A FILE covers SPANs, because a segment is restored as a whole. A TAIL covers only a TAIL.
+        """
         kinds = (other.kind, DamageKind.FILE) if other.kind is DamageKind.SPAN else (other.kind,)
         return self.kind in kinds and self.first <= other.first and other.end <= self.end
 
     def is_below(self, start: int) -> bool:
-        """Whether a copy that starts there need not have it. Nobody knows that of a tail."""
+        """Return whether a copy that starts there does not need it. That is unknown for a tail."""
         return self.kind is not DamageKind.TAIL and self.end <= start
 
 
 @dataclass(slots=True)
 class SegmentWriter:
-    """A segment that is written to. Everything in it below `position` is whole."""
+    """The active segment. Everything in it below `position` is complete."""
 
     file: File
     header: Header
@@ -144,12 +149,12 @@ class SegmentWriter:
 
     @property
     def may_roll(self) -> bool:
-        """Two segments never share a base seq."""
+        """Whether a new segment may follow: two segments never share a base seq."""
         return self.end_seq > self.header.base_seq
 
     @property
     def info(self) -> SegmentInfo:
-        """As others may know it."""
+        """The segment as seen by others."""
         return SegmentInfo(
             self.header.base_index,
             self.header.base_seq,
@@ -161,14 +166,14 @@ class SegmentWriter:
         )
 
     def write(self, entries: Entries, payloads: Sequence[Part], bytes_each: Sequence[int]) -> None:
-        """Add records (which follow the last one) with one write."""
+        """Append consecutive records with one write."""
         total = sum(bytes_each)
         parts = record_parts(entries, payloads)
         try:
             self.file.pwrite([b"".join(parts)] if total <= _JOINED_BYTES_MAX else parts, self.position)
         except EmbarcaderoError:
             with suppress(EmbarcaderoError):
-                self.file.truncate(self.position)  # half a record is of no use to anybody
+                self.file.truncate(self.position)  # a partial record is useless
             raise
         positions, position = [], self.position
         for size in bytes_each:
@@ -182,21 +187,21 @@ class SegmentWriter:
         self.last_us = last[_APPEND_US]
 
     def finish(self, disk: Disk, folder: str, last: bool) -> None:
-        """Everything is synced, and so is the next segment's header: say so, and leave the indexes."""
+        """Write footer and indexes. Everything must be synced, including the next segment's header."""
         footer = Footer(
             self.header.base_index, self.header.base_seq, self.end, self.end_seq, self.position, self.last_us, last
         )
         if self.file.size() > self.position:
-            self.file.truncate(self.position)  # a write that failed left something there
+            self.file.truncate(self.position)  # a failed write left data there
         self.file.pwrite([encode_footer(footer)], self.position)
         self.file.sync()
-        with suppress(EmbarcaderoError):  # they are caches
+        with suppress(EmbarcaderoError):  # indexes are only caches
             write_indexes(disk, folder, self.index, footer)
         self.footer = footer
 
 
 def check_records(entries: Entries, payloads: Sequence[Part], index: int, seq: int) -> list[int]:
-    """The payloads' sizes, if the records continue a log that ends at this index and seq."""
+    """Return the payloads' sizes. Checks that the records continue a log that ends at this index and seq."""
     sizes: list[int] = entries["size"].tolist()
     invariant(sizes == list(map(len, payloads)), "each entry has its payload")
     if len(sizes) <= _FEW:
@@ -215,7 +220,7 @@ def check_records(entries: Entries, payloads: Sequence[Part], index: int, seq: i
 
 
 def record_parts(entries: Entries, payloads: Sequence[Part]) -> list[Part]:
-    """Records as they lie in a segment: entry, payload, padding."""
+    """Return records in their on-disk form: entry, payload, padding."""
     lines = memoryview(np.ascontiguousarray(entries).view(np.uint8))  # type: ignore[arg-type]
     parts: list[Part] = []
     for number, payload in enumerate(payloads):
@@ -228,7 +233,7 @@ def record_parts(entries: Entries, payloads: Sequence[Part]) -> list[Part]:
 
 
 def begin_segment(disk: Disk, folder: str, header: Header, settings: RangeSettings) -> SegmentWriter:
-    """A new, empty segment. Neither its header nor its name is synced yet."""
+    """Create a new, empty segment. Neither its header nor its name is synced yet."""
     path = join(folder, segment_name(header.base_seq))
     file = disk.open(path, create=True)
     try:
@@ -243,12 +248,12 @@ def begin_segment(disk: Disk, folder: str, header: Header, settings: RangeSettin
 
 
 def remove_segment(disk: Disk, folder: str, base_seq: int) -> None:
-    """Remove a segment's files; the log last, so that what is left behind is never without it."""
+    """Remove a segment's files. The log is removed last, so that no index remains without it."""
     _remove_files(disk, folder, base_seq, (INDEX_FILE, TIME_INDEX_FILE, LOG))
 
 
 def put_segment_aside(disk: Disk, folder: str, base_seq: int) -> None:
-    """Keep a segment that is not what its name says, to be looked at; its indexes are of no use."""
+    """Keep a segment that does not match its name, for inspection. Its indexes are removed."""
     path = join(folder, segment_name(base_seq))
     if disk.exists(path):
         disk.rename(path, path + DAMAGED)
@@ -257,7 +262,7 @@ def put_segment_aside(disk: Disk, folder: str, base_seq: int) -> None:
 
 
 def remove_lone_indexes(disk: Disk, folder: str) -> None:
-    """Remove indexes whose segment is gone: somebody's hand took it, or a crash came while it was put aside."""
+    """Remove indexes without a segment: it was deleted manually, or a crash interrupted putting it aside."""
     names = set(disk.list(folder))
     for name in sorted(names):
         base, _, suffix = name.partition(".")
@@ -277,7 +282,7 @@ _REPAIR = "the replica repairs it from a peer; read from another replica meanwhi
 
 
 class Piece(NamedTuple):
-    """Some records as read, and where the next one is."""
+    """Records of one read, and the position of the next one."""
 
     entries: Entries
     payloads: list[memoryview]
@@ -285,14 +290,14 @@ class Piece(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """Where a record is in its segment, and what it takes there."""
+    """The position of a record in its segment, and its size there."""
 
     position: int
     bytes: int
 
 
 class Point(NamedTuple):
-    """A record by which a segment can be cut: its index and seq, and how many bytes there are to the next point."""
+    """A record at which a segment can be cut: index, seq, and bytes up to the next point."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     seq: int
@@ -300,7 +305,7 @@ class Point(NamedTuple):
 
 
 def read_footer(disk_bytes: bytes, size: int, header: Header) -> Footer | None:
-    """A footer, if these last bytes of a file of this size are one and belong to this header."""
+    """Decode a footer, if these last bytes of a file of this size are one and match this header."""
     footer = decode_footer(disk_bytes)
     if footer is None or footer.bytes + FOOTER_BYTES != size:
         return None
@@ -308,7 +313,7 @@ def read_footer(disk_bytes: bytes, size: int, header: Header) -> Footer | None:
 
 
 def read_position(disk: Disk, folder: str, name: str, lane: int, number: int) -> FilePosition | None:
-    """The start file or mark of a range, by its name; None if it is missing, damaged or another's."""
+    """Read the start file or mark of a range. None if it is missing, damaged or of another range."""
     try:
         position = decode_position(read_whole(disk, join(folder, name), LINE_BYTES), name)
     except DiskFailed:
@@ -317,7 +322,7 @@ def read_position(disk: Disk, folder: str, name: str, lane: int, number: int) ->
 
 
 class SegmentReader:
-    """One segment, open for reading. Raises Missing if it is gone, BadSegment if it is not what its name says."""
+    """One segment, open for reading. Raises Missing if it was removed, BadSegment if it does not match its name."""
 
     def __init__(self, disk: Disk, folder: str, base_seq: int, lane: int, range_number: int) -> None:
         self._disk, self._folder = disk, folder
@@ -327,7 +332,7 @@ class SegmentReader:
         if header is None:
             raise BadSegment(f"the header of {self.name} is damaged", _REPAIR)
         if (header.lane, header.range_number, header.base_seq) != (lane, range_number, base_seq):
-            raise BadSegment(f"{self.name} is a segment of another place: {header}", _REPAIR)
+            raise BadSegment(f"{self.name} belongs to another range: {header}", _REPAIR)
         self.header = header
         self.footer: Footer | None = None
         self._seq_index: FileIndex | None = None
@@ -338,19 +343,19 @@ class SegmentReader:
         self.refresh()
 
     def refresh(self) -> None:
-        """See whether it was finished meanwhile."""
+        """Check whether the segment was finished meanwhile."""
         if self.footer is None:
             size = self._file.size()
             if size % LINE_BYTES == FOOTER_BYTES % LINE_BYTES and size >= HEADER_BYTES + FOOTER_BYTES:
                 self.footer = read_footer(self._file.pread(FOOTER_BYTES, size - FOOTER_BYTES), size, self.header)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     @property
     def data_end(self) -> int:
-        """Where records end: for good if it is finished, for now if not."""
+        """Where records end: permanently if the segment is finished, otherwise currently."""
         return self._file.size() if self.footer is None else self.footer.bytes
 
     @property
@@ -361,9 +366,9 @@ class SegmentReader:
         self._learn()
         return self._learned_to[1]
 
-    # --- finding ------------------------------------------------------------------------------------------------------
+    # --- lookups ------------------------------------------------------------------------------------------------------
     def locate(self, index: int) -> Spot | None:
-        """Where a record is; None if it is not there (yet)."""
+        """Return where a record is; None if it is not there (yet)."""
         if index == self.header.base_index:
             entry = self.entry(HEADER_BYTES)
             return Spot(HEADER_BYTES, record_bytes(int(entry["size"][0]))) if len(entry) else None
@@ -371,22 +376,22 @@ class SegmentReader:
         return None if found is None or int(found[0]["index"][0]) != index else _spot(*found)
 
     def entry(self, position: int) -> Entries:
-        """The entry at a position, unchecked; none, if the file ends before its end."""
+        """Return the entry at a position, unchecked; an empty array if the file ends before its end."""
         line = self._file.pread(LINE_BYTES, position)
         return np.frombuffer(line if len(line) == LINE_BYTES else b"", dtype=ORDER)  # a file may end within a line
 
     def index_of_seq(self, seq: int) -> int | None:
-        """The batch that holds a record; None if it comes after all that is here."""
+        """Return the index of the batch that contains a record; None if it is after the end."""
         found = self._first("seq", seq)
         return None if found is None else int(found[0]["index"][0])
 
     def index_of_time(self, us: int) -> int | None:
-        """The first batch appended at this time or later; None if there is none here."""
+        """Return the index of the first batch appended at or after this time; None if there is none here."""
         found = self._first("append_us", us)
         return None if found is None else int(found[0]["index"][0])
 
     def _first(self, field: str, value: int) -> tuple[Entries, int] | None:
-        """The first entry at or above a value and its position; for seqs: the one that holds it, or is above."""
+        """Return the first entry at or above a value, and its position. For seqs: the entry that contains it."""
         for entries, positions in self.walk(*self._floor(field, value)):
             reached = entries[field] + entries["count"] > value if field == "seq" else entries[field] >= value
             if reached.any():
@@ -395,7 +400,7 @@ class SegmentReader:
         return None
 
     def _floor(self, field: str, value: int) -> tuple[int, int]:
-        """Position and index of a record that is not after the one looked for, and near it."""
+        """Return position and index of a record at or shortly before the requested one."""
         self._load_indexes()
         point = self._floor_in_files(field, value) if self._indexed else None
         if point is None:
@@ -419,7 +424,7 @@ class SegmentReader:
             self._indexed = self._seq_index is not None and self._time_index is not None
 
     def _floor_in_files(self, field: str, value: int) -> tuple[int, int] | None:
-        """From the index files; None if they lead to something else than they say."""
+        """Do the same from the index files. None if they lead to a wrong record."""
         index = self._time_index if field == "append_us" else self._seq_index
         if index is None or self.footer is None:
             return None
@@ -450,7 +455,7 @@ class SegmentReader:
         return best
 
     def _index_at(self, position: int) -> int | None:
-        """The index of the record at a position; None if no valid entry is there."""
+        """Return the index of the record at a position; None if no valid entry is there."""
         entry = self.entry(position)
         if not len(entry) or not sealed(entry)[0] or self.footer is None:
             return None
@@ -458,7 +463,7 @@ class SegmentReader:
         return index if self.header.base_index <= index < self.footer.end_index else None
 
     def _learn(self) -> None:
-        """Index what has not been looked at yet: all of it only where an index file is missing or wrong."""
+        """Index the unread part: the whole segment only if an index file is missing or wrong."""
         position, index = self._learned_to
         for entries, positions in self.walk(position, index, READ_BYTES):
             self._learned.add(entries, positions)
@@ -467,9 +472,9 @@ class SegmentReader:
 
     # --- measuring ----------------------------------------------------------------------------------------------------
     def points(self, first: int, stop: int, every: int) -> list[Point]:
-        """Records of [first, stop), the first of them and others about so many bytes apart, as the sparse index has it.
+        """Return the first record of [first, stop), and others about `every` bytes apart, from the sparse index.
 
-        BadSegment if a record is not where it should be. `stop` is at most `end_index`.
+        Raises BadSegment if a record is missing. `stop` is at most `end_index`.
         """
         begin = self._position(first)
         end = self.data_end if stop >= self.end_index else self._position(stop)
@@ -483,7 +488,7 @@ class SegmentReader:
         chosen = [int(position) for position in known[np.unique(at[at < len(known)])].tolist() if position < end]
         found = [(position, self.entry(position)) for position in (begin, *chosen)]
         marks = [(at_byte, int(e["index"][0]), int(e["seq"][0])) for at_byte, e in found if len(e) and sealed(e)[0]]
-        marks = [mark for mark in marks if first <= mark[1] < stop]  # a wrong index costs a cut, never truth
+        marks = [mark for mark in marks if first <= mark[1] < stop]  # a wrong index only moves a cut
         if not marks or marks[0][1] != first:
             raise BadSegment(f"record {first} in {self.name} at {begin} is damaged", _REPAIR)
         ends = [*(position for position, _, _ in marks[1:]), end]
@@ -492,12 +497,12 @@ class SegmentReader:
     def _position(self, index: int) -> int:
         spot = self.locate(index)
         if spot is None:
-            raise BadSegment(f"record {index} is not in {self.name} as it should be", _REPAIR)
+            raise BadSegment(f"record {index} is missing or damaged in {self.name}", _REPAIR)
         return spot.position
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def walk(self, position: int, index: int, piece_bytes: int = LOCATE_BYTES) -> Iterator[tuple[Entries, list[int]]]:
-        """Entries and their positions from a record on, some at a time, without payloads; as far as they are valid."""
+        """Yield valid entries and their positions from a record on, some at a time, without payloads."""
         piece = LOCATE_BYTES
         end = self.data_end
         while position < end:
@@ -516,31 +521,31 @@ class SegmentReader:
         return (1 << 63) if self.footer is None else self.footer.end_index
 
     def read(self, spot: Spot, index: int, end: int, max_bytes: int) -> Piece:
-        """Records `index` to `end` from their place on: as many as fit `max_bytes`, at least one, checked.
+        """Read and check records `index` to `end` from a position on: up to `max_bytes`, but at least one.
 
-        Nothing, if the record is not there yet. BadSegment if it is there, and wrong. Pieces are small enough to be
-        checked while they are in the processor's cache.
+        The result is empty if the record is not there yet. Raises BadSegment if it is there, and wrong. Pieces are
+        small enough to be checked while they are in the processor's cache.
         """
         found: list[Entries] = []
         views: list[memoryview] = []
-        position, room = spot.position, max(1, max_bytes)
-        stride = min(max(LINE_BYTES, spot.bytes), RECORD_BYTES_LARGEST)  # a damaged entry may claim anything
-        while index < end and room > 0 and (not views or room >= stride):
-            count = max(1, min(min(READ_BYTES, room) // stride, end - index))
+        position, budget = spot.position, max(1, max_bytes)
+        stride = min(max(LINE_BYTES, spot.bytes), RECORD_BYTES_LARGEST)  # a damaged entry may claim any size
+        while index < end and budget > 0 and (not views or budget >= stride):
+            count = max(1, min(min(READ_BYTES, budget) // stride, end - index))
             piece = self._read_some(position, count * stride, index, end, first=not views)
             if not piece.payloads:
                 break
             found.append(piece.entries)
             views += piece.payloads
             taken, index = piece.position - position, index + len(piece.payloads)
-            room, position, stride = room - taken, piece.position, taken // len(piece.payloads)
+            budget, position, stride = budget - taken, piece.position, taken // len(piece.payloads)
         return Piece(found[0] if len(found) == 1 else join_entries(found) if found else NO_ENTRIES, views, position)
 
     def _read_some(self, position: int, size: int, index: int, end: int, first: bool) -> Piece:
         data, parsed = self._load(position, size, index, end)
         good = intact(data, parsed.entries, parsed.offsets)
         if not good and first:
-            data, parsed = self._load(position, size, index, end)  # it may have been half written
+            data, parsed = self._load(position, size, index, end)  # it may have been partially written
             good = intact(data, parsed.entries, parsed.offsets)
             if not good and self._broken(data, position, parsed):
                 raise BadSegment(f"record {index} in {self.name} at {position} is damaged", _REPAIR)
@@ -558,15 +563,15 @@ class SegmentReader:
         return data, parsed
 
     def _broken(self, data: bytes, position: int, parsed: Parsed) -> bool:
-        """Whether there is something wrong, and not just nothing (yet)."""
+        """Return whether the data is wrong, and not merely missing (yet)."""
         if self.footer is not None:
             return position < self.footer.bytes
         if parsed.offsets:
-            return True  # an entry and all bytes of its payload, and they do not fit
+            return True  # an entry and its whole payload, which do not match
         return not parsed.wanted and len(data) >= LINE_BYTES and any(data[:LINE_BYTES]) and not self._ends_at(position)
 
     def _ends_at(self, position: int) -> bool:
-        """Whether the segment was finished at this position meanwhile."""
+        """Return whether the segment was finished at this position meanwhile."""
         self.refresh()
         return self.footer is not None and self.footer.bytes == position
 

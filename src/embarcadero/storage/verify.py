@@ -1,10 +1,7 @@
-"""What an offline verification found, and what to do about it.
+"""Offline verification of replicas' folders: every checksum, every index, every chain. Nothing is changed.
 
-Replicas' copies against the ranges of the store: enough whole copies of each, and ranges that form a chain.
-
-Offline verification of replicas' folders: every checksum, every index, every chain. Nothing is changed.
-
-Give it the store's ranges and it also says where copies and ranges disagree.
+With the store's ranges, it also reports where copies and ranges disagree: each range needs enough complete copies, and
+the ranges of a lane must form a chain. Each finding has advice.
 """
 
 from __future__ import annotations
@@ -49,15 +46,15 @@ FROM_PEERS: Final = "start the replica: it gets these records from its peers"
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
-    ERROR = "error"  # records that should be there are missing or wrong
-    WARNING = "warning"  # a cache or a spare is wrong, or a copy that others make up for; no record is missing
-    NOTE = "note"  # as a crash may leave it; the next start sees to it
+    ERROR = "error"  # records are missing or wrong
+    WARNING = "warning"  # a cache or a spare is wrong, or other copies have the records; no record is missing
+    NOTE = "note"  # normal after a crash; the next start handles it
 
 
 class Finding(NamedTuple):
-    """Something that is not as it should be, and what to do."""
+    """A problem, and the advice for it."""
 
     severity: Severity
     file: str
@@ -66,7 +63,7 @@ class Finding(NamedTuple):
 
 
 class VerifiedCopy(NamedTuple):
-    """A range's copy: indices [first, end), and whether nothing in between is damaged or missing."""
+    """A range's copy: indices [first, end), and whether all of it is undamaged."""
 
     first: int
     end: int
@@ -75,7 +72,7 @@ class VerifiedCopy(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """What was looked at, and what was found."""
+    """Totals and findings of a verification."""
 
     findings: list[Finding] = field(default_factory=list)
     replicas: int = 0
@@ -84,15 +81,15 @@ class Report:
     batches: int = 0
     bytes: int = 0
     disks: dict[str, str] = field(default_factory=dict)
-    """Replica's folder -> the id of the disk that it is."""
+    """Replica's folder -> the id of its disk."""
     copies: dict[tuple[str, int, int], VerifiedCopy] = field(default_factory=dict)
     """(replica's folder, lane, range) -> its copy."""
     begun: set[tuple[str, int, int]] = field(default_factory=set)
-    """The same of copies that were there once, whether they still are or not."""
+    """Keys of copies that once existed, whether they still do or not."""
 
     @property
     def errors(self) -> int:
-        """How many findings speak of records."""
+        """Number of findings about records."""
         return sum(finding.severity is Severity.ERROR for finding in self.findings)
 
     @property
@@ -101,12 +98,12 @@ class Report:
         return self.errors == 0
 
     def add(self, severity: Severity, file: str, problem: str, advice: str) -> None:
-        """Take note of a finding."""
+        """Add a finding."""
         self.findings.append(Finding(severity, file, problem, advice))
 
 
 _NOTHING: Mapping[int, int] = {}
-_RECOVER = "bring the missing disks back; or give up what only they have: `embarcadero topic recover --accept-loss`"
+_RECOVER = "bring the missing disks back, or give up their records: `embarcadero topic recover --accept-loss`"
 
 
 def check_copies(
@@ -117,7 +114,7 @@ def check_copies(
     elsewhere: bool = False,
     trims: Mapping[int, int] = _NOTHING,
 ) -> None:
-    """Whether a folder has what the store says its disk has. With `elsewhere`, peers are known to make up for it."""
+    """Check that a folder has the copies that the store lists for its disk. With `elsewhere`, peers may have them."""
     for range_ in ranges:
         if range_.end is None or not any(ref.disk == disk for ref in range_.replicas):
             continue
@@ -129,25 +126,25 @@ def check_copies(
             report.add(Severity.WARNING if covered else Severity.ERROR, where, problem, FROM_PEERS)
         elif copy is not None and copy.end > range_.end:
             problem = f"the copy ends at index {copy.end}, above the range's end {range_.end}"
-            report.add(Severity.NOTE, where, problem, "nothing to do: the next start cuts it")
+            report.add(Severity.NOTE, where, problem, "nothing to do: the next start cuts the copy")
 
 
 def _problem(range_: Range, copy: VerifiedCopy | None, trim: int) -> str:
-    """What a copy of a sealed range lacks; empty: nothing."""
+    """Return the problem of a copy of a sealed range, or an empty string."""
     start, end = max(range_.start, trim), range_.end or 0
     if start >= end:
-        return ""  # an empty range, or all of it was trimmed
+        return ""  # the range is empty, or completely trimmed
     if copy is None:
-        return "there is no copy of this sealed range"
+        return "this sealed range has no copy"
     if copy.end < end:
-        return f"the copy ends at index {copy.end}, the range was sealed at {end}"
+        return f"the copy ends at index {copy.end}, but the range was sealed at {end}"
     if copy.first > start:
-        return f"the copy begins at index {copy.first}, records from {start} on should be there"
+        return f"the copy starts at index {copy.first}, but should have records from {start} on"
     return ""
 
 
 def _whole_copies(range_: Range, report: Report, trims: Mapping[int, int]) -> int:
-    """How many copies of a range are here, on the very disks that it names, and lack nothing."""
+    """Count the complete copies of a range on the disks that it names."""
     disks, trim = {ref.disk for ref in range_.replicas}, trims.get(range_.lane, 0)
     found = 0
     for folder, disk in report.disks.items():
@@ -155,13 +152,13 @@ def _whole_copies(range_: Range, report: Report, trims: Mapping[int, int]) -> in
             continue
         copy = report.copies.get((folder, range_.lane, range_.number))
         never = copy is None and (folder, range_.lane, range_.number) not in report.begun
-        whole = never or (copy is not None and copy.whole)  # one that never began is honest: it has nothing
+        whole = never or (copy is not None and copy.whole)  # a copy that was never begun counts: it has lost no records
         found += whole and (range_.end is None or not _problem(range_, copy, trim))
     return found
 
 
 def check_ranges(ranges: Sequence[Range], report: Report, trims: Mapping[int, int] = _NOTHING) -> None:
-    """All folders are known: does every range have enough whole copies, and are there folders that no range names?"""
+    """Check with all folders whether every range has enough complete copies, and report folders without a range."""
     for folder, disk in report.disks.items():
         check_copies(folder, disk, ranges, report, elsewhere=True, trims=trims)
     for range_ in ranges:
@@ -170,8 +167,8 @@ def check_ranges(ranges: Sequence[Range], report: Report, trims: Mapping[int, in
     for folder, lane, number in report.copies:
         if (lane, number) not in known:
             where = f"{folder}/lane {lane} range {number}".lstrip("/")
-            problem = "no topic has this range any more: it was trimmed, or its topic was deleted"
-            report.add(Severity.NOTE, where, problem, "nothing to do: the replica removes it")
+            problem = "the range is no longer in the store: it was trimmed, or its topic was deleted"
+            report.add(Severity.NOTE, where, problem, "nothing to do: the replica removes the copy")
     check_chain(ranges, report)
 
 
@@ -179,31 +176,31 @@ def _check_enough(range_: Range, report: Report, trims: Mapping[int, int]) -> No
     where = f"lane {range_.lane} range {range_.number}"
     copies, whole = len(range_.replicas), _whole_copies(range_, report, trims)
     missing = [ref.replica for ref in range_.replicas if ref.disk not in report.disks.values()]
-    gone = f"; the disks of replicas {missing} that it names are not here" if missing else ""
+    gone = f"; its disks on replicas {missing} are missing" if missing else ""
     needed = copies - range_.durable_on + 1
     if range_.end is None and whole < needed:
-        problem = f"{whole} of {copies} copies of this open range are here and whole, recovery needs {needed}{gone}"
+        problem = f"{whole} of {copies} copies of this open range are complete, but recovery needs {needed}{gone}"
         report.add(Severity.ERROR, where, problem, _RECOVER)
     elif range_.end is not None and not whole and max(range_.start, trims.get(range_.lane, 0)) < range_.end:
-        problem = f"no whole copy of this sealed range is here{gone}"
-        report.add(Severity.ERROR, where, problem, "bring a disk back that has one; what no copy has is lost")
+        problem = f"this sealed range has no complete copy{gone}"
+        report.add(Severity.ERROR, where, problem, "bring back a disk with a complete copy; other records are lost")
     elif missing:
-        problem = f"{whole} of {copies} copies are here and whole{gone}"
-        report.add(Severity.WARNING, where, problem, "start the cluster: new copies are made of those that are whole")
+        problem = f"{whole} of {copies} copies are complete{gone}"
+        report.add(Severity.WARNING, where, problem, "start the cluster: it makes new copies from the complete ones")
 
 
 def check_chain(ranges: Sequence[Range], report: Report) -> None:
-    """Whether the store's ranges of each lane follow each other."""
+    """Check that the store's ranges of each lane follow each other."""
     for lane in sorted({range_.lane for range_ in ranges}):
         chain = sorted((one for one in ranges if one.lane == lane), key=lambda one: one.number)
         for before, after in pairwise(chain):
             where = f"lane {lane} range {after.number}"
             if before.end is None or after.number != before.number + 1 or after.start < before.end:
-                problem = f"it does not follow range {before.number}, which ends at {before.end}"
+                problem = f"the range does not follow range {before.number}, which ends at {before.end}"
                 report.add(Severity.ERROR, where, problem, "restore the store from a backup")
             elif after.start > before.end:
                 problem = f"positions {before.end} to {after.start} were lost with the fabric, or never used"
-                report.add(Severity.NOTE, where, problem, "nothing to do: readers see a LOST gap")
+                report.add(Severity.NOTE, where, problem, "nothing to do: readers get a LOST gap")
 
 
 _LANE = re.compile(r"lane-(\d{10})")
@@ -219,9 +216,9 @@ def verify_data_dir(
     trims: Mapping[int, int] | None = None,
     cluster: str = "",
 ) -> Report:
-    """Verify all replicas' folders of a data directory. `progress` is told how many bytes were just read.
+    """Verify all replicas' folders of a data directory. `progress` is called with the bytes of each read.
 
-    `ranges`, `trims` (where lanes start) and `cluster` are what the store says; without them only files are checked.
+    `ranges`, `trims` (starts of lanes) and `cluster` come from the store. Without them only files are checked.
     """
     report = Report()
     for name in replica_folders(disk):
@@ -232,7 +229,7 @@ def verify_data_dir(
 
 
 def replica_folders(disk: Disk) -> list[str]:
-    """The replicas' folders of a data directory, by number."""
+    """Return the replicas' folders of a data directory, by number."""
     found = [match for name in disk.list("") if (match := _REPLICA.fullmatch(name))]
     return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
 
@@ -276,18 +273,18 @@ def _identity(disk: Disk, folder: str, report: Report, cluster: str) -> Identity
         report.add(Severity.ERROR, path, error.message, error.hint)
         return None
     if found is None:
-        report.add(Severity.ERROR, path, "it is missing", "restore it, or empty the whole folder")
+        report.add(Severity.ERROR, path, "the file is missing", "restore it, or empty the whole folder")
         return None
     named = _REPLICA.fullmatch(folder)
     if named and found.replica != int(named[1]):
-        problem = f"it is that of replica {found.replica}"
-        report.add(Severity.ERROR, path, problem, "folders are named for their replica: move it back")
+        problem = f"the file belongs to replica {found.replica}"
+        report.add(Severity.ERROR, path, problem, "a folder is named after its replica: move it back")
     if cluster and found.cluster != cluster:
-        problem = f"the folder belongs to cluster {found.cluster}, the store to cluster {cluster}"
+        problem = f"the folder belongs to cluster {found.cluster}, but the store to cluster {cluster}"
         report.add(Severity.ERROR, path, problem, "give each cluster its own data_dir: move it back")
     elif (twin := next((other for other, disk_ in report.disks.items() if disk_ == found.disk), None)) is not None:
-        advice = "remove the one that was copied: two replicas can't be one disk"
-        report.add(Severity.ERROR, path, f"it is a copy of that of {twin}", advice)
+        advice = "remove the copied folder: two replicas can't have the same disk"
+        report.add(Severity.ERROR, path, f"the file is a copy of the one in {twin}", advice)
     else:
         report.disks[folder] = found.disk
     return found
@@ -300,12 +297,12 @@ def _check_checkpoints(disk: Disk, path: str, report: Report) -> None:
         except EmbarcaderoError:
             whole = False
         if not whole:
-            advice = "remove it: an older one is used, or a peer's"
+            advice = "remove it: recovery uses an older checkpoint, or a peer's"
             report.add(Severity.WARNING, join(path, f"sessions-{index:020d}.checkpoint"), "it is damaged", advice)
 
 
 class _Copy:
-    """One range's copy."""
+    """Verification of one range's copy."""
 
     def __init__(
         self,
@@ -324,22 +321,22 @@ class _Copy:
         self.empty = False
 
     def verify(self) -> None:
-        """Look at all of it."""
+        """Check the whole copy."""
         self._report.ranges += 1
         names = self._disk.list(self._folder)
         for name in names:
             if damaged_span(name) is not None:
-                problem = "damage that was put aside and is not repaired yet"
+                problem = "damaged records were put aside and are not repaired yet"
                 self._report.add(Severity.ERROR, join(self._folder, name), problem, FROM_PEERS)
-            elif name.endswith(DAMAGED):  # what it should have been is looked for below
-                problem = "a file that was not what its name says, put aside"
-                self._report.add(Severity.NOTE, join(self._folder, name), problem, "remove it once you have seen it")
+            elif name.endswith(DAMAGED):  # the missing part is reported below
+                problem = "the file did not match its name and was put aside"
+                self._report.add(Severity.NOTE, join(self._folder, name), problem, "remove it after inspecting it")
         bases = base_seqs(names)
         start = read_position(self._disk, self._folder, START_FILE, self.lane, self.number)
         self.empty = start is None and not bases
         if start is None and bases:
-            advice = "start the replica: it makes it anew"
-            self._report.add(Severity.WARNING, join(self._folder, START_FILE), "it is missing or damaged", advice)
+            advice = "start the replica: it writes a new one"
+            self._report.add(Severity.WARNING, join(self._folder, START_FILE), "the file is missing or damaged", advice)
         if start is not None:
             self.first = self.end = start.index
             bases = [base for base in bases if base >= start.seq]
@@ -357,14 +354,14 @@ class _Copy:
                 expected = None
                 continue
             if expected is not None and header.base_index != expected:
-                problem = f"it begins at index {header.base_index}, the segment before ends at {expected}"
+                problem = f"the segment starts at index {header.base_index}, but the one before ends at {expected}"
                 self._report.add(Severity.ERROR, path, problem, FROM_PEERS)
             if start is None and number == 0:
                 self.first = header.base_index
             self.end = expected = scan.end if footer is None else footer.end_index
             follows = footer is not None and not footer.last
         if follows and (bases or start is not None):
-            problem = f"the segment that begins at index {self.end} is missing"
+            problem = f"the segment that starts at index {self.end} is missing"
             self._report.add(Severity.ERROR, self._folder, problem, FROM_PEERS)
 
     def _segment(self, path: str, base: int) -> tuple[Header, Footer | None, SegmentScan]:
@@ -373,10 +370,10 @@ class _Copy:
             size = file.size()
             header = decode_header(file.pread(HEADER_BYTES, 0), path)
             if header is None:
-                raise BadSegment("its header is damaged", "start the replica: it makes it anew from the first record")
+                raise BadSegment("the header is damaged", "start the replica: it rewrites it from the first record")
             cluster = header.cluster if self._identity is None else self._identity.log or self._identity.cluster
             if header._replace(base_index=0) != Header(self.lane, self.number, 0, base, cluster):
-                raise BadSegment(f"it is a segment of another place: {header}", FROM_PEERS)
+                raise BadSegment(f"the segment belongs to another range: {header}", FROM_PEERS)
             footer = read_footer(file.pread(FOOTER_BYTES, max(0, size - FOOTER_BYTES)), size, header)
             scan = self._scan(file, path, header, footer)
             if footer is not None:
@@ -400,7 +397,7 @@ class _Copy:
             problem = f"records from index {wrong.first} to {upto}, at byte {wrong.position}, are damaged"
             self._report.add(Severity.ERROR, path, problem, FROM_PEERS)
         if footer is not None and not scan.wrong and (scan.end, scan.end_seq) != (footer.end_index, footer.end_seq):
-            problem = f"its records end at index {scan.end}, its footer says {footer.end_index}"
+            problem = f"the records end at index {scan.end}, but the footer has {footer.end_index}"
             self._report.add(Severity.ERROR, path, problem, FROM_PEERS)
         if scan.cut:
             problem = f"{scan.cut} bytes after index {scan.end} are torn"
@@ -411,18 +408,18 @@ class _Copy:
         for suffix in (INDEX_FILE, TIME_INDEX_FILE):
             if problem := index_problem(self._disk, self._folder, file, footer, suffix):
                 name = join(self._folder, segment_name(footer.base_seq, suffix))
-                advice = "nothing to do: readers do without, a scrub makes it anew"
+                advice = "nothing to do: readers do not need it, and a scrub rewrites it"
                 self._report.add(Severity.WARNING, name, problem, advice)
 
 
 def index_problem(disk: Disk, folder: str, file: File, footer: Footer, suffix: str) -> str:
-    """What is wrong with an index file of a finished segment; empty: all of its entries lead to their records."""
+    """Return the problem of a finished segment's index file; an empty string if all entries lead to records."""
     index = load_index(disk, folder, footer, suffix)
     if index is None:
-        return "it is missing, damaged, or of another segment"
+        return "the index is missing, damaged, or of another segment"
     lines = b"".join(file.pread(LINE_BYTES, position) for position in index.positions.tolist())
     entries = np.frombuffer(lines, dtype=ORDER)
     key = "seq" if suffix == INDEX_FILE else "append_us"
     if len(entries) == len(index.keys) and bool((entries[key] == index.keys).all()):
         return ""
-    return f"some of its entries do not lead to their records in {segment_name(footer.base_seq)}"
+    return f"some entries do not lead to their records in {segment_name(footer.base_seq)}"
