@@ -194,7 +194,7 @@ class Standing(IntEnum):
     An incarnation that was closed in an earlier epoch is not listed.
     """
 
-    UNHEARD = 0
+    UNLISTED = 0
     OPEN = 1
     CLOSING = 2
 

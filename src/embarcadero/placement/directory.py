@@ -243,7 +243,7 @@ def _end_members(plan: DecisionPlan, data_dir: str) -> None:
 
 
 def _earlier_generations(plan: DecisionPlan, cluster: ClusterRecord, mirror: str) -> tuple[EarlierGeneration, ...]:
-    """The earlier generations, with the one that ends now, if mirrors are in use and it has started an epoch.
+    """Add the generation that ends now to the earlier ones, if mirrors are in use and it has started an epoch.
 
     Without a started epoch it has ordered nothing. If there are too many, the oldest ones are dropped. The oldest one
     that stays loses its mirror: a lane that no later generation began may have been ordered in a dropped one.
@@ -320,9 +320,10 @@ class Elections:
     the memory that they refer to: after a power loss the next generation begins without them. So a takeover waits for
     no disk. A later decision of a sequencer that must survive a power loss is synced, together with all earlier ones.
 
-    An election is one conditional transaction: it hands out the epoch after the one that the standby saw, and names the
-    standby. A second standby finds that this epoch is already handed out, and continues to stand by. Only speed depends
-    on having one winner: any number of standbys may take epochs, and only the newest one handed out can start.
+    An election is one conditional transaction: it hands out the next epoch, if the standby's view of the newest epoch
+    is current, and names the standby. A second standby finds that this epoch is already handed out, and continues to
+    stand by. Only speed depends on having one winner: any number of standbys may take epochs, and only the newest epoch
+    handed out can start.
     """
 
     def __init__(self, decider: Decider) -> None:

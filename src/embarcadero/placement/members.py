@@ -186,7 +186,7 @@ class ReplicaMembers:
         self._decider.decide(plan_it)
 
     def all(self) -> list[ReplicaMember]:
-        """The newest incarnation of each replica, in any state, and older ones that open ranges still name."""
+        """The newest incarnation of each replica, in any state, and older incarnations in open ranges."""
         members = self._decider.all("replicas/", ReplicaMember)
         newest = {member.replica: member.incarnation for member in members}  # sorted by key: the last one remains
         older = any(member.incarnation != newest[member.replica] for member in members)

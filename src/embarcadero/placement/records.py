@@ -322,7 +322,7 @@ def decode(key: str, value: bytes, kind: type[S]) -> S:
 
 
 def check_id(topic: Topic, topic_id: int) -> None:
-    """Refuse a request for another topic than the one that has the name now. 0: the request names no id."""
+    """Refuse a request with the id of another topic than the current one of that name. 0: the request has no id."""
     if topic_id in (0, topic.id):
         return
     raise TopicReplaced(

@@ -312,8 +312,8 @@ class SqliteStore:
     no table is read), and reads the table only when the counter has changed.
 
     SQLite detects broken pages, but not flipped bits in a value. So each row has a CRC32 of itself, which is checked at
-    each read, and for all rows when the file is opened. SQLite also treats a damaged log as one that ends there. So a
-    witness file beside the store has the newest revision, which detects a store that has lost its newest changes.
+    each read, and for all rows when the file is opened. SQLite also treats damage in its log as the end of the log. So
+    a witness file beside the store has the newest revision, which detects a store that has lost its newest changes.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -590,8 +590,8 @@ class SqliteStore:
 class Witness:
     """The newest revision of a store, in a small file beside it. Each commit writes it without waiting for the disk.
 
-    A store with a log of its newest changes treats a damaged log as one that ends there, and loses the later changes.
-    Then ceilings would be lower than before, and positions would be handed out twice. The witness is written after each
+    A store with a log of its newest changes treats damage in the log as its end, and loses the later changes. Then
+    ceilings would be lower than before, and positions would be handed out twice. The witness is written after each
     commit. It may be a little behind, but never ahead, so a store that is behind its witness has lost changes.
     """
 

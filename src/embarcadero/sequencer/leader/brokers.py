@@ -129,7 +129,7 @@ class BrokerIncarnations:
         """
         line = frontier_offset(SequencerLine.BROKERS + member.handle)
         standing = FrontierWriter(self._epoch.frontiers, line + 8 * STANDING_WORD)
-        if standing.value == Standing.UNHEARD:
+        if standing.value == Standing.UNLISTED:
             standing.advance(Standing.OPEN)
 
     def _attach(self, member: Member, progress: BrokerProgress) -> PendingSource | None:
@@ -487,8 +487,8 @@ def close_lanes(
 
     The first result is false when a later sequencer has to do it.
     """
-    whose, problems = (member.broker, member.incarnation), list[str]()
-    open_ = [lane for lane in directory.lanes.all() if lane.open and (lane.broker, lane.incarnation) == whose]
+    owner, problems = (member.broker, member.incarnation), list[str]()
+    open_ = [lane for lane in directory.lanes.all() if lane.open and (lane.broker, lane.incarnation) == owner]
     ends = [_closed(fabric, lane, problems) for lane in open_]
     if not ends:
         return True, problems

@@ -606,11 +606,11 @@ class Upkeep:
     def _is_on_disk(self, member: Member) -> bool:
         """Whether all required payloads of a dead broker are on disks. None of its batches waits."""
         lanes, ranges = self._lanes.by_number, self._lanes.ranges
-        whose = (member.broker, member.incarnation)
+        owner = (member.broker, member.incarnation)
         for lane_range in ranges.lanes.values():
             if (
                 lane_range.broker_lane is not None
-                and (lane_range.broker_lane.broker, lane_range.broker_lane.incarnation) == whose
+                and (lane_range.broker_lane.broker, lane_range.broker_lane.incarnation) == owner
             ):
                 return False
         ends = self._cleanups.get(member.handle)

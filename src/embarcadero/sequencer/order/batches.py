@@ -267,8 +267,8 @@ class LaneOrder:
         """Move the windows of these weak sessions up to the lowest sequence that their publishers may still send."""
         lows = np.minimum(words(step.entries)[:, 2].astype(np.int64), step.seqs)
         lows[step.seqs > SESSION_SEQUENCE_MAX] = 0
-        everyone = every(of)
-        self.table.raise_lows(step.rows if everyone else step.rows[of], lows if everyone else lows[of])
+        whole = every(of)
+        self.table.raise_lows(step.rows if whole else step.rows[of], lows if whole else lows[of])
 
     def _choose_weak(self, step: _Step, is_open: Flags) -> I64 | None:
         """Choose batches of weak sessions: all new ones in [low, low + W). None means all."""
