@@ -188,7 +188,7 @@ class SharedFabric:
         with _full_is_typed(name, shape.size):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._hidden_file() as (hidden, fd):
-                # A sparse page is zeroed in the cache of the host that first touches it, so incoherent hosts need all.
+                # A sparse page is zeroed in the cache of the host that touches it first: only coherent hosts see that.
                 sparse = shape.kind in _SPARSE and self.coherent_only
                 if sparse:
                     os.ftruncate(fd, shape.size)

@@ -64,7 +64,7 @@ from embarcadero.steps import Step
 from embarcadero.types import Member, MemberState, Order, Outcome, Range, RangeKey, ReplicaState, Topic
 
 _STORE_QUIET_US: Final = 60_000_000
-"""The journal reports failures of the store at most once in this time."""
+"""The journal reports a failure of the store only after this time without one."""
 
 T = TypeVar("T")
 
@@ -344,7 +344,7 @@ class Sweeper:
     """Garbage collector of unused regions. Call `look` often; it acts when it is due."""
 
     def __init__(self, leader: Leadership, earlier: int) -> None:
-        """Sweep everything but our epoch and `earlier`, our predecessor's, whose regions readers may still need."""
+        """Sweep epochs before ours, except `earlier`: readers may still need our predecessor's regions."""
         self._fabric, self._directory = leader.fabric, leader.directory
         self._workers, self._steps = leader.env.workers, leader.env.steps
         self._epoch, self._earlier = leader.epoch, earlier

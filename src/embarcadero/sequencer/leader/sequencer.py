@@ -6,9 +6,9 @@ That sequencer publishes its heartbeat in the frontiers of its epoch. A standby 
 - when the heartbeat stops for too long by the standby's own clock: clocks of hosts are never compared;
 - when an operator asked for a hand-over to this standby.
 
-A winner that has not started its epoch yet gets twice the time for each epoch that is not started, up to a limit. So
-two standbys that consider each other dead do not depose each other forever. A wrong guess costs a moment's pause and
-nothing else: a takeover is safe against a live predecessor.
+A winner that has not started its epoch yet gets more time: it doubles with each epoch that is not started, up to a
+limit. So two standbys that consider each other dead do not depose each other forever. A wrong guess costs a moment's
+pause and nothing else: a takeover is safe against a live predecessor.
 
 Leading. `lead` is the usual entry point. A standby process makes a Sequencer, which prefetches while another one may
 lead, and then calls `begin` to lead.

@@ -7,10 +7,11 @@ their copies go. A wiped disk or a damaged copy is silent. Silence is not "nothi
 
 All durable entries are on A of R disks, so among R-A+1 replies at least one has them all. The largest reply is the end,
 and no copy that was served to a reader is cut off. That copy may be damaged where no other disk has a copy. Then the
-lane does not wait forever: given all replies, no more was durable than the A-th largest reply. A replicas copy up to
-the end, on the range's own disks or on new disks that replace wiped ones. Then one transaction seals the range there,
-and opens the next one at the ceiling, below which any position may have been handed out. The space between is lost.
-Sessions are fenced, since acked batches may be lost; publishers continue automatically from the end that the log has.
+lane does not wait forever: given all replies, no more was durable than the A-th largest reply. When A replicas have
+copied up to the end, on the range's own disks or on new disks that replace wiped ones, one transaction seals the range
+there. It also opens the next one at the ceiling, below which any position may have been handed out. The space between
+is lost. Sessions are fenced, since acked batches may be lost. Publishers continue automatically from the end that the
+log has.
 
 If the fabric had a mirror, the next range opens where the order ended. The space between is then exactly the entries
 that were ordered and are on no disk. It also has one extra position, so that readers at the old end are informed. Often
