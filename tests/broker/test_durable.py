@@ -331,7 +331,7 @@ def test_a_broker_without_a_state_in_the_epoch_acks_nothing_of_its_own_lane(worl
     writer.batch(opened, 0, payload(0))
     writer.pump()
     [lane] = world.directory.lanes.all()
-    world.hand.count(world.brokers[0].member.handle, Standing.UNHEARD)
+    world.hand.count(world.brokers[0].member.handle, Standing.UNLISTED)
     writer.batch(opened, 1, payload(1))
     request = reader.ask(m.Fetch(lane=lane.lane, start=1, max_bytes=1_000, wait_ms=20_000, read="ordered"))
     world.run(3, writer, reader)

@@ -90,7 +90,7 @@ def small_files() -> Iterator[None]:
 @pytest.mark.usefixtures("small_files")
 def test_no_space_is_an_immediate_typed_error(fabric: SharedFabric) -> None:
     """When memory is short, creating fails with the remedy, and leaves nothing behind."""
-    with pytest.raises(FabricFull, match=r"no room for region big \(2\.0 MiB\).*larger"):
+    with pytest.raises(FabricFull, match=r"no space for region big \(2\.0 MiB\).*larger"):
         fabric.create("big", Shape(RegionKind.LOG, 2 << 20))
     assert list(fabric.folder.iterdir()) == []
     assert fabric.create("small", SHAPE).shape == SHAPE
@@ -121,7 +121,7 @@ def test_checkpoints_are_sparse_and_reserve_the_rows_they_use(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(FabricFull, match="no room"):
+    with pytest.raises(FabricFull, match="no space"):
         region.reserve(2 << 20, 1 << 20)
     fabric.remove(region.name)
     with pytest.raises(BadRegion, match="removed"):

@@ -163,7 +163,7 @@ def test_replicas_that_are_drained_or_gone(cluster: Cluster) -> None:
     cluster.directory.replicas.drain(0)
     assert any("replica 0 is being drained: 1 ranges are still on it; wait" in one for one in cluster.said())
     cluster.directory.replicas.mark_dead(4, spare.incarnation)
-    assert any("could go nowhere: 2 others are live" in one for one in cluster.said())
+    assert any("have no replica to move to: 2 others are live" in one for one in cluster.said())
     lone = cluster.directory.replicas.register(5, "disk-5", "/replica-5", "here", 0)
     cluster.directory.replicas.mark_dead(5, lone.incarnation)
     assert not any("replica 5" in one for one in cluster.said())

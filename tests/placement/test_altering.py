@@ -52,7 +52,7 @@ def test_a_change_that_changes_nothing_is_no_change(directory: Directory) -> Non
     ("changes", "words"),
     [
         ({"order": 2}, "order of topic 't' can't change"),
-        ({"replicas": 3}, "replicas of topic 't' can't become 3: the records it has are in memory only"),
+        ({"replicas": 3}, "replicas of topic 't' can't become 3: its records are in memory only"),
         ({"durable_on": 2}, "durable_on 2 needs replicas"),
         ({"retention_bytes": -1}, "retention_bytes -1"),
         ({"retention_s": -1}, "retention_s -1"),

@@ -64,7 +64,7 @@ def test_too_few_live_replicas_are_counted_in_the_refusal(directory: Directory) 
     """Dead and draining ones do not count, and nothing is created."""
     directory.replicas.mark_dead(0, 1)
     directory.replicas.drain(1)
-    with pytest.raises(BadValue, match="to have 4 replicas, and 3 are live"):
+    with pytest.raises(BadValue, match="needs 4 replicas, and 3 are live"):
         directory.topics.create("u", replicas=4)
     assert [topic.name for topic in directory.topics.all()] == ["t"]
 
@@ -270,7 +270,7 @@ def test_a_topic_that_lacks_copies_may_change_otherwise(directory: Directory) ->
     assert directory.topics.alter(AlterTopic(name="t", retention_s=60, replicas=3, durable_on=2)).retention_s == 60
     with pytest.raises(BadValue, match="durable on 1 replicas, and 0 are live") as caught:
         directory.topics.alter(AlterTopic(name="t", durable_on=1))
-    assert caught.value.hint == "bring back those that are down, or `embarcadero replica add`"
+    assert caught.value.hint == "start the replicas that are down, or `embarcadero replica add`"
 
 
 @pytest.mark.parametrize(("replicas", "durable_on"), [(1, 1), (2, 2), (5, 3)])

@@ -137,7 +137,7 @@ def test_a_replica_whose_ranges_have_no_other_replica_is_not_drained() -> None:
     assert "replica add" in caught.value.hint
     add_replica(directory, 1)
     directory.topics.create("both", replicas=2)
-    with pytest.raises(BadValue, match="1 of its ranges could go nowhere: 1 others are live"):
+    with pytest.raises(BadValue, match="1 of its ranges have no replica to move to: 1 others are live"):
         directory.replicas.drain(0)
     assert directory.replicas.draining() == set()
     assert [state for *_, state in states(directory)] == ["live", "live"]

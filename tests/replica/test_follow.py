@@ -137,7 +137,7 @@ def test_lanes_of_brokers_are_followed(tmp_path: Path) -> None:
     assert world.files(0, lane.lane) == writer.written
     assert world.durable(lane.lane) == 2
 
-    for standing in (Standing.CLOSING, Standing.UNHEARD):  # an earlier epoch may have closed the latter
+    for standing in (Standing.CLOSING, Standing.UNLISTED):  # an earlier epoch may have closed the latter
         world.reign.count(world.broker.member.handle, standing)
         writer.batches(b"after it was closed")
         world.poll(3)

@@ -710,7 +710,7 @@ def test_each_epoch_publishes_again_which_brokers_are_open() -> None:
     cluster.directory.members.mark_removed(0, asleep.member.incarnation, cluster.sequencer.epoch)
 
     cluster.new_sequencer()
-    assert asleep.standing() is Standing.UNHEARD
+    assert asleep.standing() is Standing.UNLISTED
     assert {broker.standing() for broker in (again, other)} == {Standing.OPEN}
 
 

@@ -66,7 +66,7 @@ def test_topics_have_the_defaults_of_the_file(log: emb.Log) -> None:
 
     assert (topic.order, topic.partitions, topic.session_ttl_s) == (5, 2, 3_600)
     log.create_topic("second", order=2)
-    with pytest.raises(TooMany, match="2 topics already"):
+    with pytest.raises(TooMany, match="maximum of 2 topics"):
         log.create_topic("third")
 
 

@@ -117,7 +117,7 @@ def _files_of_at_most(size: int) -> Iterator[None]:
 
 def test_a_full_memory_file_system_is_a_typed_error_at_the_start() -> None:
     """Processes without space report it; nothing of the cluster remains."""
-    with _files_of_at_most(20 * MIB), pytest.raises(FabricFull, match=r"no room for region broker-0\.1/log"):
+    with _files_of_at_most(20 * MIB), pytest.raises(FabricFull, match=r"no space for region broker-0\.1/log"):
         LocalCluster(brokers=1, log_bytes=64 * MIB)
 
 

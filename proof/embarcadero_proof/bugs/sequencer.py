@@ -261,7 +261,7 @@ BUGS: Final = (
         "P9",
         bias=REIGNS,
         witnesses=(2, 1),
-        edits=(Edit(f"{_LEADERSHIP}Sweeper._left", "generation_holds()", "generation_holds() and False"),),
+        edits=(Edit(f"{_LEADERSHIP}Sweeper._unused", "generation_holds()", "generation_holds() and False"),),
     ),
     Bug(
         "deleted-ring-left",

@@ -1,7 +1,8 @@
 """Byte layouts of the fabric, as tables. All numbers are little-endian; every entry is one 64-byte line.
 
-An entry is valid iff its commit word equals the index it should have and its check fits. The check is a multiply-fold
-of the entry's eight words, salted so that a slot never written (all zero) fails; numpy computes it for a whole round.
+An entry is valid iff its commit word equals its expected index and its check matches. The check is a multiply-fold of
+the entry's eight words. It is salted, so a slot that was never written (all zero) fails. Numpy computes it for a whole
+round.
 
     superblock (128)   pending entry (64)     order entry (64)        result (64)
     0  magic      u64  0  index      u64      0  index       u64      0  position    u64
@@ -21,18 +22,27 @@ of the entry's eight words, salted so that a slot never written (all zero) fails
                        56 pad        u32      60 check       u32
                        60 check      u32
 
-`origin` is the region handle of the broker incarnation whose log holds the payload. `location` is where in that log
-(see log.py). Control entries reuse fields: a SESSION_OPEN waiting to be ordered has the hash of the session's name in
-`session_seq` (0: no name), the session it continues in `session`, in `low` one more than the sequence at which it
-is to be opened (0: none), and in `crc` one more than the session that has to hold the name (0: any or none; all ones:
-none). Ordered, it has the new session in `session` and that session's next sequence in
-`session_seq`, the hash of its name in `location` (low half) and `crc` (high half), the
-session it continues in `partition` (low half) and `schema` (high half), and in `flags` OPEN_TAKEN if another holder
-took the name. OPEN_STRONG in `flags`, waiting and ordered: the session is strong in a topic whose default is weak.
-Without it the session is as its topic: strong in order 5, weak in order 2. The result of a SESSION_OPEN has the
-session's order in `order` (0: not told). A SKIP has its first sequence in `session_seq` and how many in `location`.
-Ordered control entries have no payload: their `size` and `count` are 0.
-A held entry is a pending entry kept in a slot of the `held` region.
+`origin` is the region handle of the broker incarnation whose log holds the payload. `location` is the payload's
+location in that log (see log.py).
+
+Control entries reuse fields. A SESSION_OPEN in a pending ring has
+- `session_seq`: the hash of the session's name (0: no name);
+- `session`: the session it continues;
+- `low`: the sequence at which the session opens, plus one (0: none);
+- `crc`: the session that must hold the name, plus one (0: any or none; all ones: none).
+
+A SESSION_OPEN in an order ring has
+- `session`: the new session; `session_seq`: its next sequence;
+- `location` (low half) and `crc` (high half): the hash of its name;
+- `partition` (low half) and `schema` (high half): the session it continues;
+- `flags`: OPEN_TAKEN if another holder took the name.
+
+OPEN_STRONG in `flags`, pending and ordered: the session is strong in a topic whose default is weak. Without it the
+session has the order of its topic: strong in order 5, weak in order 2. The result of a SESSION_OPEN has the session's
+order in `order` (0: not reported). A SKIP has its first sequence in `session_seq` and the number of sequences in
+`location`. Ordered control entries have no payload: their `size` and `count` are 0.
+
+An entry in the reorder buffer is a pending entry in a slot of the `held` region.
 """
 
 from __future__ import annotations
@@ -53,20 +63,20 @@ Entries = npt.NDArray[np.void]
 """A structured array of one of the entry types below."""
 
 Flags = npt.NDArray[np.bool_]
-"""Which of some entries, or rows, one means."""
+"""A boolean mask over entries or rows."""
 
 Line = list[int]
 """One entry as eight plain numbers."""
 
 LINE: Final = struct.Struct("<8Q")
-"""Between a line and its 64 bytes."""
+"""Packs a line into its 64 bytes and unpacks it."""
 
 MAGIC: Final = int.from_bytes(b"EMBARCAD", "little")
 LAYOUT_VERSION: Final = 1
 
 
 class RegionKind(IntEnum):
-    """What a region holds; part of its superblock."""
+    """The content of a region; part of its superblock."""
 
     EPOCHS = 1
     ORDER = 2
@@ -82,9 +92,9 @@ class RegionKind(IntEnum):
 
 
 def table(entry_bytes: int, /, **fields: tuple[str, int]) -> np.dtype[np.void]:
-    """A packed dtype from `name=(format, offset)`, with its size.
+    """Make a packed dtype of `entry_bytes` from `name=(format, offset)`.
 
-    Gaps become fields too: numpy copies fields, and leaves garbage between them that a check would stumble over.
+    Gaps become fields too. Numpy copies only fields, so a gap would keep garbage and its check would fail.
     """
     packed: list[tuple[str, str]] = []
     end = 0
@@ -112,7 +122,7 @@ PENDING: Final = table(
     location=("<u4", 32), size=("<u4", 36), count=("<u4", 40), crc=("<u4", 44), origin=("<u2", 48),
     partition=("<u2", 50), schema=("<u2", 52), kind=("u1", 54), flags=("u1", 55), waits=("u1", 56), check=("<u4", 60),
 )  # fmt: skip
-"""`waits`: the broker need not be woken by the answer alone, since its ack waits for disks as well."""
+"""`waits`: the answer alone need not wake the broker, because its ack waits for disks too."""
 
 ORDER: Final = table(
     64,
@@ -147,25 +157,25 @@ for _name, _dtype, _size in (
     invariant(_dtype.itemsize == _size, f"a {_name} has {_size} bytes")
 
 SLOTS_OFFSET: Final = SUPERBLOCK.itemsize + FRONTIER_BYTES
-"""Where the slots of a ring begin: after the superblock and one frontier line."""
+"""Byte offset of a ring's slots: after the superblock and one frontier line."""
 
 RING_FRONTIER_OFFSET: Final = SUPERBLOCK.itemsize
-"""A ring's own frontier: entries below it are published."""
+"""Byte offset of a ring's own frontier: entries below it are published."""
 
 
 class BrokerLine(IntEnum):
     """Lines of `broker-<b>.<inc>/frontiers`; chunk lines follow from CHUNKS on."""
 
     RESULTS_READ = 0  # (epoch's) results below are read
-    RESULTS_EPOCH = 1  # the epoch that RESULTS_READ speaks of
-    READS_WAITING = 2  # how many reads wait for news: a hint to the sequencer whether to ring
+    RESULTS_EPOCH = 1  # the epoch that RESULTS_READ refers to
+    READS_WAITING = 2  # number of reads that wait for new entries: a hint to the sequencer whether to ring
     HEARTBEAT = 3
-    DURABLE_WAITING = 4  # how many acks and reads wait for durable lines: a hint to replicas whether to ring
+    DURABLE_WAITING = 4  # number of acks and reads that wait for durable lines: a hint to replicas
     CHUNKS = 8
 
 
 class SequencerLine(IntEnum):
-    """Lines of `epoch-<e>/frontiers`: heartbeat, whether it looks by itself, a line per lane, one per region handle."""
+    """Lines of `epoch-<e>/frontiers`: heartbeat, awake (needs no ring), a line per lane, a line per region handle."""
 
     HEARTBEAT = 0
     AWAKE = 1
@@ -179,9 +189,12 @@ STANDING_WORD: Final = 1
 
 
 class Standing(IntEnum):
-    """What the sequencer of one epoch takes a broker incarnation for. One closed in an earlier epoch is not listed."""
+    """State of a broker incarnation in the view of one epoch's sequencer.
 
-    UNHEARD = 0
+    An incarnation that was closed in an earlier epoch is not listed.
+    """
+
+    UNLISTED = 0
     OPEN = 1
     CLOSING = 2
 
@@ -205,9 +218,9 @@ _MIX = np.uint64(0xD1342543DE82EF95)
 
 
 _FEW = 4
-"""Up to here, plain numbers are quicker than arrays."""
+"""Up to this number of entries, plain numbers are faster than arrays."""
 _COUNT_MAX = 1 << 62
-"""Further no ring gets: 64-bit sums do not wrap below it."""
+"""No ring reaches this index. Below it, 64-bit sums do not wrap."""
 
 _PLAIN_MULTIPLIERS = tuple(int(number) for number in _MULTIPLIERS)
 _PLAIN_SALT, _PLAIN_MIX = int(_SALT), int(_MIX)
@@ -215,7 +228,7 @@ _ALL_ONES = (1 << 64) - 1
 
 
 def fold_line(line: Line) -> int:
-    """The check of one entry over all its bytes but the check itself."""
+    """Compute the check of one entry, over all its bytes except the check itself."""
     last = line[7]
     total: int = sum(map(mul, line, _PLAIN_MULTIPLIERS)) + ((last & 0xFFFF_FFFF) - last) * _PLAIN_MULTIPLIERS[7]
     total = (total + _PLAIN_SALT) & _ALL_ONES
@@ -223,17 +236,17 @@ def fold_line(line: Line) -> int:
 
 
 def _lines(entries: Entries) -> npt.NDArray[np.uint64]:
-    """The eight words of each entry."""
+    """View each entry as eight words."""
     return entries.view(np.uint64).reshape(-1, 8)
 
 
 def _fold(entries: Entries) -> npt.NDArray[np.uint32]:
-    """The check of each entry over all its bytes but the check itself (the high half of the last word)."""
+    """Compute the check of each entry, over all its bytes except the check (the high half of the last word)."""
     words = _lines(entries)
     if len(words) <= _FEW:
         return np.array([fold_line(line) for line in words.tolist()], dtype=np.uint32)
     last = words[:, 7]
-    total = words @ _MULTIPLIERS  # whole rows: much quicker than seven of eight columns
+    total = words @ _MULTIPLIERS  # whole rows are much faster than seven of eight columns
     total += ((last & _LOW_HALF) - last) * _MULTIPLIERS[7] + _SALT
     total ^= total >> np.uint64(29)
     total *= _MIX
@@ -247,46 +260,46 @@ def seal(entries: Entries) -> Entries:
 
 
 def sealed(entries: Entries) -> Flags:
-    """Which entries have a fitting check."""
+    """Flag the entries whose check matches."""
     fits: Flags = np.equal(_fold(entries), entries["check"])
     return fits
 
 
 def valid_prefix(entries: Entries, first: int, word: str) -> int:
-    """How many entries from the start are valid: commit word `word` counts up from `first` and the check fits."""
+    """Count the valid entries from the start: commit word `word` counts up from `first`, and the check matches."""
     if first > _COUNT_MAX:
-        return 0  # the frontier that said where to begin is damaged
+        return 0  # the frontier that gave `first` is damaged
     if len(entries) <= _FEW:
         for at, (number, line) in enumerate(zip(entries[word].tolist(), _lines(entries).tolist(), strict=True)):
             if number != first + at or line[7] >> 32 != fold_line(line):
                 return at
         return len(entries)
     counted = _true_prefix(entries[word] == np.arange(first, first + len(entries), dtype=np.uint64))
-    return _true_prefix(sealed(entries[:counted]))  # behind it there is often much that is old
+    return _true_prefix(sealed(entries[:counted]))  # the entries after it are often old
 
 
 def _true_prefix(flags: Flags) -> int:
-    """How many are true from the start."""
+    """Count the leading true flags."""
     return flags.size if every(flags) else int(flags.argmin())
 
 
 def every(flags: Flags) -> bool:
-    """Whether all are true. For the few entries of a small round this is ten times quicker than numpy's `all`."""
+    """Whether all flags are true. For the few entries of a small round this is ten times faster than numpy's `all`."""
     return int(np.count_nonzero(flags)) == flags.size
 
 
 def pick(entries: Entries, where: Flags | npt.NDArray[np.integer[Any]]) -> Entries:
-    """Copy these entries, by whole lines: field by field, as numpy would, takes 20 times as long."""
+    """Copy the chosen entries as whole lines. Numpy would copy field by field, which takes 20 times as long."""
     return entries.view(_LINE)[where].view(entries.dtype)
 
 
 def join(parts: Sequence[Entries]) -> Entries:
-    """One array of copies of all entries of all parts (at least one), by whole lines too."""
+    """Concatenate parts (at least one) into a new array, copying whole lines."""
     return np.concatenate([part.view(_LINE) for part in parts]).view(parts[0].dtype)
 
 
 def superblock_check(block: Entries) -> int:
-    """Check of a superblock: fold of its first 64 bytes, then of its second 64 without the check."""
+    """Compute the check of a superblock: fold its first 64 bytes, then its second 64 without the check."""
     halves = np.frombuffer(block.tobytes(), dtype=np.uint64).reshape(2, 8).copy()
     halves[1, 7] &= _LOW_HALF
     mixed: Any = halves @ _MULTIPLIERS + _SALT
@@ -295,7 +308,7 @@ def superblock_check(block: Entries) -> int:
 
 
 class RangeWord(NamedTuple):
-    """What the sequencer says about a lane's open range, in one word."""
+    """The number of a lane's open range, and whether it is closing, in one word. The sequencer publishes it."""
 
     number: int
     closing: bool

@@ -1,18 +1,18 @@
-"""Single-writer lines, as everything in the fabric: frontiers (one word), tables of words, and rings of entries.
+"""Single-writer lines: frontiers (one word), tables of words, and rings of entries.
 
 A frontier is an exclusive, monotonic 64-bit number, alone on its 128-byte line.
 
-Tagged lines are a table of 128-byte lines in one region, each with the key of a range, each value a word of its own.
-Lines are added, never taken away or renamed: keys and first values are flushed before the count of lines says that the
-line is there. After that each value is one aligned word, so a reader never sees half of a change.
+Tagged lines are a table of 128-byte lines in one region. Each line has the key of a range; each value is a word of its
+own. Lines are added, never removed or renamed. Keys and first values are flushed before the count of lines includes the
+new line. After that each value is one aligned word, so a reader never sees half of a change.
 
     line 0            heartbeat (word 0), health (word 1)
-    line 1            how many tagged lines there are
+    line 1            number of tagged lines
     line 8 + n        word 0, 1: key; word 2, 3: values
 
-A ring has 64-byte entries with absolute 64-bit indices: entry i lives in slot i mod N. The writer writes whole slices:
-entries (commit word and check included), flush, and only then the frontier. The caller knows whether a slot may be
-reused, and says so with every write (`free_below`).
+A ring has 64-byte entries with absolute 64-bit indices: entry i is in slot i mod N. The writer writes whole slices:
+entries (commit word and check included), flush, and only then the frontier. The caller knows which slots may be reused,
+and passes that with every write (`free_below`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from embarcadero.types import RangeKey, Span
 
 # --- frontiers --------------------------------------------------------------------------------------------------------
 def _word(region: Region, offset: int) -> memoryview:
-    """The word at an offset. A memoryview: it loads and stores the whole word at once, as numpy does, but quicker."""
+    """View the word at an offset. A memoryview accesses the whole word in one load or store, faster than numpy."""
     return memoryview(region.data)[offset : offset + 8].cast("Q")  # type: ignore[arg-type]
 
 
@@ -56,13 +56,13 @@ class FrontierWriter:
         self.value: int = self._word[0]
 
     def advance(self, value: int) -> None:
-        """Publish a new value. What it covers was flushed before."""
+        """Publish a new value. Everything that it covers must be flushed before."""
         invariant(value >= self.value, "a frontier never goes back")
         if value != self.value:
             self.restart(value)
 
     def restart(self, value: int) -> None:
-        """Publish a value that may be lower: what the line counts has begun anew."""
+        """Publish a value that may be lower, because the count has started again."""
         self._word[0] = self.value = value
         self._region.flush(self._offset, 8)
 
@@ -75,7 +75,7 @@ class FrontierReader:
         self._word = _word(region, offset)
 
     def load(self) -> int:
-        """The newest value that has reached memory."""
+        """Load the newest value that has reached memory."""
         self._invalidate(self._offset, 8)
         value: int = self._word[0]
         return value
@@ -104,7 +104,7 @@ class TaggedWriter:
         return key in self._values
 
     def add(self, key: RangeKey, first: int = 0, second: int = 0) -> None:
-        """Have a line with this key and these values. Raises TooMany when the table is full."""
+        """Add a line with this key and these values. Raises TooMany when the table is full."""
         if self._count.value >= self._lines_max:
             raise TooMany(f"all {self._lines_max} lines of {self._region.name} are used", "restart this process")
         at = frontier_offset(_FIRST + self._count.value)
@@ -118,11 +118,11 @@ class TaggedWriter:
         self._values = {key: values for key, values in self._values.items() if key[0] in lanes}
 
     def value(self, key: RangeKey, word: int = 0) -> int:
-        """What was written last."""
+        """The value that was written last."""
         return self._values[key][word].value
 
     def set(self, key: RangeKey, value: int, word: int = 0) -> None:
-        """Publish a value. What it covers was flushed, or synced, before."""
+        """Publish a value. Everything that it covers must be flushed, or synced, before."""
         if self._values[key][word].value != value:
             self._values[key][word].restart(value)
 
@@ -141,7 +141,7 @@ class TaggedReader:
         self.health = FrontierReader(region, frontier_offset(_HEARTBEAT) + 8)
 
     def load(self, key: RangeKey, word: int = 0) -> int | None:
-        """The newest value that has reached memory; None while there is no such line."""
+        """Load the newest value that has reached memory; None while there is no such line."""
         readers = self._values.get(key)
         if readers is None:
             self._learn()
@@ -153,14 +153,14 @@ class TaggedReader:
         self._values = {key: values for key, values in self._values.items() if key[0] in lanes}
 
     def keys(self) -> list[RangeKey]:
-        """The keys of all lines that were not dropped, in the order they were added."""
+        """Keys of all lines that were not dropped, in the order in which they were added."""
         self._learn()
         return list(self._values)
 
     def _learn(self) -> None:
         count = self._count.load()
         if count > self._lines_max:
-            return  # it can't be: new lines are ignored
+            return  # impossible count: ignore new lines
         for line in range(self._known, count):
             at = frontier_offset(_FIRST + line)
             self._region.invalidate(at, 32)
@@ -175,7 +175,7 @@ class TaggedReader:
 def create_tagged(
     fabric: Fabric, name: str, kind: RegionKind, lines: int, owner: int = 0, incarnation: int = 0
 ) -> TaggedWriter:
-    """Make a table's region and become its writer. It is sparse: lines cost memory once they are used."""
+    """Make a table's region and become its writer. The region is sparse: only used lines cost memory."""
     size = frontier_offset(_FIRST + lines)
     return TaggedWriter(fabric.create(name, Shape(kind, size, lines, FRONTIER_BYTES, owner, incarnation)))
 
@@ -186,7 +186,7 @@ _RUN_MAX: Final = 4_096
 
 
 def ring_shape(kind: RegionKind, dtype: np.dtype[np.void], slots: int, owner: int = 0, incarnation: int = 0) -> Shape:
-    """Shape of a region that holds a ring of `slots` entries."""
+    """Make the shape of a region that holds a ring of `slots` entries."""
     invariant(slots > 0 and slots & (slots - 1) == 0, "a ring has a power of two of slots")
     return Shape(kind, SLOTS_OFFSET + slots * dtype.itemsize, slots, dtype.itemsize, owner, incarnation)
 
@@ -201,7 +201,7 @@ class _Ring:
         self._entries = region.data[SLOTS_OFFSET : SLOTS_OFFSET + self.slots * dtype.itemsize].view(dtype)
 
     def _spans(self, start: int, stop: int) -> list[Span]:
-        """Slot spans of [start, stop): one, or two when it wraps."""
+        """Slot spans of [start, stop): one, or two when the range wraps."""
         first, count = start % self.slots, stop - start
         if first + count <= self.slots:
             return [Span(first, first + count)]
@@ -223,16 +223,16 @@ class RingWriter(_Ring):
     def write(self, entries: Entries, free_below: int) -> int:
         """Write and flush entries at `next`, without publishing them. Returns the first index.
 
-        `free_below`: slots of indices below it may be reused.
+        Slots of indices below `free_below` may be reused.
         """
         entries[self.commit] = np.arange(self.next, self.next + len(entries), dtype=np.uint64)
         return self.write_sealed(seal(entries), free_below)
 
     def write_sealed(self, entries: Entries, free_below: int) -> int:
-        """The same, of entries that have their index and their check."""
+        """Do the same for entries that already have their index and their check."""
         first, stop = self.next, self.next + len(entries)
         invariant(stop - free_below <= self.slots, "a slot is reused only when it is free")
-        raw, done = entries.view(np.uint8), 0  # bytes: numpy copies entries field by field, which takes far longer
+        raw, done = entries.view(np.uint8), 0  # bytes: numpy copies entries field by field, which is much slower
         for span in self._spans(first, stop):
             offset, length = self._bytes(span)
             self.region.data[offset : offset + length] = raw[done : done + length]
@@ -252,7 +252,7 @@ class RingWriter(_Ring):
         self.next += 1
 
     def publish(self) -> None:
-        """Let readers see all that was written."""
+        """Publish all entries that were written."""
         self.frontier.advance(self.next)
 
 
@@ -264,13 +264,13 @@ class RingReader(_Ring):
         self.frontier = FrontierReader(region, RING_FRONTIER_OFFSET)
 
     def line(self, index: int) -> Line:
-        """The slot of an index as plain numbers, fresh but unchecked."""
+        """Load the slot of an index as plain numbers, fresh but unchecked."""
         offset = SLOTS_OFFSET + index % self.slots * LINE.size
         self.region.invalidate(offset, LINE.size)
         return list(LINE.unpack(bytes(self._memory[offset : offset + LINE.size])))
 
     def load(self, start: int, stop: int) -> Entries:
-        """A private copy of the slots of [start, stop), fresh but unchecked."""
+        """Make a private copy of the slots of [start, stop), fresh but unchecked."""
         invariant(0 <= stop - start <= self.slots, "at most one lap is read at once")
         spans = [self._bytes(span) for span in self._spans(start, stop)]
         for offset, length in spans:
@@ -279,7 +279,7 @@ class RingReader(_Ring):
         return np.frombuffer(copy, dtype=self.dtype)
 
     def parts(self, start: int, stop: int) -> list[Entries]:
-        """The slots of [start, stop) as they are in memory, fresh but unchecked: one span, or two."""
+        """View the slots of [start, stop) in memory, fresh but unchecked: one span, or two."""
         invariant(0 <= stop - start <= self.slots, "at most one lap is read at once")
         parts = []
         for span in self._spans(start, stop):
@@ -288,16 +288,16 @@ class RingReader(_Ring):
         return parts
 
     def read(self, start: int, stop: int) -> Entries:
-        """The valid entries from `start` on, at most to `stop`: shorter when an entry is not valid."""
+        """Copy the valid entries from `start`, up to `stop` or the first entry that is not valid."""
         entries = self.load(start, stop)
         return entries[: valid_prefix(entries, start, self.commit)]
 
     def valid_end(self, start: int) -> int:
-        """End of the valid contiguous entries from `start` on, whatever the frontier says (used at takeover)."""
+        """Find the end of the valid contiguous entries from `start`, whatever the frontier is (used at takeover)."""
         return start + sum(map(len, self.valid_runs(start)))
 
     def valid_runs(self, start: int) -> Iterator[Entries]:
-        """These entries, piece by piece, at most a lap. Often they are few: the first pieces are small."""
+        """Yield these entries in pieces, at most one lap. Often there are few, so the first pieces are small."""
         end, stop, count = start, start + self.slots, _FIRST_RUN
         while end < stop:
             asked = min(count, stop - end)

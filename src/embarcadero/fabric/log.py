@@ -1,14 +1,14 @@
 """The broker's log: payloads in chunks, received in place, freed chunk by chunk.
 
-A location is where a payload lies, in 32 bits: chunk number, then 64-byte unit in the chunk. Chunk number n lives in
-slot n mod chunks; a slot's chunk line has the number that is live in it. To use a slot again the writer first adds
-`chunks` to its line and flushes it, and only then overwrites. So a reader copies first and looks at the line after
-that: if the location's chunk number is still the live one, then no byte of the copy can be of a later chunk.
+A location is the address of a payload in 32 bits: chunk number, then 64-byte unit in the chunk. Chunk number n is in
+slot n mod chunks. A slot's chunk line has the number of its live chunk. To reuse a slot the writer first adds `chunks`
+to its line and flushes it, and only then overwrites the slot. So a reader copies first and loads the line afterwards.
+If the location's chunk number is still the live one, no byte of the copy can be of a later chunk.
 
     location   | chunk number, modulo 2^(32 - unit bits) | unit in chunk |
 
-Numbers that far apart look the same: after 256 GiB of payloads an old location may seem live. The payload's CRC, which
-every reader checks against the entry, tells them apart.
+Chunk numbers wrap: after 256 GiB of payloads an old location may look live. Every reader checks the payload's CRC
+against the entry, which distinguishes the two.
 """
 
 from __future__ import annotations
@@ -74,23 +74,23 @@ class _BrokerLog:
 
 
 class LogWriter(_BrokerLog):
-    """The broker's side. Counts, per chunk, the reservations that are not resolved yet: such a chunk is not reused."""
+    """The broker's side. Counts the unresolved reservations of each chunk: such a chunk is not reused."""
 
     def __init__(self, log: Region, frontiers: Region, steps: Steps = NO_STEPS) -> None:
         super().__init__(log, frontiers)
         self._steps = steps
         self._live = [FrontierWriter(frontiers, _chunk_line(slot)) for slot in range(self.chunks)]
         self._unresolved = [0] * self.chunks
-        self._current, self._filled = 0, 0  # the slot being filled, and how far
+        self._current, self._filled = 0, 0  # the slot being filled, and its filled bytes
         self._by_age = deque(range(1, self.chunks))  # the other slots, least recently filled first
-        self._fresh = set(self._by_age)  # slots never used: nothing to free there
+        self._fresh = set(self._by_age)  # slots that were never used: nothing to free there
         self._held = 0  # slots with unresolved reservations
 
     def reserve(self, size: int) -> Reservation | None:
-        """Space for `size` bytes, or None while every chunk holds something unresolved."""
+        """Reserve space for `size` bytes. Returns None while every chunk has an unresolved reservation."""
         if not 0 < size <= self.chunk_bytes:
             raise FrameTooLarge(
-                f"a payload of {size} bytes; this log takes 1 to {self.chunk_bytes}", "send smaller batches"
+                f"the payload has {size} bytes; this log takes 1 to {self.chunk_bytes}", "send smaller batches"
             )
         if self._filled + size > self.chunk_bytes and not self._next_chunk():
             return None
@@ -103,15 +103,15 @@ class LogWriter(_BrokerLog):
         return Reservation(location, self._memory[offset : offset + size], size)
 
     def flush(self, reservation: Reservation) -> None:
-        """Write back a received payload. Its entry is written after that."""
+        """Write back a received payload. Write its entry only after this."""
         self._log.flush(self._offset(reservation.location), reservation.size)
 
     def chunk_of(self, location: int) -> int:
-        """Which chunk of the log a location is in."""
+        """The chunk slot of a location."""
         return self._slot(location)
 
     def release(self, location: int) -> None:
-        """The entry at this location is resolved, or will never be published."""
+        """Release a reservation: its entry is resolved, or will never be published."""
         slot = self._slot(location)
         invariant(location >> self._unit_bits == self._live[slot].value & self._number_mask, "a released chunk is live")
         invariant(self._unresolved[slot] > 0, "a reservation is released once")
@@ -119,7 +119,7 @@ class LogWriter(_BrokerLog):
         self._held -= self._unresolved[slot] == 0
 
     def occupied(self) -> float:
-        """Share of the log that unresolved payloads keep: whole chunks, but of the current one what is filled."""
+        """Share of the log that unresolved payloads keep: whole chunks, and the filled part of the current one."""
         if not self._unresolved[self._current]:
             return self._held / self.chunks
         return (self._held - 1 + self._filled / self.chunk_bytes) / self.chunks
@@ -131,7 +131,7 @@ class LogWriter(_BrokerLog):
         if slot in self._fresh:
             self._fresh.discard(slot)
         else:
-            # Flushed and fenced: no byte is overwritten before all readers can see that the chunk is freed.
+            # The line is flushed and fenced: all readers can see that the chunk is freed before a byte is overwritten.
             self._live[slot].advance(self._live[slot].value + self.chunks)
             self._steps.at(Step.CHUNK_FREED)
         self._by_age.remove(slot)
@@ -141,7 +141,7 @@ class LogWriter(_BrokerLog):
 
 
 class LogReader(_BrokerLog):
-    """Anybody's side: copies of payloads that are still there."""
+    """The readers' side: copies payloads that are still in the log."""
 
     def __init__(self, log: Region, frontiers: Region) -> None:
         super().__init__(log, frontiers)
@@ -151,17 +151,17 @@ class LogReader(_BrokerLog):
         self._span = (first, last - first)
 
     def copy(self, location: int, size: int) -> bytes | None:
-        """The payload, or None when its chunk was freed. The caller checks the CRC."""
+        """Copy the payload; None when its chunk was freed. The caller checks the CRC."""
         unit = location & self._unit_mask
         invariant(0 < size <= self.chunk_bytes - unit * LINE_BYTES, "a payload lies in one chunk")
         offset = self._offset(location)
         self._log.invalidate(offset, size)
         payload = bytes(self._memory[offset : offset + size])
-        live = self._live[self._slot(location)].load()  # after the copy: before it, it would prove nothing
+        live = self._live[self._slot(location)].load()  # after the copy: a load before it would prove nothing
         return payload if live & self._number_mask == location >> self._unit_bits else None
 
     def freed(self, locations: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
-        """Which of these locations are gone for good. The others may go at any time."""
+        """Flag the locations that are permanently gone. The others may be freed at any time."""
         self._frontiers.invalidate(*self._span)
         live = (self._lines & np.uint64(self._number_mask)).astype(np.uint32)
         numbers = locations >> np.uint32(self._unit_bits)
@@ -172,7 +172,7 @@ class LogReader(_BrokerLog):
 class BrokerLogs:
     """Logs of all broker incarnations whose regions still hold data, by region handle.
 
-    `refresh` is called for a handle that is not known: it reads the store, and calls `update`.
+    For an unknown handle it calls `refresh`, which reads the store and calls `update`.
     """
 
     def __init__(self, fabric: Fabric, refresh: Callable[[], None]) -> None:
@@ -181,7 +181,7 @@ class BrokerLogs:
         self._readers: dict[int, LogReader] = {}
 
     def update(self, members: list[Member]) -> None:
-        """Take note of who there is; drop the logs of those removed."""
+        """Replace the known incarnations, and drop the logs of removed ones."""
         self._members = {member.handle: member for member in members}
         for handle in [h for h in self._readers if h not in self._members]:
             del self._readers[handle]
@@ -190,7 +190,7 @@ class BrokerLogs:
         """The log of a broker incarnation; None when it was removed."""
         reader = self._readers.get(handle)
         if reader is None and handle not in self._members:
-            self._refresh()  # a broker that we have not heard of yet is not one that was removed
+            self._refresh()  # an unknown broker may be new: only the store knows whether it was removed
         if reader is None and (member := self._members.get(handle)) is not None:
             prefix = member.region_prefix
             if self._fabric.exists(pending_region(prefix)):
@@ -200,7 +200,7 @@ class BrokerLogs:
         return reader
 
     def gone(self, entries: Entries) -> npt.NDArray[np.bool_]:
-        """Which entries have lost their payload."""
+        """Flag the entries whose payload is gone."""
         gone = np.zeros(len(entries), dtype=bool)
         batches = entries["kind"] == EntryKind.BATCH
         for handle in np.unique(entries["origin"][batches]):
@@ -215,7 +215,7 @@ def _chunk_line(slot: int) -> int:
 
 
 def create_log(fabric: Fabric, prefix: str, sizes: FabricSizes, owner: int, incarnation: int) -> tuple[Region, Region]:
-    """Make a broker's frontiers and its log; slot s holds chunk number s at first."""
+    """Make a broker's frontiers and its log. At first slot s holds chunk number s."""
     chunks = sizes.log_bytes // sizes.chunk_bytes
     lines = BrokerLine.CHUNKS + chunks
     frontiers = fabric.create(

@@ -1,30 +1,30 @@
 """The fabric's interface: named regions and four primitives; the names of regions, and their superblocks.
 
-Real memory (shared.py) and simulated incoherent memory implement it; role code is written as if memory were incoherent.
+Real memory (shared.py) and simulated incoherent memory implement it. Role code assumes incoherent memory.
 
 Rules for every user:
-- A region has one writer, named by the region's path, for its whole life. Everybody else attaches it to read.
-- Stores reach others only after `flush`. A store that must come after another is *made* after the other's flush.
+- A region has one writer, named by the region's path, for its whole life. All other processes attach it read-only.
+- Stores reach other processes only after `flush`. To order two stores, *make* the second after the flush of the first.
 - Loads may be stale until `invalidate` of their lines.
 - `fence` is a full fence: loads after it do not pass stores and flushes before it.
 
-The folder of a region's name says which process writes the region, so `ls` shows the state of a cluster.
+The folder of a region's name identifies the process that writes the region, so `ls` shows the state of a cluster.
 
     epochs                            a line per epoch: opened, started
     epoch-<e>/frontiers               the leader of epoch e: its heartbeat, a line per lane, a line per broker
     epoch-<e>/order-<lane>            order entries of a lane
-    epoch-<e>/checkpoint-<lane>       its session table, as of an index
-    epoch-<e>/held                    entries that wait for a gap to close
+    epoch-<e>/checkpoint-<lane>       the lane's session table, as of an index
+    epoch-<e>/held                    the reorder buffer: entries that wait for a gap to close
     epoch-<e>/results-<b>.<inc>       outcomes of a broker's entries
     epoch-<e>/ranges                  the open range of each lane
     broker-<b>.<inc>/pending          a broker incarnation: entries that it published
     broker-<b>.<inc>/log              payloads
-    broker-<b>.<inc>/frontiers        what it has read; its heartbeat; a line per chunk of the log
+    broker-<b>.<inc>/frontiers        results read through; its heartbeat; a line per chunk of the log
     broker-<b>.<inc>/order-<lane>     order entries of a lane of its own
     replica-<r>.<inc>/durable         a replica incarnation: how far its copies are synced
 
-`Member.region_prefix` and `ReplicaRef.region_prefix` are the folders of brokers and replicas; the same words name their
-doorbells. `TopicLane.region` is the ring of a broker's lane. These are in types.py.
+`Member.region_prefix` and `ReplicaRef.region_prefix` are the folders of brokers and replicas. The same strings name
+their doorbells. `TopicLane.region` is the ring of a broker's lane. These are in types.py.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _KINDS = frozenset(RegionKind)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a region's superblock says about it."""
+    """The description of a region in its superblock."""
 
     kind: RegionKind
-    size: int  # bytes in all, the superblock included
+    size: int  # total bytes, the superblock included
     slots: int = 0
     slot_bytes: int = 0
     owner: int = 0
@@ -57,7 +57,7 @@ class Shape:
 
 
 class Region(Protocol):
-    """One mapped region as one host sees it."""
+    """One mapped region, as one host sees it."""
 
     @property
     def name(self) -> str: ...
@@ -73,18 +73,18 @@ class Region(Protocol):
         ...
 
     def invalidate(self, offset: int, length: int) -> None:
-        """Make later loads of these lines fresh. Writes back what is dirty; never discards."""
+        """Make later loads of these lines fresh. Dirty lines are written back, never discarded."""
         ...
 
     def reserve(self, offset: int, length: int) -> None:
-        """Have memory for these bytes of a sparse region before they are touched. Raises FabricFull."""
+        """Allocate memory for these bytes of a sparse region before they are touched. Raises FabricFull."""
         ...
 
     def close(self) -> None: ...
 
 
 class Fabric(Protocol):
-    """A set of named regions as one host sees them."""
+    """A set of named regions, as one host sees them."""
 
     @property
     def generation(self) -> int:
@@ -97,27 +97,30 @@ class Fabric(Protocol):
         ...
 
     def create(self, name: str, shape: Shape) -> Region:
-        """Make a region, zero-filled but for its superblock. It appears to others whole or not at all."""
+        """Make a region: a superblock, and zeros. Other processes see the whole region or no region."""
         ...
 
     def attach(self, name: str, writable: bool = False) -> Region:
-        """Map a region. Raises BadRegion when it is missing, foreign or damaged.
+        """Map a region. Raises BadRegion when it is missing, damaged, or of another cluster.
 
-        `writable` is for the one region whose lines have different writers: the epoch table.
+        `writable` is only for the epoch table, whose lines have different writers.
         """
         ...
 
     def exists(self, name: str) -> bool: ...
     def names(self) -> list[str]: ...
     def remove(self, name: str) -> None:
-        """Unlink a region; those who mapped it keep their mapping. Missing is fine."""
+        """Unlink a region, if it exists. Processes that mapped it keep their mapping."""
         ...
 
     def fence(self) -> None: ...
 
 
 def attach_unless_removed(fabric: Fabric, *names: str) -> list[Region] | None:
-    """Regions of an incarnation that may be removed at any time; None if one is not there. BadRegion: damaged."""
+    """Attach regions of an incarnation that may be removed at any time.
+
+    Returns None if one of them is missing. Raises BadRegion if one is damaged.
+    """
     if not all(map(fabric.exists, names)):
         return None
     try:
@@ -125,7 +128,7 @@ def attach_unless_removed(fabric: Fabric, *names: str) -> list[Region] | None:
     except BadRegion:
         if all(map(fabric.exists, names)):
             raise
-        return None  # it went in between, for good: each incarnation has names of its own
+        return None  # it was removed meanwhile, permanently: each incarnation has its own names
 
 
 # --- names of regions -------------------------------------------------------------------------------------------------
@@ -137,7 +140,7 @@ _ORDER: Final = "/order-"
 
 
 def writer_of(name: str) -> str:
-    """Folder of a region: what names its writer."""
+    """Folder of a region, which names its writer."""
     return name.split("/", maxsplit=1)[0]
 
 
@@ -145,7 +148,7 @@ _REGION_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}(/[a-z0-9][a-z0-9._-]{0,99}
 
 
 def check_name(name: str) -> str:
-    """Refuse names that could lead out of the fabric, or that hide."""
+    """Refuse names that could lead out of the fabric, and hidden names."""
     if not _REGION_NAME.fullmatch(name):
         raise BadName(f"region name {name!r} is not allowed", "use a-z, 0-9, '.', '_', '-', with '/' between folders")
     return name
@@ -158,7 +161,7 @@ def epoch_folder(epoch: int) -> str:
 
 
 def epoch_of(folder: str) -> int | None:
-    """The epoch whose folder this is; None if it is the folder of something else."""
+    """The epoch that this folder belongs to; None for any other folder."""
     number = folder.removeprefix(_EPOCH)
     return int(number) if number.isdigit() and folder != number else None
 
@@ -179,7 +182,7 @@ def checkpoint_region(epoch: int, lane: int) -> str:
 
 
 def held_region(epoch: int) -> str:
-    """Name of the entries that wait for a gap to close."""
+    """Name of the reorder buffer: entries that wait for a gap to close."""
     return f"{_EPOCH}{epoch}/held"
 
 
@@ -189,13 +192,13 @@ def results_region(epoch: int, member: Member) -> str:
 
 
 def ranges_region(epoch: int) -> str:
-    """Name of the range lines: (lane, 0) -> range word; second value: an index that replicas must reach."""
+    """Name of the range lines: (lane, 0) -> range word. The second value is an index that replicas must reach."""
     return f"{_EPOCH}{epoch}/ranges"
 
 
 # --- broker incarnations: `folder` is `Member.region_prefix` ----------------------------------------------------------
 def pending_region(folder: str) -> str:
-    """Name of a broker's pending ring. It is made last and removed first: while it is there, the others are."""
+    """Name of a broker's pending ring. It is made last and removed first: while it exists, the others exist."""
     return f"{folder}/pending"
 
 
@@ -243,37 +246,41 @@ def write_superblock(data: Bytes, shape: Shape, generation: int) -> None:
 
 
 def require_shape(region: Region, holds: bool) -> None:
-    """BadRegion, unless what a superblock says about a region's size and slots makes sense for what reads it."""
+    """Raise BadRegion unless `holds`: the reader's condition on the size and slots in a superblock."""
     if not holds:
         shape = region.shape
-        what = f"{shape.kind.name}, {shape.slots} slots of {shape.slot_bytes} bytes, {shape.size} bytes"
+        found = f"{shape.kind.name}, {shape.slots} slots of {shape.slot_bytes} bytes, {shape.size} bytes"
         raise BadRegion(
-            f"region {region.name}: its superblock contradicts itself ({what})",
+            f"region {region.name}: its superblock contradicts itself ({found})",
             "it was damaged, or made by another program; stop the cluster and remove the fabric folder",
         )
 
 
 def read_superblock(name: str, data: Bytes, generation: int) -> Shape:
-    """Check a region's first 128 bytes; a wrong one is named, with what to do."""
-    hint = "stop the cluster and remove the fabric folder; `embarcadero up` makes it anew"
+    """Check a region's first 128 bytes. Raises BadRegion with a hint if they are wrong."""
+    hint = "stop the cluster and remove the fabric folder; `embarcadero up` makes a new one"
     if len(data) < SUPERBLOCK.itemsize:
         raise BadRegion(f"region {name}: {len(data)} bytes are too few for a superblock", hint)
     block = np.frombuffer(data[: SUPERBLOCK.itemsize].tobytes(), dtype=SUPERBLOCK)
     if int(block["magic"][0]) != MAGIC:
-        raise BadRegion(f"region {name}: not an Embarcadero region (wrong magic)", hint)
+        raise BadRegion(f"region {name}: it is not an Embarcadero region (wrong magic)", hint)
     if int(block["version"][0]) != LAYOUT_VERSION:
         raise BadRegion(
-            f"region {name}: layout version {int(block['version'][0])}, this program has {LAYOUT_VERSION}",
+            f"region {name}: it has layout version {int(block['version'][0])}, this program has {LAYOUT_VERSION}",
             "run the version that made it, or remove the fabric folder",
         )
     if int(block["check"][0]) != superblock_check(block):
-        raise BadRegion(f"region {name}: superblock is damaged", hint)
+        raise BadRegion(f"region {name}: its superblock is damaged", hint)
     if int(block["generation"][0]) != generation:
-        raise BadRegion(f"region {name}: belongs to another cluster (generation {int(block['generation'][0]):x})", hint)
+        raise BadRegion(
+            f"region {name}: it belongs to another cluster (generation {int(block['generation'][0]):x})", hint
+        )
     if int(block["size"][0]) != len(data):
-        raise BadRegion(f"region {name}: superblock says {int(block['size'][0])} bytes, the file has {len(data)}", hint)
+        raise BadRegion(
+            f"region {name}: its superblock has size {int(block['size'][0])}, the file has {len(data)} bytes", hint
+        )
     if (kind := int(block["kind"][0])) not in _KINDS:
-        raise BadRegion(f"region {name}: there is no kind {kind} of region", hint)
+        raise BadRegion(f"region {name}: its superblock has the unknown kind {kind}", hint)
     return Shape(
         kind=RegionKind(kind),
         size=len(data),

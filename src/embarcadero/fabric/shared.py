@@ -1,22 +1,23 @@
-"""The primitives of real memory, chosen for the machine and for the fabric.
+"""The fabric of real processes, and its primitives.
 
-Coherent (the default): all roles share one host whose caches agree. On x86-64 stores become visible in the order they
-are made and loads happen in order, so flush and invalidate have nothing to do (a Python call already keeps the
-interpreter from reordering); only the full fence is real. Dropping lines for real would empty the cache for nothing.
+Every region is a file on a memory file system, mapped by all processes that use it. The primitives are chosen for the
+machine and the kind of memory.
 
-Incoherent (memory shared by several hosts): real write-back and drop of cache lines by the native module.
+Coherent (the default): all roles share one host with coherent caches. On x86-64, stores become visible in program order
+and loads happen in program order, so flush and invalidate do nothing (a Python call already keeps the interpreter from
+reordering). Only the full fence is real. Dropping cache lines would empty the cache without any use.
 
-The fabric of real processes: every region is a file on a memory file system, mapped by all who use it.
+Incoherent (memory shared by several hosts): the native module writes back and drops cache lines.
 
-Regions appear whole: a file is made under a hidden name, sized, given its superblock, and only then linked to its name
-(a link fails when the name is taken; a rename would replace it). Regions get their memory at once, so that a full file
-system is an error here and not a SIGBUS later. Only checkpoints, large tables of which few rows are ever used, stay
-sparse: their writer reserves the rows that it is about to write.
+A region appears whole. Its file is made under a hidden name, sized, given its superblock, and only then linked to its
+name. (A link fails when the name is taken; a rename would replace the file.) Regions get their memory immediately, so
+that a full file system is an error here and not a SIGBUS later. Only checkpoints stay sparse: they are large tables of
+which few rows are used, and their writer reserves the rows that it is about to write.
 
-Getting and zeroing memory is by far the slowest part of making a region. Who will have to be quick one day (a sequencer
-that stands by) makes spares: files without a name, which end with their process unless they become a region.
+Allocating and zeroing memory is by far the slowest part of making a region. A standby sequencer, which has to be quick
+at a takeover, therefore makes spares: files without a name, which end with their process unless they become regions.
 
-With a mirror, all metadata is in a second fabric first, so losing the first one loses no ordered entry: see
+With a mirror, all metadata is in a second fabric first, so losing the first fabric loses no ordered entry: see
 `MirroredFabric`.
 """
 
@@ -46,7 +47,7 @@ SpanPrimitive = Callable[[Bytes, int, int], None]
 
 
 class Native(Protocol):
-    """What the C module offers (native/primitives.c)."""
+    """Interface of the C module (native/primitives.c)."""
 
     coherent_only: bool
     write_back: str
@@ -57,7 +58,7 @@ class Native(Protocol):
 
 
 class Primitives(NamedTuple):
-    """Flush and invalidate a span of a buffer; fence."""
+    """Functions that flush and invalidate a span of a buffer, and a fence."""
 
     flush: SpanPrimitive
     invalidate: SpanPrimitive
@@ -80,34 +81,34 @@ _fence_lock = threading.Lock()
 
 
 def ordered_by_hardware(buffer: Bytes, offset: int, length: int) -> None:
-    """Nothing: coherent x86-64 memory keeps the order of stores and the order of loads."""
+    """Do nothing: coherent x86-64 memory keeps the order of stores and the order of loads."""
 
 
 def _fence_by_lock() -> None:
-    """Taking a lock is an atomic read-modify-write, which x86-64 makes a full fence."""
+    """Fence by taking a lock: an atomic read-modify-write is a full fence on x86-64."""
     with _fence_lock:
         pass
 
 
 def choose(coherent: bool) -> Primitives:
-    """The primitives for a fabric; NotAvailable when this machine cannot do it."""
+    """Choose the primitives for a fabric. Raises NotAvailable when this machine does not support it."""
     if coherent and strongly_ordered:
         return Primitives(ordered_by_hardware, ordered_by_hardware, NATIVE.fence if NATIVE else _fence_by_lock)
     if NATIVE is None:
         problem = "on this processor" if coherent else "with incoherent memory"
-        raise NotAvailable(f"the native module is needed {problem}, and it is missing", _BUILD_HINT)
+        raise NotAvailable(f"the native module is missing; it is needed {problem}", _BUILD_HINT)
     if not coherent and NATIVE.coherent_only:
         raise NotAvailable("incoherent memory needs an x86-64 processor", "run all roles on one coherent host")
     return Primitives(NATIVE.flush, NATIVE.invalidate, NATIVE.fence)
 
 
 def describe(coherent: bool = True) -> str:
-    """One sentence about what the fabric does on this machine, for `status`."""
+    """Describe the primitives on this machine in one sentence, for `status`."""
     if NATIVE is None:
         return "All roles must share one coherent x86-64 host: the native module is missing."
     if coherent:
         return "All roles share one coherent host; cache lines are left alone."
-    return f"Memory is taken as incoherent; cache lines are written back with {NATIVE.write_back}."
+    return f"Memory is treated as incoherent; cache lines are written back with {NATIVE.write_back}."
 
 
 _SPARSE = frozenset({RegionKind.CHECKPOINT})
@@ -145,12 +146,12 @@ class SharedRegion:
                 os.close(fd)
 
     def close(self) -> None:
-        """Let go. The mapping ends with the last view of it: unmapping memory that is still in use would be a crash."""
+        """Release the mapping. It ends with its last view, since unmapping memory in use would crash the process."""
         self.data = _NOTHING
 
 
 class CoherentRegion(SharedRegion):
-    """A mapped file where flush and invalidate have nothing to do: they are called so often that a call counts."""
+    """A mapped file of coherent memory. Flush and invalidate do nothing, with as little cost per call as possible."""
 
     __slots__ = ()
 
@@ -162,7 +163,7 @@ class CoherentRegion(SharedRegion):
 
 
 class _Spare(NamedTuple):
-    """Memory that is to become a region: zeroed, mapped, without a name."""
+    """Memory for a future region: zeroed, mapped, without a name."""
 
     fd: int
     data: Bytes
@@ -187,7 +188,7 @@ class SharedFabric:
         with _full_is_typed(name, shape.size):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._hidden_file() as (hidden, fd):
-                # A sparse page is zeroed in the cache of the host that first touches it: not for incoherent hosts.
+                # A sparse page is zeroed in the cache of the host that touches it first: only coherent hosts see that.
                 sparse = shape.kind in _SPARSE and self.coherent_only
                 if sparse:
                     os.ftruncate(fd, shape.size)
@@ -203,14 +204,14 @@ class SharedFabric:
         return region
 
     def _create_from(self, spare: _Spare, name: str, path: Path, shape: Shape) -> SharedRegion:
-        """Let a spare become a region."""
+        """Turn a spare into a region."""
         self._spares.remove(spare)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             write_superblock(spare.data, shape, self.generation)
             region = self._region(name, shape, spare.data, self._primitives, path)
             region.flush(0, shape.size)
-            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)  # naming one is how Python follows the link
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)  # Python follows the link only with a dir_fd
             try:
                 os.link(f"/proc/self/fd/{spare.fd}", path, src_dir_fd=folder, follow_symlinks=True)
             finally:
@@ -222,10 +223,10 @@ class SharedFabric:
         return region
 
     def keep_spares(self, like: str, bytes_max: int) -> bool:
-        """Have memory ready for as many regions, of the sizes, as there are now below the folder `like`.
+        """Keep memory ready for regions like those in the folder `like`: the same number of the same sizes.
 
-        Makes one spare at most, and returns whether it did; gives up those that fit no more. What is beyond
-        `bytes_max`, or what there is no room for, is made when it is needed.
+        Makes at most one spare, and returns whether it did. Gives up spares whose size is not wanted any more. Regions
+        beyond `bytes_max`, or without space for a spare, get their memory when they are made.
         """
         wanted = Counter[int]()
         for size in self._sizes_below(like):
@@ -238,11 +239,11 @@ class SharedFabric:
         return False
 
     def give_up_spares(self, but: Counter[int] | None = None) -> None:
-        """Give back the memory of spares, except of so many of these sizes."""
-        left, kept = Counter(but), []
+        """Give back the memory of spares, except for those counted in `but` (number by size)."""
+        wanted, kept = Counter(but), []
         for spare in self._spares:
-            if left[len(spare.data)] > 0:
-                left[len(spare.data)] -= 1
+            if wanted[len(spare.data)] > 0:
+                wanted[len(spare.data)] -= 1
                 kept.append(spare)
             else:
                 os.close(spare.fd)
@@ -252,7 +253,7 @@ class SharedFabric:
         try:
             fd = os.open(self.folder, os.O_TMPFILE | os.O_RDWR, 0o600)
         except OSError:
-            return False  # a file system without such files
+            return False  # the file system does not support unnamed files
         try:
             self._spares.append(_Spare(fd, self._allocate(fd, size)))
         except OSError:
@@ -261,7 +262,7 @@ class SharedFabric:
         return True
 
     def _sizes_below(self, like: str) -> list[int]:
-        """Sizes of the regions there that are not sparse; those of which there may be very many come last."""
+        """Sizes of the regions in a folder that are not sparse. Order rings, of which there may be many, come last."""
         try:
             found = [(entry.name, entry.stat().st_size) for entry in os.scandir(self._path(like))]
         except FileNotFoundError:
@@ -278,7 +279,7 @@ class SharedFabric:
             finally:
                 os.close(fd)
         except OSError as problem:
-            raise BadRegion(f"region {name} can't be mapped: {problem.strerror}", "is the cluster up?") from None
+            raise BadRegion(f"region {name} cannot be mapped: {problem.strerror}", "is the cluster up?") from None
         self._primitives.invalidate(data, 0, min(len(data), SUPERBLOCK.itemsize))
         return self._region(name, read_superblock(name, data, self.generation), data, self._primitives, path)
 
@@ -298,7 +299,7 @@ class SharedFabric:
         path = self._path(name)
         path.unlink(missing_ok=True)
         if path.parent != self.folder:
-            # A folder belongs to one writer, which is gone for good when its last region goes.
+            # A folder belongs to one writer, which is permanently gone when its last region is removed.
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
 
@@ -307,7 +308,7 @@ class SharedFabric:
 
     @contextlib.contextmanager
     def _hidden_file(self) -> Iterator[tuple[Path, int]]:
-        """A new file without a visible name; it is gone afterwards unless it was linked to a name."""
+        """Make a file with a hidden name. The file is removed afterwards unless it was linked to another name."""
         hidden = self.folder / f".making-{secrets.token_hex(8)}"
         fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -317,10 +318,11 @@ class SharedFabric:
             hidden.unlink(missing_ok=True)
 
     def _allocate(self, fd: int, size: int) -> Bytes:
-        """Give a file its memory, and map it. Raises OSError when there is no room.
+        """Allocate a file's memory, and map it. Raises OSError when there is no space.
 
-        Advice about huge pages counts only for pages that are touched after it, through the mapping that it was given
-        for. So the mapping comes first then, and touches all pages; `posix_fallocate` afterwards finds a full system.
+        Advice about huge pages applies only to pages that are touched after it, through the mapping that was advised.
+        So with huge pages the mapping comes first and touches all pages. `posix_fallocate` afterwards detects a full
+        file system.
         """
         if not self._hugepages:
             os.posix_fallocate(fd, 0, size)
@@ -328,7 +330,7 @@ class SharedFabric:
         os.ftruncate(fd, size)
         mapped = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         for advice in (mmap.MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
-            with contextlib.suppress(OSError):  # an old kernel, or no room: what is missing is made now
+            with contextlib.suppress(OSError):  # an old kernel, or no space: `posix_fallocate` allocates the rest
                 mapped.madvise(advice)
         os.posix_fallocate(fd, 0, size)
         return np.frombuffer(mapped, dtype=np.uint8)
@@ -340,20 +342,21 @@ class SharedFabric:
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
         mapped = mmap.mmap(fd, size, flags=flags, prot=protection)
         if self._hugepages:
-            with contextlib.suppress(OSError):  # advice: a kernel without huge pages just does not follow it
+            with contextlib.suppress(OSError):  # only advice: a kernel without huge pages does not follow it
                 mapped.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(mapped, dtype=np.uint8)
 
 
 @contextlib.contextmanager
 def _full_is_typed(name: str, size: int) -> Iterator[None]:
+    """Raise FabricFull for errors that mean a full file system."""
     try:
         yield
     except OSError as problem:
         if problem.errno not in _NO_ROOM:
             raise
         raise FabricFull(
-            f"no room for region {name} ({size / (1 << 20):.1f} MiB): {problem.strerror}",
+            f"the fabric has no space for region {name} ({size / (1 << 20):.1f} MiB): {problem.strerror}",
             "make the memory file system larger, or the regions smaller",
         ) from None
 
@@ -368,9 +371,10 @@ _LINE_MASK = ~(LINE_BYTES - 1)
 
 
 class MirroredRegion:
-    """A region as its writer has it: `data` is the mirror's, and a flush goes to the mirror, then to the first fabric.
+    """The writer's view of a mirrored region.
 
-    Lines are copied by whole machine words, so a reader never sees half of a frontier.
+    `data` is that of the mirror. A flush goes to the mirror, and then to the first fabric. Lines are copied as whole
+    machine words, so a reader never sees half of a frontier.
     """
 
     __slots__ = ("_flush_first", "_flush_mirror", "_from", "_mirror", "_primary", "_to", "data", "name", "shape")
@@ -403,35 +407,35 @@ class MirroredRegion:
 
 
 class MirroredFabric:
-    """A fabric whose writers write to a mirror first. To readers it is the first fabric.
+    """A fabric whose writers write to a mirror first. Readers use the first fabric.
 
-    Theory of operation. The `data` that a writer of a mirrored region has is its region in the *mirror*. No other
-    process looks there while the cluster lives: all attach regions of the first fabric. `flush` writes the lines back
-    to the mirror, and only then copies them to the first fabric and writes them back there. So
+    Theory of operation. A writer of a mirrored region has the `data` of the region in the *mirror*. No other process
+    reads the mirror while the cluster lives: all attach regions of the first fabric. `flush` writes the lines back to
+    the mirror, and only then copies them to the first fabric and writes them back there. So:
 
-    1. Whatever a process has ever seen in the first fabric was in the mirror before: a line gets there by `flush`
-       alone, and by then it is in the mirror's memory, out of its writer's cache. This holds although memory shows
-       stores before they are flushed, and although a cache writes back a dirty line when it likes: both happen to the
+    1. Everything that a process has ever seen in the first fabric was in the mirror before. A line gets to the first
+       fabric only by `flush`, and by then it is in the mirror's memory, out of its writer's cache. Memory may show
+       stores before they are flushed, and a cache may write back a dirty line at any time. Both happen only to the
        mirror, which is ahead.
     2. The mirror is never in a state that the first fabric could not be in. A writer stores and flushes in the same
        order as without a mirror (entries, flush, *then* results or frontiers, flush), and each of these steps is in the
-       mirror before the next begins. A reader of the mirror that follows the rules of a takeover (checkpoint, then the
-       valid contiguous entries after it, never the frontier) therefore finds every entry that a process acted on, and
-       at most one round that none did.
-    3. One writer a line, still: the mirror's region has the same name and the same writer. In the one region with
-       several writers, the epoch table, a flush copies whole lines of 64 bytes, which are the writer's own; it never
-       copies what it did not write, so no writer rolls back another's line. Its writers read others' lines in the
-       mirror: an epoch is open there no later than in the first fabric, and `open` returns only when it is in both, so
-       a process that loads the table after loading something else sees as much as before.
+       mirror before the next begins. A reader of the mirror follows the rules of a takeover: checkpoint, then the
+       valid contiguous entries after it, never the frontier. So it finds every entry that a process acted on, and at
+       most one round on which no process acted.
+    3. Every line still has one writer: the mirror's region has the same name and the same writer. The epoch table is
+       the one region with several writers. There a flush copies whole lines of 64 bytes, which are the writer's own. It
+       never copies another writer's line, so it cannot roll one back. Writers of the table read other lines in the
+       mirror. An epoch is open there no later than in the first fabric, and `open` returns only when it is open in
+       both. So a process that loads the table after loading something else sees as much as without a mirror.
 
-    Regions are made in the mirror first and removed there first: a region of the first fabric that is needed is in
-    both. A crash in between leaves a region in the mirror that is never used, or one that is removed again in the
-    first. Payload logs are not mirrored: they are what makes a fabric large, and what is durable is on disks. After a
-    loss the next generation's sequencer reads the mirror and knows where lanes ended; payloads that were on no disk are
-    gone, and their publishers learn of it.
+    Regions are made in the mirror first and removed there first, so a region that is in use is in both. A crash in
+    between leaves either an unused region in the mirror, or a region in the first fabric whose removal is repeated.
+    Payload logs are not mirrored: they are the largest part of a fabric, and durable payloads are on disks. After a
+    loss the next generation's sequencer reads the mirror and knows where lanes ended. Payloads that were on no disk are
+    lost, and their publishers are informed.
 
-    The mirror is only as good as its location: a folder on another memory module, which outlives the first one and the
-    processes that wrote it.
+    The mirror protects only as well as its location does. It should be a folder on another memory module, which
+    outlives the first one and the processes that wrote it.
     """
 
     def __init__(self, primary: Fabric, mirror: Fabric) -> None:
@@ -447,7 +451,7 @@ class MirroredFabric:
         try:
             return MirroredRegion(mirror, self._primary.create(name, shape))
         except EmbarcaderoError:
-            self._mirror.remove(name)  # else the same name could not be tried again when there is room
+            self._mirror.remove(name)  # otherwise a retry, when there is space, would find that the name is taken
             raise
 
     def attach(self, name: str, writable: bool = False) -> Region:

@@ -1,1 +1,1 @@
-"""Topics, members and epochs in one small transactional store. See README.md."""
+"""Placement: topics, ranges, members and epochs in one small transactional store. See README.md."""

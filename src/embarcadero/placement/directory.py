@@ -1,12 +1,13 @@
 """The directory: topics, lanes, ranges, members and elections, as decisions over a store.
 
-Theory of operation. Every method that changes something reads what its decision rests on, then asks the store for one
-transaction conditional on just that. If another process was quicker, the method reads and decides again, so several
-processes may share a directory without a lock. Numbers that name things for life (lanes, incarnations, ranges, region
-handles, epochs) come from counters in the store and are never handed out twice while anything may still speak of them.
+Theory of operation. Every method that changes something reads the values on which its decision rests, and then asks the
+store for one transaction that is conditional on exactly these. If another process was faster, the method reads and
+decides again. So several processes may share a directory without a lock. Permanent numbers (lanes, incarnations,
+ranges, region handles, epochs) come from counters in the store, and are never handed out twice while anything may still
+refer to them.
 
-A directory has the cluster's identity and its generations itself; each of its parts is an object of its own. That of
-the elections is here, too. `records.py` lists the keys.
+The directory itself has the cluster's identity and its generations. Each of its parts is an object of its own. The
+elections are in this file too. `records.py` lists the keys.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ from embarcadero.types import Member, Range, ReplicaMember, ReplicaState, Tier, 
 
 
 class Directory:
-    """All that a cluster decides once. Any number of processes may have one over the same store.
+    """All decisions of a cluster. Any number of processes may have a directory over the same store.
 
-    It belongs to the generation that it was made in: epochs of another one decide nothing through it.
+    It belongs to the generation in which it was made: epochs of another generation decide nothing through it.
     """
 
     def __init__(
@@ -80,36 +81,37 @@ class Directory:
 
     @property
     def generation(self) -> int:
-        """Number of the fabric: the cluster's id above, how often it was begun below."""
+        """Number of the fabric: the cluster's id in the high half, the count of generations in the low half."""
         return int(self._decider.cluster.id, 16) << 32 | self._decider.cluster.generation
 
     def revision(self) -> int:
-        """Grows with every change; cheap."""
+        """The store's revision. It grows with every change, and is cheap to read."""
         return self._decider.store.revision()
 
     def outline(self) -> Outline:
-        """Outline all values by which brokers, sequencers and replicas work. Elections do not change it."""
+        """Outline all values that brokers, sequencers and replicas work with. Elections do not change it."""
         return self._decider.store.outline(NOT_WORKED_BY)
 
     def expire(self) -> bool:
-        """Raise the revision for members whose lease has ended; True if there were any. Ask now and then."""
+        """Raise the revision for members whose lease has ended. True if there were any. Call it periodically."""
         return self._decider.store.expire()
 
     @property
     def log_id(self) -> str:
-        """The id that segments of this cluster carry: its own, or that of the original of a restored copy."""
+        """The id in segments of this cluster: its own, or that of the original of a restored copy."""
         return self._decider.cluster.log or self._decider.cluster.id
 
     @property
     def copied_from(self) -> tuple[str, ...]:
-        """While a restore is under way: the ids that folders of replicas may still have; else empty."""
+        """During a restore, the ids that folders of replicas may still have; otherwise empty."""
         return self._decider.cluster.copied_from
 
     def restore(self) -> tuple[str, str]:
-        """Give the store of a copied folder an identity of its own; returns the ids before and after.
+        """Give the store of a copied folder its own identity. Returns the ids before and after.
 
-        Recorded ports and mirrors belong to the original. So do tables: the copy reads them, but a new id of each
-        keeps its tiering job from writing them. `copied_from` stays until `finish_restore`.
+        Recorded ports and mirrors belong to the original, so they are cleared. Tables belong to the original too: the
+        copy reads them, but each gets a new id, which prevents the copy's tiering job from writing them. `copied_from`
+        stays until `finish_restore`.
         """
         after = secrets.token_hex(4)
 
@@ -133,7 +135,7 @@ class Directory:
         return self._decider.decide_cluster(plan_it).copied_from[-1], after
 
     def finish_restore(self) -> None:
-        """All folders of replicas have the new id."""
+        """End a restore: all folders of replicas have the new id."""
 
         def plan_it(plan: DecisionPlan) -> ClusterRecord:
             finished = msgspec.structs.replace(plan.cluster(), copied_from=())
@@ -143,14 +145,14 @@ class Directory:
         self._decider.decide_cluster(plan_it)
 
     def begin_generation(self, mirror: str = "", data_dir: str = "") -> int:
-        """Start over with an empty fabric: members and epochs are forgotten, topics stay.
+        """Begin a generation with an empty fabric: members and epochs are forgotten, topics stay.
 
-        `mirror`: where the fabric is mirrored; it is remembered until a later generation has recovered all lanes.
-        `data_dir`: the cluster's folder now. Folders of replicas are in it, wherever it was before.
+        `mirror` is the location of the fabric's mirror. It is remembered until a later generation has recovered all
+        lanes. `data_dir` is the cluster's current folder. Folders of replicas are in it, even if it has moved.
 
         Topics with replicas keep their lanes, ranges, ceilings and trims. The others are empty and get new lanes, not
-        those of the generation before: a client that slept through the restart gets "unknown" instead of reading or
-        writing another topic. Topics that an earlier version made get their ids.
+        those of the previous generation. So a client that was paused during the restart gets "unknown" instead of
+        reading or writing another topic. Topics that an earlier version made get their ids.
         """
 
         def plan_it(plan: DecisionPlan) -> ClusterRecord:
@@ -187,13 +189,13 @@ class Directory:
         self._decider.decide_cluster(plan_it)
         return self.generation
 
-    # --- generations before this one ----------------------------------------------------------------------------------
+    # --- earlier generations ------------------------------------------------------------------------------------------
     def earlier_generations(self) -> tuple[EarlierGeneration, ...]:
         """Generations whose lanes have not all been recovered yet, oldest first."""
         return (self._decider.one("cluster", ClusterRecord) or self._decider.cluster).past
 
     def forget_earlier_generations(self, epoch: int) -> bool:
-        """Forget earlier generations and their mirrors: all lanes are recovered. Only the leader knows that."""
+        """Forget earlier generations and their mirrors, because all lanes are recovered. Only the leader may do it."""
 
         def plan_it(plan: DecisionPlan) -> bool:
             cluster = plan.cluster()
@@ -206,12 +208,12 @@ class Directory:
         return self._decider.decide(plan_it)
 
     def mirrored_ends(self) -> list[MirroredEnd]:
-        """What was found in mirrors of earlier generations, lane by lane."""
+        """The ends of lanes that were found in mirrors of earlier generations."""
         return self._decider.all("saved/", MirroredEnd)
 
 
 def _keep_lanes(plan: DecisionPlan, kept: AbstractSet[int]) -> None:
-    """Forget lanes of brokers and trims, except in topics that are on disk."""
+    """Forget lanes of brokers, and trims, except in topics that are on disk."""
     lanes = set(kept)
     for key, lane in plan.list("lanes/", TopicLane):
         if lane.topic in kept:
@@ -225,7 +227,7 @@ def _keep_lanes(plan: DecisionPlan, kept: AbstractSet[int]) -> None:
 
 
 def _end_members(plan: DecisionPlan, data_dir: str) -> None:
-    """No process of the generation before counts any more, whatever it still does."""
+    """End all members of the previous generation: its processes do not count any more, whatever they still do."""
     for prefix, kind in (("members/", Member), ("starts/", EpochStart), ("saved/", MirroredEnd)):
         for key, _ in plan.list(prefix, kind):
             plan.delete(key)
@@ -241,9 +243,10 @@ def _end_members(plan: DecisionPlan, data_dir: str) -> None:
 
 
 def _earlier_generations(plan: DecisionPlan, cluster: ClusterRecord, mirror: str) -> tuple[EarlierGeneration, ...]:
-    """Where mirrors come into it, the generation that ends now too. Without an epoch it has ordered nothing.
+    """Add the generation that ends now to the earlier ones, if mirrors are in use and it has started an epoch.
 
-    Of too many the oldest lose their mirrors and stay in the list: lanes that no later one began were ordered there.
+    Without a started epoch it has ordered nothing. If there are too many, the oldest ones are dropped. The oldest one
+    that stays loses its mirror: a lane that no later generation began may have been ordered in a dropped one.
     """
     epochs = plan.read("epochs", Epochs)
     begun = epochs is not None and epochs.started and epochs.generation == cluster.generation
@@ -257,7 +260,7 @@ def _earlier_generations(plan: DecisionPlan, cluster: ClusterRecord, mirror: str
 
 # --- watching the store -----------------------------------------------------------------------------------------------
 class StoreChange(Enum):
-    """What changed in the store since a role read it last."""
+    """The kind of change in the store since a role read it last."""
 
     NOTHING = "nothing"
     ELECTIONS = "elections"  # epochs and elections only
@@ -265,27 +268,27 @@ class StoreChange(Enum):
 
 
 class StoreWatch:
-    """Tells one reader of the store what to read again.
+    """Reports to one reader of the store which values to read again.
 
-    Ask `look` as often as you like: while nothing changed it only compares revisions. Then read what it names, and call
-    `done`. Until `done` is called the change is reported again, so a store that fails half-way through the reading
-    leaves nothing unread. The revision is loaded before the values, so a later change of them is reported too.
+    Call `look` at any rate: while nothing has changed it only compares revisions. Then read the values that it names,
+    and call `done`. Until `done` is called the change is reported again, so values stay marked as unread if the store
+    fails during the reading. The revision is loaded before the values, so a later change of them is reported too.
 
         change = watch.look()
         if change is not StoreChange.NOTHING:
             ...  # read from the directory
             watch.done()
 
-    After an election only epochs are read: every role learns of it at the same moment, and acks wait meanwhile.
+    After an election roles read only epochs. All roles do that at the same moment, and acks wait meanwhile.
     """
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
         self._read: tuple[int, Outline] | None = None  # revision and outline as of the last complete reading
-        self._seen: tuple[int, Outline] | None = None  # and as of the last look
+        self._seen: tuple[int, Outline] | None = None  # the same, as of the last look
 
     def look(self) -> StoreChange:
-        """Say what changed since the last reading that ended with `done`."""
+        """Report the change since the last reading that ended with `done`."""
         revision = self._directory.revision()
         if self._read is not None and self._read[0] == revision:
             return StoreChange.NOTHING
@@ -293,11 +296,11 @@ class StoreWatch:
         self._seen = revision, outline
         if self._read is not None and self._read[1] == outline:
             return StoreChange.ELECTIONS
-        self._read = None  # a reader that fails from here on has old values beside new ones
+        self._read = None  # a reader that fails from here on has a mixture of old and new values
         return StoreChange.EVERYTHING
 
     def done(self) -> None:
-        """Note that all of what the last `look` named was read."""
+        """Note that all values named by the last `look` were read."""
         self._read = self._seen
 
     def reread(self) -> None:
@@ -307,36 +310,37 @@ class StoreWatch:
 
 # --- elections --------------------------------------------------------------------------------------------------------
 STARTS_KEPT = 16
-"""Ends of this many started epochs are kept for roles that learn of them late."""
+"""Number of started epochs whose ends are kept, for roles that read them late."""
 
 
 class Elections:
-    """Epochs, standbys, and which of several sequencers leads in the next epoch.
+    """Epochs, standbys, and elections of the sequencer that leads in the next epoch.
 
-    An epoch is a number for one sequencer, and only the newest handed out may start or decide. Epochs end with the
-    memory that they speak of: after a loss of power the next generation begins without them. So a takeover waits for no
-    disk. A later decision of a sequencer that must outlast its machine is synced, and with it all that came before.
+    An epoch is a number for one sequencer, and only the newest epoch handed out may start or decide. Epochs end with
+    the memory that they refer to: after a power loss the next generation begins without them. So a takeover waits for
+    no disk. A later decision of a sequencer that must survive a power loss is synced, together with all earlier ones.
 
-    An election is one conditional transaction: it hands out the epoch after the one that the standby saw, and names the
-    standby. A second one finds that epoch handed out already, and goes on standing by. Nothing but speed depends on
-    there being one winner: any number of standbys may take epochs, and only the newest handed out can start.
+    An election is one conditional transaction: it hands out the next epoch, if the standby's view of the newest epoch
+    is current, and names the standby. A second standby finds that this epoch is already handed out, and continues to
+    stand by. Only speed depends on having one winner: any number of standbys may take epochs, and only the newest epoch
+    handed out can start.
     """
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
-        self._lease: int | None = None  # of the standby that was registered here
+        self._lease: int | None = None  # lease of the standby that was registered here
 
     def next_epoch(self, superseded: int | None = None) -> int:
-        """Hand out the next epoch. Few run ahead of the last started one, since all roles check that many lines.
+        """Hand out the next epoch. Only a few may be ahead of the last started one, since all roles check their lines.
 
-        `superseded` is an epoch for which the caller saw the line of a later one open, among those that all roles
-        check. If that is the last started one, no role acts on what its leader writes, and more may run ahead.
+        `superseded` is an epoch for which the caller saw the line of a later one open, among the lines that all roles
+        check. If `superseded` is the last started epoch, no role acts on its leader's writes, and more may be ahead.
         """
 
         return self._decider.decide(lambda plan: _hand_out(plan, superseded))
 
     def start_epoch(self, epoch: int, ends: dict[int, int]) -> bool:
-        """Start an epoch at these ends (lane -> index). Unless it is the newest handed out: False, nothing changes."""
+        """Start an epoch at these ends (lane -> index). False, without a change, unless it is the newest handed out."""
 
         def plan_it(plan: DecisionPlan) -> bool:
             epochs = plan.read("epochs", Epochs) or Epochs()
@@ -359,17 +363,17 @@ class Elections:
         return self._decider.one("epochs", Epochs) or Epochs()
 
     def generation_holds(self) -> bool:
-        """Whether the fabric of this directory's generation is still the cluster's."""
+        """Whether this directory's generation is still that of the cluster."""
         return self.newest_epochs().generation == self._decider.generation
 
     def epoch_ends(self, epoch: int) -> dict[int, int] | None:
-        """Where each lane ended when this epoch started; None if it never started, or long ago."""
+        """The end of each lane when this epoch started. None if it never started, or started long ago."""
         start = self._decider.one(f"starts/{epoch:010}", EpochStart)
         return None if start is None else start.ends
 
     # --- standbys -----------------------------------------------------------------------------------------------------
     def register(self, candidate: int, mark: str, pid: int) -> None:
-        """A process is there that may be the next sequencer. It stands for as long as `pid` lives (0: for ever)."""
+        """Register a sequencer process that may become the leader, for as long as `pid` lives (0: forever)."""
         if not 0 <= candidate < CANDIDATES_MAX:
             raise BadValue(f"sequencer {candidate} is out of range", f"use 0 to {CANDIDATES_MAX - 1}")
         lease = self._lease = self._decider.store.grant(math.inf, pid)
@@ -383,13 +387,13 @@ class Elections:
             self._lease = None
 
     def candidates(self) -> list[CandidateNote]:
-        """All sequencer processes that are there, by number; the leader is one of them."""
+        """All live sequencer processes, by number, the leader included."""
         return self._decider.all("candidates/", CandidateNote)
 
     def elect(self, candidate: int, mark: str, over: int, superseded: int | None = None) -> int | None:
-        """Give this standby the epoch after `over`. None: another one was quicker, or the cluster stops.
+        """Give this standby the epoch after `over`. None if another standby was faster, or the cluster stops.
 
-        `superseded`: as for `next_epoch`.
+        `superseded` is the same as for `next_epoch`.
         """
 
         def plan_it(plan: DecisionPlan) -> int | None:
@@ -404,28 +408,28 @@ class Elections:
         return self._decider.decide(plan_it)
 
     def leadership(self) -> LeadershipRecord | None:
-        """Who won the last election; None before the first."""
+        """The winner of the last election; None before the first."""
         return self._decider.one("reign", LeadershipRecord)
 
     def ask_hand_over(self, to: int, epoch: int) -> None:
-        """Ask a standby to take over from the sequencer of this epoch. It does so when it looks."""
+        """Ask a standby to take over from the sequencer of this epoch. The standby does so at its next look."""
         self._decider.decide(lambda plan: plan.put("hand-over", HandOver(to, epoch), volatile=True))
 
     def asked_hand_over(self) -> HandOver | None:
-        """The move that was asked for, if it has not begun."""
+        """The requested hand-over, if it has not begun."""
         return self._decider.one("hand-over", HandOver)
 
     def call_off_hand_over(self) -> None:
-        """Withdraw the request for a planned move."""
+        """Withdraw the request for a hand-over."""
         self._decider.decide(lambda plan: plan.delete("hand-over", volatile=True))
 
     def end(self) -> None:
-        """Stop the cluster in order: the leader is the last one of this generation."""
+        """Begin a clean stop of the cluster: the leader is the last one of this generation."""
         self._decider.decide(lambda plan: plan.put("stopping", Stopping(self._decider.generation)))
 
     @property
     def stopping(self) -> bool:
-        """Whether the cluster stops in order."""
+        """Whether a clean stop of the cluster has begun."""
         return self._stops(self._decider.one("stopping", Stopping))
 
     def _stops(self, found: Stopping | None) -> bool:
@@ -437,17 +441,17 @@ def _hand_out(plan: DecisionPlan, superseded: int | None) -> int:
     epoch = epochs.handed_out + 1
     if epoch > epochs.started + EPOCHS_AHEAD_MAX and superseded != epochs.started:
         raise TooMany(
-            f"{EPOCHS_AHEAD_MAX} sequencers took an epoch after {epochs.started} and none of them started it",
+            f"{EPOCHS_AHEAD_MAX} sequencers took an epoch after {epochs.started}, and none of them started",
             "see the sequencers' logs, then restart the cluster",
         )
-    if epoch >= EPOCHS_MAX - 1:  # the table's last line stays empty: a role that acts looks at the one after its own
-        raise TooMany(f"all epochs of this fabric, {EPOCHS_MAX - 2}, are used", "restart the cluster")
+    if epoch >= EPOCHS_MAX - 1:  # the table's last line stays empty: a role checks the line after its own
+        raise TooMany(f"all {EPOCHS_MAX - 2} epochs of this fabric are used", "restart the cluster")
     plan.put("epochs", msgspec.structs.replace(epochs, handed_out=epoch), volatile=True)
     return epoch
 
 
 def forget_elections(plan: DecisionPlan) -> None:
-    """Forget the leader, its standbys, and the move that was asked for."""
+    """Forget the leader, its standbys, and a requested hand-over."""
     plan.delete("reign")
     plan.delete("hand-over")
     for key, _ in plan.list("candidates/", CandidateNote):
@@ -459,16 +463,16 @@ _FILES = ("", "-wal", "-revision")
 
 
 class Stored(NamedTuple):
-    """What a store says about records on disk."""
+    """The facts of a store about records on disk."""
 
     cluster: str
     ranges: list[Range]
-    trims: dict[int, int]  # where lanes start
+    trims: dict[int, int]  # lane -> its start
     topics: dict[int, str]  # lane -> name of its topic
 
 
 def read_stored(path: Path) -> Stored:
-    """Read a store that no process has open. Corrupt, and what to do, if it is damaged; DiskFailed if unreadable."""
+    """Read a store that no process has open. Raises Corrupt if it is damaged, and DiskFailed if it is unreadable."""
     with tempfile.TemporaryDirectory(prefix="embarcadero-") as folder:
         copy = Path(folder) / path.name
         try:
@@ -482,7 +486,7 @@ def read_stored(path: Path) -> Stored:
 
 
 def stored(directory: Directory) -> Stored:
-    """The same of a directory that is open."""
+    """Read the same facts from an open directory."""
     topics = {topic.lane: topic.name for topic in directory.topics.all()}
     topics |= {lane.lane: topics[lane.topic] for lane in directory.lanes.all() if lane.topic in topics}
     return Stored(directory.cluster_id, directory.ranges.all(), directory.topics.trims(), topics)

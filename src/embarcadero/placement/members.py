@@ -1,7 +1,7 @@
 """Brokers and replicas in the directory: incarnations, draining, and which replicas may get a range.
 
-A replica incarnation is there while the value under its lease is. Its record stays longer: open ranges name it, and
-its folder is still to be read. No process has to report that it is dead: readers see it once the lease has ended.
+A replica incarnation is live while the value under its lease exists. Its record stays longer, because open ranges name
+it, and its folder is still needed. No process has to report that it is dead: readers see it once the lease has ended.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Members:
         self._decider = decider
 
     def register(self, broker: int, host: str, port: int, pid: int) -> Member:
-        """A broker begins a new incarnation; its earlier one is dead from here on."""
+        """Begin a new incarnation of a broker. Its earlier one is dead from now on."""
         if not 0 <= broker < BROKERS_MAX:
             raise BadValue(f"broker {broker} is out of range", f"use 0 to {BROKERS_MAX - 1}")
 
         def plan_it(plan: DecisionPlan) -> Member:
             cluster = plan.cluster()
             newest = (plan.read(f"incarnations/{broker}", Incarnation) or Incarnation()).newest
-            used, everyone = set(), list(plan.list("members/", Member))
-            last = {old.broker: old.incarnation for _, old in everyone if old.broker != broker}
-            for key, old in everyone:
+            used, members = set(), list(plan.list("members/", Member))
+            last = {old.broker: old.incarnation for _, old in members if old.broker != broker}
+            for key, old in members:
                 if old.state is MemberState.REMOVED:
                     if last.get(old.broker) != old.incarnation:
                         plan.delete(key)
@@ -66,13 +66,13 @@ class Members:
         return self._decider.decide(plan_it)
 
     def mark_dead(self, broker: int, incarnation: int) -> None:
-        """This incarnation is gone. Doing it again, or for one long gone, is fine."""
+        """Mark an incarnation as dead. No effect if it is dead or unknown."""
         self._decider.decide(lambda plan: self._mark(plan, broker, incarnation, MemberState.LIVE, MemberState.DEAD))
 
     def mark_removed(self, broker: int, incarnation: int, epoch: int) -> bool:
-        """Nothing needs the regions of this dead incarnation any more: anyone may unlink them.
+        """Mark a dead incarnation as removed: no process needs its regions any more, so they may be unlinked.
 
-        Only the sequencer of the newest epoch knows. Once a later one is handed out: False, and nothing changes.
+        Only the sequencer of the newest epoch may decide that. False, without a change, once a later one is handed out.
         """
 
         def plan_it(plan: DecisionPlan) -> bool:
@@ -83,22 +83,22 @@ class Members:
             for key, lane in plan.list("lanes/", TopicLane):
                 if (lane.broker, lane.incarnation) != (broker, incarnation):
                     continue
-                if plan.read(chain_key(lane.lane), Chain) is None:  # else replicas have it on disk
+                if plan.read(chain_key(lane.lane), Chain) is None:  # otherwise it is on disk
                     plan.put(key, msgspec.structs.replace(lane, removed=True, end=lane.end or 0))
             return True
 
         return self._decider.decide(plan_it)
 
     def all(self) -> list[Member]:
-        """All incarnations that are live or whose regions still hold data, oldest first within a broker."""
+        """All incarnations that are live, or whose regions still hold data, oldest first within a broker."""
         return [member for member in self._decider.all("members/", Member) if member.state is not MemberState.REMOVED]
 
     def newest(self) -> list[Member]:
-        """The newest incarnation of each broker of this run, whatever became of it."""
+        """The newest incarnation of each broker of this run, in any state."""
         return list({member.broker: member for member in self._decider.all("members/", Member)}.values())
 
     def last_port(self, broker: int) -> int:
-        """Where a broker listened last, also in an earlier run; 0 if it is not known."""
+        """The port on which a broker listened last, also in an earlier run; 0 if unknown."""
         return (self._decider.one(f"incarnations/{broker}", Incarnation) or Incarnation()).port
 
     @staticmethod
@@ -125,15 +125,15 @@ class ReplicaMembers:
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
-        self._leases: dict[tuple[int, int], int] = {}  # of incarnations that were registered here
+        self._leases: dict[tuple[int, int], int] = {}  # leases of incarnations that were registered here
 
     def register(
         self, replica: int, disk: str, folder: str, host: str, pid: int, lease_s: float = math.inf
     ) -> ReplicaMember:
-        """A replica begins a new incarnation; its earlier one is dead from here on.
+        """Begin a new incarnation of a replica. Its earlier one is dead from now on.
 
-        `pid` is the holder of its lease (0: none that the store can see); `lease_s` is how long it may be silent
-        (`keep_replica`) before it counts as dead.
+        `pid` is the holder of its lease (0: none that the store can see). `lease_s` is the maximum time between calls
+        of `keep_alive` before it counts as dead.
         """
         if not 0 <= replica < REPLICAS_MAX:
             raise BadValue(f"replica {replica} is out of range", f"use 0 to {REPLICAS_MAX - 1}")
@@ -169,12 +169,12 @@ class ReplicaMembers:
         return member
 
     def keep_alive(self, replica: int, incarnation: int) -> bool:
-        """An incarnation that this directory registered is there. False when it counts as dead; that is for good."""
+        """Keep an incarnation that this directory registered alive. False when it counts as dead, permanently."""
         lease = self._leases.get((replica, incarnation))
         return lease is not None and self._decider.store.keep_alive(lease) and self._present(replica, incarnation)
 
     def mark_dead(self, replica: int, incarnation: int) -> None:
-        """This incarnation is gone. Doing it again, or for one long gone, is fine."""
+        """Mark an incarnation as dead. No effect if it is dead or unknown."""
 
         def plan_it(plan: DecisionPlan) -> None:
             key = replica_key(replica, incarnation)
@@ -186,9 +186,9 @@ class ReplicaMembers:
         self._decider.decide(plan_it)
 
     def all(self) -> list[ReplicaMember]:
-        """The newest incarnation of each replica, in any state, and older ones that open ranges still name."""
+        """The newest incarnation of each replica, in any state, and older incarnations in open ranges."""
         members = self._decider.all("replicas/", ReplicaMember)
-        newest = {member.replica: member.incarnation for member in members}  # sorted by key: the last one wins
+        newest = {member.replica: member.incarnation for member in members}  # sorted by key: the last one remains
         older = any(member.incarnation != newest[member.replica] for member in members)
         named = self._named_by_open_ranges() if older else set()
         return [
@@ -198,41 +198,44 @@ class ReplicaMembers:
         ]
 
     def live_count(self) -> int:
-        """How many replicas may get ranges now."""
+        """The number of replicas that may get ranges now."""
         return sum(member.state is ReplicaState.LIVE for member in self.all())
 
     def drain(self, replica: int) -> None:
-        """Give this replica no new ranges, now and after restarts; its ranges move away.
+        """Drain a replica: it gets no new ranges, now and after restarts, and its ranges move away.
 
-        BadValue if it is unknown, or if some of its ranges could not move: then draining would never end.
+        Raises BadValue if it is unknown, or if some of its ranges cannot move, so that draining would never end.
         """
         if why := self.drain_blocked(replica):
             raise BadValue(f"replica {replica} can't be drained: {why}", "`embarcadero replica add` first")
         self._set_draining(replica, True)
 
     def drain_blocked(self, replica: int) -> str:
-        """Why ranges of a replica have no other replica to move to now; empty when they have.
+        """Explain which ranges of a replica have no other replica to move to now; empty when all have one.
 
-        Whether there is a copy to move them from only the disks can tell: `node/unreadable_ranges.py`.
+        Whether a copy exists from which they can move is known only from the disks: see `node/unreadable_ranges.py`.
         """
         able = {m.replica for m in self.all() if m.state is ReplicaState.LIVE} - {replica}
         stuck = [r for r in self.ranges_on(replica) if not able - {ref.replica for ref in r.replicas}]
         if not stuck:
             return ""
-        others = f"{len(able)} others are live, and those have copies already" if able else "no other replica is live"
-        return f"{len(stuck)} of its ranges could go nowhere: {others}"
+        others = f"{len(able)} others are live, and have copies already" if able else "no other replica is live"
+        return f"{len(stuck)} of its ranges have no replica to move to: {others}"
 
     def draining(self) -> set[int]:
-        """Numbers of replicas that are to be drained, live or dead."""
+        """Numbers of replicas that are being drained, live or dead."""
         notes = {item.key: decode(item.key, item.value, ReplicaNote) for item in self._decider.store.list("replica/")}
         return {int(key.rpartition("/")[2]) for key, note in notes.items() if note.draining}
 
     def undrain(self, replica: int) -> None:
-        """Let a replica have ranges again."""
+        """Allow a replica to get ranges again."""
         self._set_draining(replica, False)
 
     def remove(self, replica: int, force: bool = False) -> None:
-        """Forget a replica. BadValue while ranges are on it, unless `force`: then what only it has is gone for good."""
+        """Forget a replica. Raises BadValue while it has ranges, unless `force`.
+
+        With `force`, records of which it has the only copy are permanently lost.
+        """
 
         def plan_it(plan: DecisionPlan) -> None:
             note = plan.read(note_key(replica), ReplicaNote)
@@ -241,31 +244,32 @@ class ReplicaMembers:
             if (on_it := self.ranges_on(replica)) and not force:
                 raise BadValue(
                     f"replica {replica} has {len(on_it)} ranges, {sum(range_.open for range_ in on_it)} of them open",
-                    "drain it first; when no range is left on it, remove it",
+                    "drain it first; when it has no more ranges, remove it",
                 )
             for key, old in plan.list(f"replicas/{replica:05}/", ReplicaMember):
                 plan.delete(key)
                 plan.delete(presence_key(replica, old.incarnation))
-            plan.put(note_key(replica), ReplicaNote(note.newest))  # numbers of incarnations go on
+            plan.put(note_key(replica), ReplicaNote(note.newest))  # incarnation numbers continue
 
         self._decider.decide(plan_it)
 
     def ranges_on(self, replica: int) -> list[Range]:
-        """All ranges, open and sealed, that name this replica: while there are any, it is not drained."""
+        """All ranges, open and sealed, that name this replica. While there are any, it is not drained."""
         return [r for r in self._decider.all("ranges/", Range) if any(ref.replica == replica for ref in r.replicas)]
 
     def choose(
         self, count: int, keep: Sequence[ReplicaRef] = (), avoid: AbstractSet[int] = frozenset()
     ) -> list[ReplicaRef]:
-        """At most `count` replicas for a range: live, not draining; those of `keep` first, none of `avoid`.
+        """Choose at most `count` live replicas for a range, none draining: those of `keep` first, none of `avoid`.
 
-        Then spread over hosts, then those with the fewest open ranges. Fewer come back when there are not enough.
+        The others are chosen by spread over hosts, and then by the fewest open ranges. Returns fewer than `count` when
+        there are not enough.
         """
         return choose_replicas(self.all(), open_ranges(self._decider.all("ranges/", Range)), count, keep, avoid)
 
     # --- inside -------------------------------------------------------------------------------------------------------
     def pick(self, plan: DecisionPlan, count: int) -> list[ReplicaRef]:
-        """Choose for a decision: it holds only while the chosen ones are there."""
+        """Choose replicas for a decision. The commit checks that they are still live."""
         chosen = self.choose(count)
         for ref in chosen:
             plan.read(replica_key(ref.replica, ref.incarnation), ReplicaMember)
@@ -303,7 +307,7 @@ def _unknown(replica: int) -> BadValue:
 
 
 def open_ranges(ranges: Iterable[Range]) -> Counter[int]:
-    """How many open ranges each replica has."""
+    """Count the open ranges of each replica."""
     return Counter(ref.replica for range_ in ranges if range_.open for ref in range_.replicas)
 
 
@@ -314,9 +318,9 @@ def choose_replicas(
     keep: Sequence[ReplicaRef] = (),
     avoid: AbstractSet[int] = frozenset(),
 ) -> list[ReplicaRef]:
-    """At most `count` live replicas, as many as there are; the same answer for the same store.
+    """Choose at most `count` live replicas. The result is the same for the same store.
 
-    A replica to be kept is kept in its newest incarnation: its disk has what came before, or it can copy it.
+    A replica of `keep` is used in its newest incarnation: its disk has the earlier records, or it can copy them.
     """
     able = {m.replica: m for m in members if m.state is ReplicaState.LIVE and m.replica not in avoid}
     wanted = [able.pop(ref.replica) for ref in keep if ref.replica in able]

@@ -1,9 +1,10 @@
-"""Ranges and ceilings in the directory: each change is one transaction of the leader, or nothing.
+"""Ranges and ceilings in the directory: each change is one transaction of the leader.
 
-A lane's chain record names its topic, its last range and its ceiling; every change of the chain goes through it, so two
-who want to change it end up one after the other, and the second sees what the first did. Positions below the ceiling
-may have been handed out; a range that opens after a loss of memory starts at the ceiling, so none is handed out twice.
-A ceiling is never lowered. Numbers of ranges are for life too: a lane that a new topic gets goes on counting.
+A lane's chain record names its topic, its last range and its ceiling. Every change of the chain includes this record,
+so two processes that change it do so one after the other, and the second sees the change of the first. Positions below
+the ceiling may have been handed out. A range that opens after a loss of memory starts at the ceiling, so no position is
+handed out twice. A ceiling is never lowered. Range numbers are never reused either: a lane that a new topic gets
+continues the count.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ from embarcadero.types import (
 
 
 def below_start(ranges: Sequence[Range], start: int) -> list[tuple[Range, Range | None]]:
-    """Sealed ranges of one lane that are wholly below its start, each with what is left of it in the store.
+    """Find sealed ranges of one lane that are wholly below its start, each with its remaining record in the store.
 
-    Of one that is followed by lost positions its end stays until these are below too: else they would be forgotten.
+    If lost positions follow a range, its end stays in the store until these are below the start too. Otherwise the loss
+    would be forgotten.
     """
     found: list[tuple[Range, Range | None]] = []
     for range_, following in pairwise(ranges):
@@ -64,28 +66,31 @@ def below_start(ranges: Sequence[Range], start: int) -> list[tuple[Range, Range 
 
 
 def _only_end(range_: Range) -> Range:
-    """What is left of a sealed range that is trimmed away: an empty one at its end, without copies."""
+    """Make the remaining record of a trimmed range: an empty range at its end, without copies."""
     end = range_.start if range_.end is None else range_.end
     end_seq = range_.start_seq if range_.end_seq is None else range_.end_seq
     return msgspec.structs.replace(range_, start=end, start_seq=end_seq, replicas=[], durable_on=0)
 
 
 class RangeChains:
-    """Ranges of lanes. Methods that take an epoch do nothing once a later one is handed out."""
+    """Ranges of lanes. Methods with an epoch do nothing once a later epoch is handed out."""
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
 
     def all(self, lane: int | None = None) -> list[Range]:
-        """Ranges of a lane, oldest first; of all lanes, by lane. Trimmed ones go in time, or only their ends stay."""
+        """Ranges of a lane, oldest first; without `lane`, of all lanes, by lane.
+
+        Trimmed ranges are removed in time, or only their ends stay.
+        """
         return self._decider.all("ranges/" if lane is None else ranges_prefix(lane), Range)
 
     def get(self, lane: int, number: int) -> Range | None:
-        """One range; None if there never was one, or it was trimmed away."""
+        """Read one range; None if it never existed, or was trimmed."""
         return self._decider.one(range_key(lane, number), Range)
 
     def open_range(self, lane: int) -> Range | None:
-        """The range that may still grow, if the lane has one."""
+        """Find the range that may still grow, if the lane has one."""
         chain = self._decider.one(chain_key(lane), Chain)
         last = None if chain is None else self.get(lane, chain.last)
         return last if last is not None and last.open else None
@@ -93,10 +98,10 @@ class RangeChains:
     def seal_and_open(
         self, lane: int, number: int, end: int, end_seq: int, refs: Sequence[ReplicaRef], epoch: int
     ) -> Range | None:
-        """Seal an open range at `end` and open the next one there, on `refs`. Returns the new one.
+        """Seal an open range at `end` and open the next one there, on `refs`. Returns the new range.
 
-        None, and nothing changes: when the range is not the open one, a later epoch is handed out, the topic is gone,
-        one of `refs` is, or they are fewer than the topic's `durable_on`.
+        Returns None, without a change, in these cases: the range is not the open one; a later epoch is handed out; the
+        topic is deleted; one of `refs` is gone; they are fewer than the topic's `durable_on`.
         """
 
         def plan_it(plan: DecisionPlan) -> Range | None:
@@ -121,11 +126,11 @@ class RangeChains:
         epoch: int,
         saved: MirroredEnd | None = None,
     ) -> Range | None:
-        """After a loss of memory: seal at what was recovered, and open the next range at the ceiling, on `refs`.
+        """Seal a range at its recovered end after a loss of memory, and open the next one at the ceiling, on `refs`.
 
-        If a mirror had how far the lane was ordered (`saved`), no position above that was ever handed out, and the
-        next range opens there: at `saved.start`. A broker's lane is never continued: with no `refs` its range is
-        sealed, the lane is closed where it is not yet, and the sealed range is returned. None as in `seal_and_open`.
+        If a mirror had the end of the order (`saved`), no position above it was ever handed out. Then the next range
+        opens at `saved.start`. A broker's lane is never continued: without `refs` its range is sealed, the lane is
+        closed if it is not closed yet, and the sealed range is returned. None in the cases of `seal_and_open`.
         """
 
         def plan_it(plan: DecisionPlan) -> Range | None:
@@ -149,7 +154,7 @@ class RangeChains:
         return self._decider.decide(plan_it)
 
     def seal_clean(self, lane: int, number: int, end: int, end_seq: int, epoch: int) -> bool:
-        """Seal a range that is wholly durable and will not grow: at a clean stop, or when its lane is closed."""
+        """Seal a range that is completely durable and will not grow: at a clean stop, or when its lane is closed."""
 
         def plan_it(plan: DecisionPlan) -> bool:
             found = _open_last(plan, lane, number, epoch)
@@ -160,7 +165,10 @@ class RangeChains:
         return self._decider.decide(plan_it)
 
     def reopen(self, lane: int, refs: Sequence[ReplicaRef], epoch: int) -> Range | None:
-        """After a clean stop: open the next range where the last one ends. None if that is open, or as above."""
+        """Open the next range after a clean stop, at the end of the last one.
+
+        Returns None if the last range is open, and in the cases of `seal_and_open`.
+        """
 
         def plan_it(plan: DecisionPlan) -> Range | None:
             if not plan.leads(epoch) or (chain := plan.read(chain_key(lane), Chain)) is None:
@@ -173,9 +181,9 @@ class RangeChains:
         return self._decider.decide(plan_it)
 
     def replace_in_sealed(self, lane: int, number: int, old: int, new: ReplicaRef) -> bool:
-        """A whole copy of a sealed range is on `new` now: look for it there instead of on replica `old`.
+        """Record that replica `new`, and no longer `old`, has a complete copy of a sealed range.
 
-        Where `new` is a later incarnation of `old`, its disk was wiped and has been filled again.
+        If `new` is a later incarnation of `old`, its disk was wiped and has been filled again.
         """
 
         def plan_it(plan: DecisionPlan) -> bool:
@@ -197,10 +205,10 @@ class RangeChains:
         return self._decider.decide(plan_it)
 
     def forget_trimmed(self, lane: int, number: int, covered: int) -> bool:
-        """Forget ranges of a lane with sessions that are below its start, as far as a checkpoint covers them.
+        """Forget the ranges below the start of a lane with sessions, as far as a checkpoint covers them.
 
-        `covered`: one of its sessions as of that index is on enough disks of range `number`. False, and nothing
-        changes, when that is not the open one any more: others have to have a checkpoint then.
+        A checkpoint of the lane's sessions as of index `covered` is on enough disks of range `number`. Returns False,
+        without a change, when that range is no longer the open one: then other disks must have a checkpoint.
         """
 
         def plan_it(plan: DecisionPlan) -> bool:
@@ -215,17 +223,17 @@ class RangeChains:
 
     # --- ceilings and losses ------------------------------------------------------------------------------------------
     def ceiling(self, lane: int) -> LanePosition:
-        """The index and seq below which positions may be handed out; (0, 0) for a lane without ranges."""
+        """Read the index and seq below which positions may be handed out; (0, 0) for a lane without ranges."""
         chain = self._decider.one(chain_key(lane), Chain)
         return FIRST_POSITION if chain is None else LanePosition(chain.index, chain.seq)
 
     def handle_ceiling(self, lane: int) -> int:
-        """Below which handles of sessions may be handed out; 0 for a lane without ranges."""
+        """Read the number below which handles of sessions may be handed out; 0 for a lane without ranges."""
         chain = self._decider.one(chain_key(lane), Chain)
         return 0 if chain is None else chain.handle
 
     def raise_ceiling(self, lane: int, index: int, seq: int, epoch: int, handle: int = 0) -> bool:
-        """Reserve positions and handles up to here. It never goes down: True also when it is higher already."""
+        """Reserve positions and handles up to here. A ceiling is never lowered: True also when it is already higher."""
 
         def plan_it(plan: DecisionPlan) -> bool:
             if not plan.leads(epoch) or (chain := plan.read(chain_key(lane), Chain)) is None:
@@ -240,17 +248,17 @@ class RangeChains:
         return self._decider.decide(plan_it)
 
     def accept_loss(self, lane: int) -> None:
-        """An operator's word: recover this lane from the replicas that answer, though they are too few to be sure."""
+        """Record an operator's permission to recover this lane from too few replicas, and so to lose records."""
 
         def plan_it(plan: DecisionPlan) -> None:
             if (chain := plan.read(chain_key(lane), Chain)) is None:
-                raise BadValue(f"lane {lane} has no ranges", "`embarcadero status` lists those that have")
+                raise BadValue(f"lane {lane} has no ranges", "`embarcadero status` lists the lanes that have ranges")
             plan.put(chain_key(lane), msgspec.structs.replace(chain, loss_accepted=True))
 
         self._decider.decide(plan_it)
 
     def loss_accepted(self, lane: int) -> bool:
-        """Whether an operator gave that word; it counts once, for the open range."""
+        """Whether an operator has accepted a loss. It applies once, to the open range."""
         chain = self._decider.one(chain_key(lane), Chain)
         return chain is not None and chain.loss_accepted
 
@@ -263,10 +271,10 @@ class BrokerLanes:
         self._decider, self._replicas = decider, replicas
 
     def make(self, topic: Topic, member: Member) -> TopicLane | None:
-        """Number a lane for a live incarnation's batches of a topic; None when the topic or the incarnation is gone.
+        """Make a lane for a live incarnation's batches of a topic; None when the topic or the incarnation is gone.
 
-        A topic with replicas has its first range too, on fewer of them if need be, but never fewer than `durable_on`:
-        then Backpressure.
+        In a topic with replicas the lane gets its first range too. That may have fewer replicas than the topic, but at
+        least `durable_on`; otherwise raises Backpressure.
         """
 
         def plan_it(plan: DecisionPlan) -> TopicLane | None:
@@ -300,14 +308,15 @@ class BrokerLanes:
         return self._decider.decide(plan_it)
 
     def all(self, topic: int | None = None) -> list[TopicLane]:
-        """Lanes of brokers, oldest first within a topic; `topic`: of the topic with this lane number only."""
+        """Lanes of brokers, oldest first within a topic. With `topic`, only of the topic with this lane number."""
         prefix = "lanes/" if topic is None else f"lanes/{topic:05}/"
         return self._decider.all(prefix, TopicLane)
 
     def close(self, ends: list[TopicLane], epoch: int) -> bool:
-        """Record where lanes of a dead incarnation end. Ends that are recorded stay.
+        """Record the ends of a dead incarnation's lanes. Ends that are already recorded stay.
 
-        Only the sequencer of the newest epoch may: once a later one is handed out, False, and nothing changes.
+        Only the sequencer of the newest epoch may do it. Returns False, without a change, once a later epoch is handed
+        out.
         """
 
         def plan_it(plan: DecisionPlan) -> bool:
@@ -326,14 +335,14 @@ class BrokerLanes:
         if len(chosen) < topic.durable_on:
             raise Backpressure(
                 f"topic {topic.name!r} needs {topic.durable_on} live replicas, and there are {len(chosen)}",
-                "start replicas; the batch is taken then",
+                "start replicas; then the batch is accepted",
             )
         return chosen
 
 
 # --- parts of a decision ----------------------------------------------------------------------------------------------
 def _open_last(plan: DecisionPlan, lane: int, number: int, epoch: int) -> tuple[Chain, Range] | None:
-    """The chain and its open range, if that is the one meant and the caller is the leader."""
+    """Read a chain and its open range, if the range has this number and the caller is the leader."""
     if not plan.leads(epoch) or (chain := plan.read(chain_key(lane), Chain)) is None:
         return None
     range_ = plan.read(range_key(lane, number), Range)
@@ -352,9 +361,10 @@ def _seal(plan: DecisionPlan, range_: Range, end: int, end_seq: int, never_durab
 
 
 def _open(plan: DecisionPlan, chain: Chain, lane: int, start: LanePosition, refs: Sequence[ReplicaRef]) -> Range | None:
-    """The next range of a chain; None when the topic is gone, or needs more replicas to be durable.
+    """Open the next range of a chain. None when the topic is deleted, or needs more replicas to be durable.
 
-    Nor on one that is gone: once no open range names a dead incarnation, none ever will, and its lines may go.
+    Also None when one of the replicas is gone. So once no open range names a dead incarnation, none ever will, and its
+    lines may be removed.
     """
     topic = plan.read(f"topics/{chain.topic}", Topic)
     if topic is None or len({ref.replica for ref in refs}) < max(1, topic.durable_on):
@@ -387,7 +397,7 @@ def _put_range(
 
 
 def begin_chain(plan: DecisionPlan, topic: Topic, lane: int, refs: Sequence[ReplicaRef]) -> None:
-    """Begin the chain of a new lane. Lanes of brokers never come again, so their ranges count from 1."""
+    """Begin the chain of a new lane. Lanes of brokers are never reused, so their ranges count from 1."""
     last = 0
     if lane < BROKER_LANES_FIRST:
         retired = plan.read(retired_key(lane), Retired)
@@ -399,10 +409,10 @@ def begin_chain(plan: DecisionPlan, topic: Topic, lane: int, refs: Sequence[Repl
 
 
 def _drop_chain(plan: DecisionPlan, lane: int) -> None:
-    """Forget a lane's ranges. Lanes of topics come again one day: remember how far their ranges were counted.
+    """Forget a lane's ranges. Lanes of topics are reused later, so remember the last number of their ranges.
 
-    Lanes are handed out in turn, from where the generation began: one that was passed since does not come again in
-    it. Only a lane that is still ahead is remembered by itself.
+    A generation hands out lanes in turn, from its first lane on, and reuses none that it has passed. Only a lane that
+    is still ahead gets a record of its own.
     """
     if (chain := plan.read(chain_key(lane), Chain)) is None:
         return
@@ -420,18 +430,18 @@ def _drop_chain(plan: DecisionPlan, lane: int) -> None:
 
 
 def _drop_trimmed(plan: DecisionPlan, lane: int, start: int) -> list[Range]:
-    """Forget ranges below the start of their lane; returns all that there were."""
+    """Forget ranges below the start of their lane. Returns all ranges that the lane had."""
     found = [range_ for _, range_ in plan.list(ranges_prefix(lane), Range)]
-    for range_, left in below_start(found, start):
-        if left is None:
+    for range_, remaining in below_start(found, start):
+        if remaining is None:
             plan.delete(range_key(lane, range_.number))
         else:
-            plan.put(range_key(lane, range_.number), left)
+            plan.put(range_key(lane, range_.number), remaining)
     return found
 
 
 def drop_trimmed_of_broker(plan: DecisionPlan, topic: Topic, lane: int, start: int) -> None:
-    """The same for a lane of a broker; a closed one goes with its last range."""
+    """Forget ranges below the start of a broker's lane. A closed lane is removed with its last range."""
     if plan.read(chain_key(lane), Chain) is None:
         return
     found, closed = _drop_trimmed(plan, lane, start), _broker_lane(plan, topic, lane)
@@ -445,7 +455,7 @@ def _broker_lane(plan: DecisionPlan, topic: Topic, lane: int) -> TopicLane | Non
 
 
 def _close_lane(plan: DecisionPlan, topic_name: str, lane: int, sealed: Range, saved: MirroredEnd | None) -> None:
-    """Record where a broker's lane ends, and from where on it is lost; an end that is recorded stays."""
+    """Record the end of a broker's lane, and where its loss begins. An end that is already recorded stays."""
     topic = plan.read(f"topics/{topic_name}", Topic)
     found = None if topic is None else _broker_lane(plan, topic, lane)
     if found is None:
@@ -460,7 +470,7 @@ def _close_lane(plan: DecisionPlan, topic_name: str, lane: int, sealed: Range, s
 
 
 def forget_lane(plan: DecisionPlan, lane: int) -> None:
-    """All about a lane but its own record."""
+    """Forget everything about a lane except its own record."""
     plan.delete(trim_key(lane))
     plan.delete(saved_key(lane))
     _drop_chain(plan, lane)

@@ -1,12 +1,13 @@
 """The store: a few thousand small values, changed only by transactions. One interface, two backends, `open_store`.
 
-A value has the revision of the transaction that last wrote it; revisions grow with every transaction that changed
-something. A transaction names the revisions its decision rests on and happens only if all of them still hold. That is
-the model of etcd (mod revisions, compare-then-put): a cluster of several hosts can use it behind the same lines.
+A value has the revision of the transaction that last wrote it. Revisions grow with every transaction that changed
+something. A transaction names the revisions on which its decision rests, and happens only if all of them still hold.
+That is the model of etcd (mod revisions, compare-then-put): a cluster of several hosts can use etcd behind the same
+interface.
 
-A lease says that its holder is there. Values written under one are gone, for every reader, from the moment it ends:
-when its time is over without `keep_alive`, when it is revoked, or when its holder's process is seen to be gone by a
-store that can see processes. An ended lease never comes back.
+A lease shows that its holder is alive. Values written under a lease disappear, for every reader, when the lease ends:
+when its time is over without `keep_alive`, when it is revoked, or when a store that can see processes finds that the
+holder's process has ended. An ended lease never comes back.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from embarcadero.limits import STORE_BUSY_S
 from embarcadero.liveness import process_mark, same_process
 
 ABSENT = 0
-"""The revision of a key that has no value."""
+"""The revision of a key without a value."""
 
 NO_LEASE = 0
 """The lease of a value that stays until it is deleted."""
@@ -38,9 +39,9 @@ _REST_US: Final = 100_000
 
 
 def rested_us(began_us: int, now_us: int) -> int:
-    """When to ask a store again that has just failed one who asked it at `began_us`.
+    """Compute when to ask a store again that has just failed a request from `began_us`.
 
-    It is left alone for a moment, and for as long as it has kept that one waiting: there is other work to do.
+    The pause is a moment, plus the time for which that request waited, so that the caller can do other work.
     """
     return now_us + _REST_US + now_us - began_us
 
@@ -61,10 +62,10 @@ class Check(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Write a value; under a lease, it stays only as long as the lease.
+    """Write a value. Under a lease, it stays only as long as the lease.
 
-    `volatile`: it means nothing once the machine has lost its power, so no caller waits for a disk. A transaction of
-    such writes only may be lost then, with all that came after it; never what came before.
+    A `volatile` value is meaningless after the machine has lost power, so no caller waits for a disk. A power loss may
+    undo a transaction of only such writes, together with all later ones, but no earlier ones.
     """
 
     key: str
@@ -74,7 +75,7 @@ class Put(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Remove a value; removing what is absent is fine."""
+    """Remove a value. An absent value is no error."""
 
     key: str
     volatile: bool = False
@@ -84,7 +85,7 @@ Write = Put | Delete
 
 
 class Outline(NamedTuple):
-    """How many values there are of some kind, and the newest revision among them."""
+    """The number of values of some kind, and the newest revision among them."""
 
     values: int
     revision: int
@@ -94,59 +95,59 @@ Items = list[Item]
 
 
 class Store(Protocol):
-    """What the directory needs from a backend. Safe to call from several threads."""
+    """Interface of a backend for the directory. Safe to call from several threads."""
 
     def get(self, key: str) -> Item | None:
-        """The newest committed value of a key."""
+        """Read the newest committed value of a key."""
         ...
 
     def list(self, prefix: str) -> Items:
-        """All values whose key starts with `prefix`, sorted by key, as of one moment."""
+        """Read all values whose key starts with `prefix`, sorted by key, as of one moment."""
         ...
 
     def transact(self, checks: Sequence[Check], writes: Sequence[Write]) -> bool:
-        """If all checks hold, do all writes at one new revision and return True; else change nothing, return False.
+        """Do all writes at one new revision and return True, if all checks hold; otherwise change nothing.
 
         A write under a lease that has ended counts as a check that does not hold.
         """
         ...
 
     def revision(self) -> int:
-        """The revision of the newest transaction that changed something. Cheap enough to ask in every poll."""
+        """The revision of the newest transaction that changed something. Cheap enough to read in every poll."""
         ...
 
     def outline(self, but: Sequence[str]) -> Outline:
         """Outline the values whose keys begin with none of `but`.
 
-        While that is the same, so are these values: writing one has a revision that is newer than all, and deleting
-        some without writing any leaves fewer. Values of ended leases count until they are deleted.
+        While the outline is the same, so are these values. A write has a revision that is newer than all, and deletions
+        without a write leave fewer values. Values of ended leases count until they are deleted.
         """
         ...
 
     def grant(self, ttl_s: float, pid: int = 0) -> int:
-        """A new lease; its number never comes again. It ends `ttl_s` (may be infinite) after the last `keep_alive`.
+        """Make a lease; its number is never reused. It ends `ttl_s` (may be infinite) after the last `keep_alive`.
 
-        `pid`: the holder, if it is a process that this store may be able to see; 0: no process.
+        `pid` is the holder, if it is a process that this store may be able to see; 0: no process.
         """
         ...
 
     def keep_alive(self, lease: int) -> bool:
-        """The holder is there: its time begins anew. False when the lease has ended; then it has ended for good."""
+        """Restart the time of a lease, because its holder is alive. False when the lease has ended, permanently."""
         ...
 
     def revoke(self, lease: int) -> None:
-        """End a lease, and with it its values. Ending one that has ended is fine."""
+        """End a lease, and delete its values. An ended lease is no error."""
         ...
 
     def expire(self) -> bool:
-        """Delete the values of leases that ended unseen, at a new revision, so that watchers notice; True if any.
+        """Delete the values of leases that have ended, at a new revision, so that watchers notice. True if any.
 
-        Reads hide such values anyway, and every transaction that writes begins with this.
+        Reads hide such values anyway, and every transaction that writes does this first.
         """
         ...
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         ...
 
 
@@ -159,7 +160,7 @@ class _Lease:
 
 
 class MemoryStore:
-    """Values in a dict under a lock. `clock` returns seconds, `alive` whether a process is still there."""
+    """Values in a dict under a lock. `clock` returns seconds; `alive` returns whether a process is still alive."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0, alive: Callable[[int], bool] = bool) -> None:
         self._items: dict[str, Item] = {}
@@ -239,7 +240,7 @@ class MemoryStore:
                 self._items.pop(write.key, None)
 
     def _keys_of(self, prefix: str) -> Sequence[str]:
-        """Keys that begin so, sorted; worked out again when the store has changed."""
+        """Keys with a prefix, sorted. Computed again when the store has changed."""
         if self._keys_as_of != self._revision:
             self._keys_as_of, self._keys = self._revision, {}
         keys = self._keys.get(prefix)
@@ -298,20 +299,21 @@ def _crc(key: str, value: bytes, revision: int, lease: int) -> int:
 class SqliteStore:
     """Values in a SQLite file, shared by the processes of one host. Any thread may call.
 
-    One connection writes, another one reads, each under its own lock: a thread that reads never waits for a commit, or
-    for a transaction of another process.
+    One connection writes, another one reads, each under its own lock. So a thread that reads never waits for a commit,
+    or for a transaction of another process.
 
-    Write-ahead logging lets readers and a writer go on side by side, and a commit costs one sync; a transaction takes
-    the write lock first, checks, then writes. What is committed is synced (`synchronous = FULL`): ceilings and seals
-    rest on it after a loss of power. Only the time of a lease is not, since no lease outlives the machine's run, nor a
-    transaction of writes that are all volatile; the log is written in order, so the next synced one takes it along.
+    With write-ahead logging, readers and a writer do not block each other, and a commit costs one sync. A transaction
+    takes the write lock first, checks, and then writes. Commits are synced (`synchronous = FULL`): ceilings and seals
+    rest on them after a power loss. Two kinds of commits are not synced: the time of a lease, since no lease outlives
+    the machine's run, and a transaction whose writes are all volatile. The log is written in order, so the next synced
+    commit includes them.
 
-    `revision()` asks SQLite's own change counter (`data_version`: commits of connections other than the reading one; no
-    table is read) and looks into the table only when that moved.
+    `revision()` reads SQLite's own change counter (`data_version`: commits of connections other than the reading one;
+    no table is read), and reads the table only when the counter has changed.
 
-    SQLite notices broken pages, not flipped bits in a value: each row carries a CRC32 of itself, checked whenever it is
-    read, and all of them when the file is opened. And it takes a damaged log for one that ends there: a witness file
-    beside the store notes each revision, so a store that has lost its newest changes is noticed.
+    SQLite detects broken pages, but not flipped bits in a value. So each row has a CRC32 of itself, which is checked at
+    each read, and for all rows when the file is opened. SQLite also treats damage in its log as the end of the log. So
+    a witness file beside the store has the newest revision, which detects a store that has lost its newest changes.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -327,7 +329,7 @@ class SqliteStore:
         try:
             with self._typed_errors():
                 self._prepare()
-                if str(path) != _IN_MEMORY:  # there a second connection has a store of its own
+                if str(path) != _IN_MEMORY:  # a second connection would have its own store
                     self._reader, self._read_lock = self._connect(), threading.Lock()
         except EmbarcaderoError:
             self.close()
@@ -362,7 +364,7 @@ class SqliteStore:
         with self._read_lock, self._typed_errors():
             version = self._reader.execute("PRAGMA data_version").fetchone()[0]
             if version != self._seen_version:
-                # The counter is read after the version: it may be newer than the version says, never older.
+                # The counter is read after the version: it may be newer than this version, never older.
                 self._seen_revision = self._read_counter(self._reader)
                 self._seen_version = version
             return self._seen_revision
@@ -421,7 +423,7 @@ class SqliteStore:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.executescript(_SCHEMA)
         elif application != APPLICATION_ID:
-            raise Corrupt(f"{self._path} is a SQLite file, but not a store of Embarcadero", "choose another folder")
+            raise Corrupt(f"{self._path} is a SQLite file, but not an Embarcadero store", "choose another folder")
         elif version not in (1, SCHEMA_VERSION):
             raise Corrupt(
                 f"{self._path} has store version {version}, this program has {SCHEMA_VERSION}",
@@ -429,7 +431,7 @@ class SqliteStore:
             )
         self._check_file()
         if version == 1 and not empty:
-            self._bring_up()
+            self._upgrade()
         self._check_rows()
         self._check_witness()
 
@@ -453,17 +455,17 @@ class SqliteStore:
         path = self._path.with_name(f"{self._path.name}-revision")
         try:
             self._witness = Witness(path)
-            noted = self._witness.read()  # before the counter: that may only be newer
+            noted = self._witness.read()  # before the counter, which may only be newer
         except OSError as error:
             raise DiskFailed(f"{path} can't be used: {error.strerror}", "check its folder and disk") from error
         if (revision := self._read_counter(self._db)) < noted:
             raise Corrupt(
                 f"the store {self._path} has lost its newest changes: it has revision {revision} and had {noted}",
-                f"restore it with its -wal file from a backup; if an older one was put there on purpose, remove {path}",
+                f"restore it with its -wal file from a backup; if you restored an older store, remove {path}",
             )
 
-    def _bring_up(self) -> None:
-        """Upgrade a store of version 1, which has neither leases nor checksums. The second process finds it done."""
+    def _upgrade(self) -> None:
+        """Upgrade a store of version 1, which has neither leases nor checksums. Only the first process does it."""
         with self._transaction():
             if self._db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
                 return
@@ -508,7 +510,7 @@ class SqliteStore:
     def _read_counter(self, db: sqlite3.Connection) -> int:
         row = db.execute("SELECT revision FROM counter").fetchone()
         if row is None or not isinstance(row[0], int):
-            raise Corrupt(f"the store {self._path} is damaged: its revision is missing, or no number", _RESTORE)
+            raise Corrupt(f"the store {self._path} is damaged: its revision is missing or not a number", _RESTORE)
         return row[0]
 
     # --- leases -------------------------------------------------------------------------------------------------------
@@ -518,7 +520,7 @@ class SqliteStore:
             return False
         ends_s, holder = row
         if not isinstance(ends_s, int | float) or not isinstance(holder, str):
-            raise Corrupt(f"the store {self._path} is damaged: lease {lease} has no end, or no holder", _RESTORE)
+            raise Corrupt(f"the store {self._path} is damaged: lease {lease} has no end or no holder", _RESTORE)
         return self._clock() < ends_s and (holder == _NOBODY or same_process(holder))
 
     def _end_leases(self) -> bool:
@@ -541,7 +543,7 @@ class SqliteStore:
             yield
             self._db.execute("COMMIT")
             if self._committing and self._synced and self._witness is not None:
-                self._witness.write(self._committing)  # all that came before is synced as well
+                self._witness.write(self._committing)  # all earlier commits are synced as well
         except BaseException:
             self._seen_version = -1
             if self._db.in_transaction:
@@ -550,7 +552,7 @@ class SqliteStore:
 
     @contextmanager
     def _without_sync(self) -> Iterator[None]:
-        """For what may be lost with the machine's power: it costs no wait for the disk."""
+        """Commit without waiting for the disk, for writes that a power loss may undo."""
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._synced = False
         try:
@@ -565,7 +567,7 @@ class SqliteStore:
             yield
         except sqlite3.Error as error:
             raise self._typed(error) from error
-        except UnicodeDecodeError as error:  # SQLite's own words quote what it found in the file
+        except UnicodeDecodeError as error:  # SQLite's message quotes bytes of the file
             raise Corrupt(f"the store {self._path} is damaged: {error}", _RESTORE) from error
 
     def _typed(self, error: sqlite3.Error) -> EmbarcaderoError:
@@ -575,7 +577,7 @@ class SqliteStore:
         if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or "no such table" in str(error):
             return Corrupt(f"the store {self._path} is damaged: {error}", _RESTORE)
         if code == sqlite3.SQLITE_FULL:
-            return DiskFull(f"the store {self._path} can't be written: its disk is full", "make room, then try again")
+            return DiskFull(f"the store {self._path} can't be written: its disk is full", "free space, then try again")
         if code == sqlite3.SQLITE_READONLY:
             hint = "make the file and its folder writable, or mount the disk for writing"
             return DiskFailed(f"the store {self._path} can't be written: it is read-only", hint)
@@ -586,31 +588,31 @@ class SqliteStore:
 
 # --- the witness ------------------------------------------------------------------------------------------------------
 class Witness:
-    """The newest revision of a store, in a small file beside it. Each commit writes it, and none waits for the disk.
+    """The newest revision of a store, in a small file beside it. Each commit writes it without waiting for the disk.
 
-    A store that keeps a log of its newest changes takes a damaged log for one that ends there, and goes on without what
-    came after: ceilings would be lower than before, and positions be handed out twice. The witness is written after
-    each commit. It may be a little behind, never ahead, so a store that is behind its witness has lost something.
+    A store with a log of its newest changes treats damage in the log as its end, and loses the later changes. Then
+    ceilings would be lower than before, and positions would be handed out twice. The witness is written after each
+    commit. It may be a little behind, but never ahead, so a store that is behind its witness has lost changes.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def read(self) -> int:
-        """The newest revision that was noted; 0 if none was, or the note makes no sense."""
+        """Read the newest revision that was noted; 0 if there is none, or it is damaged."""
         record = os.pread(self._file, _WITNESS_BYTES, 0)
         number, check = record[: _REVISION.size], record[_REVISION.size :]
         right = len(record) == _WITNESS_BYTES and check == crc32(number).to_bytes(4, "little")
         return int(_REVISION.unpack(number)[0]) if right else 0
 
     def write(self, revision: int) -> None:
-        """Note a revision that is committed. Without the note nothing is wrong: the commit holds."""
+        """Note a committed revision. An error is ignored, because the commit is valid without the note."""
         number = _REVISION.pack(revision)
         with contextlib.suppress(OSError):
             os.pwrite(self._file, number + crc32(number).to_bytes(4, "little"), 0)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)
 
 
@@ -620,9 +622,9 @@ _MEMORY: Final = "memory"
 
 
 def open_store(url: Path | str) -> Store:
-    """Open the store that a URL names: a path or `sqlite:///path` for a SQLite file, `memory:` for one in this process.
+    """Open the store of a URL: a path or `sqlite:///path` for a SQLite file, `memory:` for a store in this process.
 
-    Raises BadValue for another scheme, and what the store raises for a file that is damaged or can't be opened.
+    Raises BadValue for another scheme, and the store's error for a file that is damaged or cannot be opened.
     """
     text = str(url)
     scheme, colon, rest = text.partition(":")

@@ -1,8 +1,8 @@
-"""Tiers in the directory: the table of a topic, how far the topic is in it, and who may say so.
+"""Tiers in the directory: the table of a topic, its frontiers, and the job that may advance them.
 
-One job at a time writes a table. It holds a lease, and its epoch is a condition of every change: a job that slept
-through its successor changes nothing here. That the table itself has each row once does not rest on the lease, but on
-the table: a commit happens only on top of the frontiers that it was planned from.
+One job at a time writes a table. It holds a lease, and its epoch is a condition of every change. So a job that was
+paused while a successor took over changes nothing here. The lease does not ensure that the table has each row once. The
+table itself does: a commit succeeds only on top of the frontiers from which it was planned.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Tiers:
         self._decider = decider
 
     def get(self, topic: str) -> Tier | None:
-        """The table of a topic; None while it has none."""
+        """Read the record of a topic's table; None while it has none."""
         return self._decider.one(tier_key(topic), Tier)
 
     def all(self) -> dict[str, Tier]:
@@ -51,9 +51,10 @@ class Tiers:
         return {item.key.removeprefix("tiers/"): decode(item.key, item.value, Tier) for item in found}
 
     def open(self, ask: OpenTier) -> Tier:
-        """Begin an epoch of writing a topic's table. TierBusy while another holder lives, unless it is taken over.
+        """Begin an epoch of writing a topic's table. Raises TierBusy while another holder lives, without `take_over`.
 
-        The same holder may open again: its earlier epoch ends. A topic that has a table keeps it, whatever is asked.
+        The same holder may open it again: its earlier epoch ends. A topic that has a table keeps it, even if the
+        request names another one.
         """
         for text in (ask.holder, ask.id, ask.warehouse, ask.table, ask.engine):
             _check_text(text)
@@ -65,8 +66,8 @@ class Tiers:
             busy = plan.read(tierer_key(ask.topic), Tierer)
             if busy is not None and busy.holder != ask.holder and not ask.take_over:
                 raise TierBusy(
-                    f"{busy.holder!r} tiers topic {ask.topic!r}",
-                    f"stop it, wait until it has been silent for {TIER_LEASE_S:g} s, or take over",
+                    f"job {busy.holder!r} tiers topic {ask.topic!r}",
+                    f"stop that job, wait until it has been silent for {TIER_LEASE_S:g} s, or take over",
                 )
             before = known or _new(ask)
             kept_s = before.hot_retention_s if ask.hot_retention_s is None else ask.hot_retention_s
@@ -90,9 +91,9 @@ class Tiers:
         return opened
 
     def advance(self, ask: AdvanceTier, now_us: int) -> Tier:
-        """Tell how far the table is. Frontiers never go back; a lane's start is taken only the first time.
+        """Advance the frontiers of a table. Frontiers never go back; a lane's start is stored only the first time.
 
-        Deposed, if the epoch is not the newest. A lease that ended while no other job came is begun again.
+        Raises Deposed if the epoch is not the newest. A lease that ended while no other job came is renewed.
         """
         _check_text(ask.metadata)
         _check_text(ask.engine)
@@ -109,8 +110,11 @@ class Tiers:
                 starts.setdefault(lane, ask.starts.get(lane, FIRST_POSITION))
                 holes[lane] = _holes(plan, tier, lane, starts[lane], frontiers[lane])
             if len(frontiers) > TIER_LANES_MAX:
-                raise BadValue(f"{len(frontiers)} lanes in the table of {ask.topic!r}", f"at most {TIER_LANES_MAX}")
-            told = msgspec.structs.replace(
+                raise BadValue(
+                    f"the table of {ask.topic!r} has {len(frontiers)} lanes, and may have {TIER_LANES_MAX}",
+                    "create another topic",
+                )
+            advanced = msgspec.structs.replace(
                 tier,
                 metadata=ask.metadata or tier.metadata,
                 frontiers=frontiers,
@@ -120,10 +124,10 @@ class Tiers:
                 engine=ask.engine or tier.engine,
                 holes={lane: each for lane, each in holes.items() if each},
             )
-            plan.put(tier_key(ask.topic), told)
+            plan.put(tier_key(ask.topic), advanced)
             if lease:
                 plan.put(tierer_key(ask.topic), Tierer(tier.holder, tier.epoch), lease)
-            return told
+            return advanced
 
         return self._decider.decide(plan_it)
 
@@ -133,12 +137,12 @@ class Tiers:
         return tier is not None and self._decider.store.keep_alive(tier.lease)
 
     def close(self, topic: str, epoch: int, topic_id: int = 0) -> None:
-        """End the lease of an epoch, so that another job may begin at once. An epoch that is over has none."""
+        """End the lease of an epoch, so that another job may begin immediately. An epoch that is over has no lease."""
         if (tier := self._tier_of(topic, epoch, topic_id)) is not None:
             self._decider.store.revoke(tier.lease)
 
     def _tier_of(self, topic: str, epoch: int, topic_id: int) -> Tier | None:
-        """The table's record, if this epoch of this topic is the newest: epochs of the next topic begin at 1 again."""
+        """The table's record, if this epoch of this topic is the newest. Epochs of a new topic start again at 1."""
         tier = self.get(topic)
         mine = tier is not None and tier.epoch == epoch and topic_id in (0, tier.topic_id)
         return tier if mine else None
@@ -147,8 +151,8 @@ class Tiers:
 def _mine(plan: DecisionPlan, topic: str, epoch: int) -> Tier:
     tier = plan.read(tier_key(topic), Tier)
     if tier is None or tier.epoch != epoch:
-        now = "none" if tier is None else f"{tier.epoch}, of {tier.holder!r}"
-        raise Deposed(f"epoch {epoch} of the table of {topic!r} is over: now it is {now}", "stop, or open it again")
+        now = "there is none" if tier is None else f"it is {tier.epoch}, of {tier.holder!r}"
+        raise Deposed(f"epoch {epoch} of the table of {topic!r} is over: now {now}", "stop, or open the tier again")
     return tier
 
 
@@ -159,7 +163,7 @@ def _tiered_topic(plan: DecisionPlan, name: str, topic_id: int) -> Topic:
     check_id(topic, topic_id)
     if not topic.replicas:
         raise BadValue(
-            f"topic {name!r} has no replicas: its records are never durable, and their positions come again",
+            f"topic {name!r} has no replicas: its records are never durable, and their positions are reused",
             "tier a topic that was created with replicas=1 or more",
         )
     return topic
@@ -173,15 +177,15 @@ def _check_lane(plan: DecisionPlan, topic: Topic, tier: Tier, lane: int) -> None
 
 
 def trim_table(plan: DecisionPlan, topic: str, lane: int, index: int, seq: int | None, cold: bool) -> int:
-    """Apply a trim to a topic's table; returns up to where brokers may forget.
+    """Apply a trim to a topic's table. Returns the index below which brokers may forget.
 
-    An ordinary one moves the start of the table's part. One that leaves it alone (not `cold`) stops at the
-    frontier: what is not in the table stays where it is.
+    With `cold` the start of the table's part moves. Without it the table is not changed, and the trim stops at the
+    frontier: records that are not in the table stay.
     """
     tier = plan.read(tier_key(topic), Tier)
     if not cold:
         if tier is None:
-            raise BadValue(f"topic {topic!r} has no table to keep what is trimmed", "trim it with cold=True")
+            raise BadValue(f"topic {topic!r} has no table that keeps trimmed records", "trim it with cold=True")
         return min(index, tier.frontier(lane).index)
     if tier is not None and seq is not None and index > tier.starts.get(lane, FIRST_POSITION).index:
         plan.put(tier_key(topic), msgspec.structs.replace(tier, starts=tier.starts | {lane: LanePosition(index, seq)}))
@@ -189,7 +193,7 @@ def trim_table(plan: DecisionPlan, topic: str, lane: int, index: int, seq: int |
 
 
 def _holes(plan: DecisionPlan, tier: Tier, lane: int, first: LanePosition, behind: LanePosition) -> list[Hole]:
-    """The holes between a lane's start in its table and its frontier: those known before, and those of ranges now."""
+    """Find the holes between a lane's start in its table and its frontier: known ones, and those between ranges."""
     (start, _), (frontier, _) = first, behind
     known = [hole for hole in tier.holes.get(lane, ()) if hole.stop > start]
     last = known[-1].stop if known else start
@@ -208,11 +212,11 @@ def _new(ask: OpenTier) -> Tier:
 
 def _check_text(text: str) -> None:
     if len(text.encode()) > TIER_TEXT_BYTES_MAX:
-        raise BadValue(f"{text[:60]!r}... has {len(text.encode())} bytes", f"use at most {TIER_TEXT_BYTES_MAX}")
+        raise BadValue(f"text {text[:60]!r}... has {len(text.encode())} bytes", f"use at most {TIER_TEXT_BYTES_MAX}")
 
 
 def checked_hot_retention(hot_retention_s: int) -> int:
-    """How long brokers keep what is in the topic's table."""
+    """Check how long brokers keep records that are in the topic's table."""
     if not 0 <= hot_retention_s <= RETENTION_S_MAX:
         raise BadValue(f"hot_retention_s {hot_retention_s} is out of range", f"use 0 to {RETENTION_S_MAX}")
     return hot_retention_s

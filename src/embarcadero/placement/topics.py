@@ -1,7 +1,7 @@
-"""Topics in the directory, and their readers; what a topic may look like, and what may change about it.
+"""Topics in the directory, and their readers; the limits of a topic's settings, and which settings may change.
 
-A topic has a lane of its own, and where it has replicas, ranges from its first moment. How far readers are is noted for
-people to see; nothing depends on it.
+A topic has a lane of its own, and if it has replicas, it has ranges from the start. Positions of readers are stored
+only for people to see; nothing depends on them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -68,24 +68,27 @@ from embarcadero.types import (
 )
 from embarcadero.wire.messages import AlterTopic
 
+_NAMES_SHOWN: Final = 5
+"""Number of existing topics that an error lists."""
+
 
 def next_lane(first: int, taken: AbstractSet[int]) -> int:
-    """The first lane from `first` on, round and round, that is not taken; lanes are counted apart from this."""
+    """Find the first lane from `first` on, cyclically, that is not taken. Free lanes are counted elsewhere."""
     lanes = ((first + offset) % LANES_MAX for offset in range(LANES_MAX))
     return next((lane for lane in lanes if lane not in taken), first)
 
 
 def _too_few_live(wanted: str, live: int) -> BadValue:
-    """The error for a topic that asks for more replicas than may get ranges now."""
+    """Make the error for a topic that asks for more replicas than may get ranges now."""
     fewer = f", or ask for {live} or fewer" if live else ""
     return BadValue(
         f"{wanted}, and {live} are live and not drained",
-        f"bring back those that are down, or `embarcadero replica add`{fewer}",
+        f"start the replicas that are down, or `embarcadero replica add`{fewer}",
     )
 
 
 class Topics:
-    """Topics: each has a lane of its own, a schema if it is typed, and an id that never comes again."""
+    """Topics. Each has a lane of its own, a schema if it is typed, and an id that is never reused."""
 
     def __init__(self, decider: Decider, replicas: ReplicaMembers, topics_max: int, ids: Ids) -> None:
         self._decider, self._replicas = decider, replicas
@@ -108,11 +111,11 @@ class Topics:
         key: str = "",
         created_us: int = 0,
     ) -> Topic:
-        """Create a topic on a lane of its own; `columns` is its schema, if it has one.
+        """Create a topic on a lane of its own. `columns` is its schema, if it has one.
 
-        `partitioner` says how keys choose partitions; `key` names the column of the schema that has them.
-        `replicas` None: as many as are live, up to COPIES_DEFAULT; `durable_on` None: the majority of them. With
-        replicas, the lane of a topic of order 2 or 5 has its first range from the start.
+        `partitioner` maps keys to partitions; `key` names the column of the schema with the keys. `replicas=None` means
+        as many as are live, up to COPIES_DEFAULT; `durable_on=None` means the majority of them. With replicas, the lane
+        of a topic of order 2 or 5 has its first range from the start.
         """
         schema = first_version(columns, key)
         check_partitioner(partitioner)
@@ -133,7 +136,7 @@ class Topics:
             )
             if plan.read(f"topics/{name}", Topic):
                 raise TopicExists(f"topic {name!r} exists", "use it, or choose another name")
-            self._check_room(cluster)
+            self._check_limits(cluster)
             self._count_lane(plan, cluster, topic.lane)
             topic = msgspec.structs.replace(
                 topic, id=self._ids(), partitioner=partitioner, key=key, created_us=created_us
@@ -151,10 +154,10 @@ class Topics:
         return self._decider.decide(plan_it)
 
     def alter(self, ask: AlterTopic) -> Topic:
-        """Change a topic as asked; BadValue or BadSchema names what can't change, and why.
+        """Change a topic. Raises BadValue or BadSchema, with the reason, for a change that is not possible.
 
-        Other copies than the topic has are refused while too few replicas are live for the next range to open with
-        them: as many as make a record durable. More copies than before are refused until all of them can be had.
+        A change of the number of copies is refused while fewer replicas are live than make a record durable, because
+        the next range could not open. An increase is refused until enough replicas for all copies are live.
         """
 
         def plan_it(plan: DecisionPlan) -> Topic:
@@ -180,19 +183,19 @@ class Topics:
         return self._decider.decide(plan_it)
 
     def described(self, name: str) -> tuple[Topic, SchemaHistory]:
-        """A topic and its schema, as of one moment."""
+        """Read a topic and its schema, as of one moment."""
         for _ in range(TRIES_MAX):
             topic, schema = self.get(name), self._decider.one(f"schemas/{name}", SchemaHistory) or SchemaHistory()
             if len(schema.widths) == topic.schema_version:
                 return topic, schema
-        raise Backpressure(f"topic {name!r} changed under {TRIES_MAX} attempts to read it", "try again")
+        raise Backpressure(f"topic {name!r} changed during {TRIES_MAX} attempts to read it", "try again")
 
     def all(self) -> list[Topic]:
         """All topics, by name."""
         return self._decider.all("topics/", Topic)
 
     def get(self, name: str) -> Topic:
-        """One topic."""
+        """Read one topic. Raises UnknownTopic."""
         if (found := self._decider.one(f"topics/{name}", Topic)) is None:
             raise self._unknown(name)
         return found
@@ -200,7 +203,7 @@ class Topics:
     def delete(self, name: str, topic_id: int = 0) -> None:
         """Delete a topic. Its lane is not used again in this generation.
 
-        Raises UnknownTopic; TopicReplaced if the name belongs to another topic than the one with `topic_id` (0: any).
+        Raises UnknownTopic. Raises TopicReplaced if the topic of this name has another id than `topic_id` (0: any).
         """
 
         def plan_it(plan: DecisionPlan) -> None:
@@ -222,11 +225,11 @@ class Topics:
     def trim(
         self, name: str, lane: int, index: int, *, seq: int | None = None, cold: bool = True, topic_id: int = 0
     ) -> int:
-        """Start a lane of a topic at `index`, whose first record is `seq`; going back changes nothing.
+        """Start a lane of a topic at `index`, whose first record is `seq`. A lower start changes nothing.
 
-        In a topic with a table it starts there for all readers; without `cold` only what brokers have is given up, and
-        nothing that is not in the table. Returns where the brokers' part starts. Its ranges below are forgotten: of
-        lanes with sessions later, by replicas that have a checkpoint of these.
+        In a topic with a table the lane starts there for all readers. Without `cold`, only records in the table are
+        trimmed, and only from brokers and replicas. Returns the start of the brokers' part. Ranges below it are
+        forgotten. For lanes with sessions this happens later, when replicas have a checkpoint of the sessions.
         """
 
         def plan_it(plan: DecisionPlan) -> int:
@@ -245,12 +248,12 @@ class Topics:
         return self._decider.decide(plan_it)
 
     def give_ids(self) -> None:
-        """Give an id to each topic that an earlier version made: its record had none."""
+        """Give an id to each topic that an earlier version made without one."""
         if any(topic.id == 0 for topic in self.all()):
             self._decider.decide(self.all_with_ids)
 
     def all_with_ids(self, plan: DecisionPlan) -> list[Topic]:
-        """Read all topics; those without an id, and their tables, get one."""
+        """Read all topics. Topics without an id, and their tables, get one."""
         topics = [topic for _, topic in plan.list("topics/", Topic)]
         return [topic if topic.id else self._identified(plan, topic) for topic in topics]
 
@@ -262,15 +265,15 @@ class Topics:
         return identified
 
     def trims(self) -> dict[int, int]:
-        """Lanes that were trimmed, and where they start."""
+        """Trimmed lanes, and their starts."""
         found = ((item.key, decode(item.key, item.value, LaneStart)) for item in self._decider.store.list("trims/"))
         return {int(key.removeprefix("trims/")): trim.index for key, trim in found}
 
     # --- inside -------------------------------------------------------------------------------------------------------
     def _free_lane(self, cluster: ClusterRecord) -> int:
-        """The next lane that no topic has, and that none had in this generation."""
+        """Find the next lane that no topic has, or had in this generation."""
         taken = {topic.lane for topic in self.all()}
-        for item in self._decider.store.list("retired/"):  # after the topics: one that has just gone is found here
+        for item in self._decider.store.list("retired/"):  # after the topics: one deleted just now is found here
             if decode(item.key, item.value, Retired).generation == cluster.generation:
                 taken.add(int(item.key.removeprefix("retired/")))
         return next_lane(cluster.next_lane, taken)
@@ -279,39 +282,43 @@ class Topics:
         after = (lane + 1) % LANES_MAX
         plan.put("cluster", msgspec.structs.replace(cluster, next_lane=after, lanes_left=cluster.lanes_left - 1))
 
-    def _check_room(self, cluster: ClusterRecord) -> None:
+    def _check_limits(self, cluster: ClusterRecord) -> None:
         if len(self._decider.store.list("topics/")) >= self._topics_max:
-            raise TooMany(f"there are {self._topics_max} topics already", "delete topics that nobody needs")
+            raise TooMany(f"the cluster has the maximum of {self._topics_max} topics", "delete topics you do not need")
         if cluster.lanes_left <= 0:
             raise TooMany(
-                f"all {LANES_MAX} lanes were used (deleted topics leave theirs behind)",
-                "restart the cluster: that numbers lanes anew",
+                f"all {LANES_MAX} lanes were used (lanes of deleted topics count until a restart)",
+                "restart the cluster: then lanes of deleted topics are free again",
             )
 
     def _all_wanted(self, plan: DecisionPlan, topic: Topic) -> list[ReplicaRef]:
         chosen = self._replicas.pick(plan, topic.replicas)
         if len(chosen) < topic.replicas:
-            raise _too_few_live(f"topic {topic.name!r} is to have {topic.replicas} replicas", len(chosen))
+            raise _too_few_live(f"topic {topic.name!r} needs {topic.replicas} replicas", len(chosen))
         return chosen
 
     def _enough_live(self, plan: DecisionPlan, topic: Topic) -> None:
         if (live := len(self._replicas.pick(plan, topic.durable_on))) < topic.durable_on:
-            raise _too_few_live(f"topic {topic.name!r} is to be durable on {topic.durable_on} replicas", live)
+            raise _too_few_live(f"topic {topic.name!r} must be durable on {topic.durable_on} replicas", live)
 
     def _unknown(self, name: str) -> UnknownTopic:
-        some = ", ".join(topic.name for topic in self.all()[:5])
-        return UnknownTopic(f"there is no topic {name!r}", f"existing topics: {some}" if some else "create it first")
+        names = [topic.name for topic in self.all()]
+        shown = ", ".join(names[:_NAMES_SHOWN])
+        more = f", and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        return UnknownTopic(
+            f"there is no topic {name!r}", f"existing topics: {shown}{more}" if shown else "create it first"
+        )
 
 
 # --- readers ----------------------------------------------------------------------------------------------------------
 class Readers:
-    """How far readers are, for people to see. Notes are few, bounded, and forgotten after a day."""
+    """Positions of readers, for people to see. Their number is bounded, and they are forgotten after a day."""
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
 
     def note(self, notes: Mapping[tuple[str, str], ReaderNote], now_us: int) -> None:
-        """Keep what readers reported, by topic and reader. Topics that are gone, and what is too old, are forgotten."""
+        """Store reports of readers, by topic and reader. Reports for deleted topics, and old ones, are dropped."""
 
         def plan_it(plan: DecisionPlan) -> None:
             for topic in {topic for topic, _ in notes}:
@@ -334,12 +341,12 @@ class Readers:
                 plan.delete(reader_key(topic, note.reader))
 
     def of(self, topic: str, now_us: int) -> list[ReaderNote]:
-        """What readers of a topic reported within a day, the newest first."""
+        """Reports from readers of a topic within the last day, newest first."""
         fresh = [note for note in self._notes(topic) if now_us - note.at_us < READER_KEPT_S * 1_000_000]
         return sorted(fresh, key=lambda note: note.at_us, reverse=True)
 
     def remove(self, topic: str, reader: str) -> bool:
-        """Forget what a reader reported; whether there was anything."""
+        """Forget a reader's report. True if there was one."""
         known = [False]
 
         def plan_it(plan: DecisionPlan) -> None:
@@ -355,12 +362,12 @@ class Readers:
 
 
 def forget_readers(plan: DecisionPlan, topic: str) -> None:
-    """Forget the readers of a topic: it is gone, or all that was in it."""
+    """Forget the readers of a topic that is deleted, or has lost all its records."""
     for key in plan.keys(readers_prefix(topic)):
         plan.delete(key)
 
 
-# --- what a topic may look like ---------------------------------------------------------------------------------------
+# --- settings of a topic ----------------------------------------------------------------------------------------------
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
 _HIDDEN_NAME = re.compile(
     rf"({re.escape(STAGING_PREFIX)}|{re.escape(JOBS_PREFIX)})[0-9a-f]{{16}}|{re.escape(ROUTED_TOPIC)}"
@@ -369,7 +376,7 @@ _GAP_TIMEOUT_MS = {OnGap.FENCE: GAP_TIMEOUT_FENCE_MS, OnGap.SKIP: GAP_TIMEOUT_SK
 
 
 def check_topic_name(name: str) -> None:
-    """Letters, digits and `._-`, so that a name is also a file name and fits a URL."""
+    """Check a topic's name: letters, digits and `._-`, so that it is also a file name and fits a URL."""
     if not _NAME.fullmatch(name) or name in {".", ".."}:
         shown = name if len(name) <= 60 else name[:60] + "..."
         raise BadName(
@@ -378,8 +385,8 @@ def check_topic_name(name: str) -> None:
         )
     if name.startswith(HIDDEN_PREFIX) and not _HIDDEN_NAME.fullmatch(name):
         raise BadName(
-            f"{name!r} is not a name for a topic of yours",
-            f"names that begin with {HIDDEN_PREFIX} belong to the cluster; choose another beginning",
+            f"topic name {name!r} is reserved",
+            f"names that begin with {HIDDEN_PREFIX} belong to the cluster; choose another name",
         )
 
 
@@ -388,14 +395,14 @@ def _checked_order(order: int) -> Order:
 
 
 def checked_ttl(session_ttl_s: int) -> int:
-    """How long an idle session is kept."""
+    """Check how long an idle session is kept."""
     if not 1 <= session_ttl_s <= SESSION_TTL_S_MAX:
         raise BadValue(f"session_ttl_s {session_ttl_s} is out of range", f"use 1 to {SESSION_TTL_S_MAX}")
     return session_ttl_s
 
 
 def checked_gap(on_gap: str, gap_timeout_ms: int | None) -> tuple[OnGap, int]:
-    """What happens to a gap, and when; None: the usual time of that kind."""
+    """Check the handling of gaps, and its timeout; None: the default for that kind."""
     if on_gap not in list(OnGap):
         raise BadValue(f"on_gap {on_gap!r} does not exist", 'use "fence" (nothing is lost) or "skip" (low delay)')
     kind = OnGap(on_gap)
@@ -406,14 +413,14 @@ def checked_gap(on_gap: str, gap_timeout_ms: int | None) -> tuple[OnGap, int]:
 
 
 class CopyCounts(NamedTuple):
-    """How many replicas have each record, and how many of them make it durable."""
+    """The number of replicas that keep each record, and the number that makes it durable."""
 
     replicas: int
     durable_on: int
 
 
 def checked_copies(replicas: int | None, durable_on: int | None, live: int) -> CopyCounts:
-    """What was asked for. None: as many replicas as are live, up to the usual number; durable on the majority."""
+    """Check the numbers of copies. None: as many replicas as are live, up to the default; durable on the majority."""
     copies = min(live, COPIES_DEFAULT) if replicas is None else replicas
     if not 0 <= copies <= COPIES_MAX:
         raise BadValue(f"replicas {copies} is out of range", f"use 0 (memory only) to {COPIES_MAX}")
@@ -429,14 +436,14 @@ def checked_copies(replicas: int | None, durable_on: int | None, live: int) -> C
 
 
 class RetentionLimits(NamedTuple):
-    """Beyond these, the oldest records go; 0: no bound."""
+    """Limits beyond which the oldest records are removed; 0: no limit."""
 
     bytes: int
     seconds: int
 
 
 def checked_retention(retention_bytes: int, retention_s: int) -> RetentionLimits:
-    """How much, and for how long, a topic keeps."""
+    """Check how much a topic keeps, and for how long."""
     if not 0 <= retention_bytes <= RETENTION_BYTES_MAX:
         raise BadValue(
             f"retention_bytes {retention_bytes} is out of range", f"use 0 (no bound) to {RETENTION_BYTES_MAX}"
@@ -463,7 +470,7 @@ def new_topic(
     session_ttl_s: int | None,
     retention: RetentionLimits,
 ) -> Topic:
-    """The topic that was asked for, or the error that says why not."""
+    """Make a topic from its checked settings. Raises BadName or BadValue."""
     check_topic_name(name)
     level = _checked_order(order)
     kind, timeout_ms = checked_gap(on_gap, gap_timeout_ms)
@@ -487,16 +494,16 @@ def new_topic(
 
 # --- changes of a topic -----------------------------------------------------------------------------------------------
 class SchemaHistory(msgspec.Struct, frozen=True):
-    """A topic's newest schema as an Arrow message, and how many of its columns each version has."""
+    """A topic's newest schema as an Arrow message, and the number of columns of each version."""
 
     columns: bytes = b""
     widths: list[int] = []
 
 
 def altered(topic: Topic, ask: AlterTopic) -> Topic:
-    """The topic with all changes but that of its schema."""
+    """Apply all changes to a topic, except that of its schema."""
     if ask.order not in (None, topic.order):
-        why = "what is stored was acked by the rules of the old order"
+        why = "its records were acked by the rules of the old order"
         raise BadValue(f"order of topic {topic.name!r} can't change: {why}", "create another topic")
     partitions = topic.partitions if ask.partitions is None else _grown(topic, ask.partitions)
     on_gap, gap_timeout_ms = _gap(topic, ask)
@@ -521,19 +528,19 @@ def altered(topic: Topic, ask: AlterTopic) -> Topic:
 
 
 def _grown(topic: Topic, partitions: int) -> int:
-    """Partitions grow by whole multiples: the keys of one partition then move to few others, and never mix."""
+    """Check a new number of partitions. Only whole multiples: then keys of different partitions never mix."""
     has = topic.partitions
     if has <= partitions <= PARTITIONS_MAX and partitions % has == 0:
         return partitions
     next_counts = ", ".join(str(has * times) for times in (2, 3, 4) if has * times <= PARTITIONS_MAX)
     raise BadValue(
         f"topic {topic.name!r} has {has} partitions and can't have {partitions}",
-        f"partitions grow by whole multiples, up to {PARTITIONS_MAX}: {next_counts or 'it has as many as it can'}",
+        f"partitions grow by whole multiples, up to {PARTITIONS_MAX}: {next_counts or 'it cannot have more'}",
     )
 
 
 def _copies(topic: Topic, ask: AlterTopic) -> CopyCounts:
-    """The copies a topic is to have. Topics in memory stay in memory, and topics on disks stay on disks.
+    """Check new numbers of copies. Topics in memory stay in memory, and topics on disks stay on disks.
 
     A topic that is durable on the majority of its copies stays so, unless `durable_on` is given.
     """
@@ -541,7 +548,7 @@ def _copies(topic: Topic, ask: AlterTopic) -> CopyCounts:
     if (replicas == 0) != (topic.replicas == 0):
         kind = "are on disks" if topic.replicas else "are in memory only"
         raise BadValue(
-            f"replicas of topic {topic.name!r} can't become {replicas}: the records it has {kind}",
+            f"replicas of topic {topic.name!r} can't become {replicas}: its records {kind}",
             "create another topic",
         )
     durable_on = topic.durable_on if ask.durable_on is None else ask.durable_on
@@ -555,16 +562,22 @@ def _gap(topic: Topic, ask: AlterTopic) -> tuple[OnGap, int]:
         return checked_gap(topic.on_gap, topic.gap_timeout_ms if ask.gap_timeout_ms is None else ask.gap_timeout_ms)
     if topic.on_gap == OnGap.SKIP:
         raise BadValue(
-            f"on_gap of topic {topic.name!r} can't become {ask.on_gap!r}: what was skipped is not remembered for ever",
-            "a late copy of a skipped batch could be taken for a stored one; create another topic",
+            f"on_gap of topic {topic.name!r} can't become {ask.on_gap!r}: skipped batches are not remembered forever",
+            "a late copy of a skipped batch could count as stored; create another topic",
         )
     return checked_gap(str(ask.on_gap), ask.gap_timeout_ms)
 
 
 def first_version(columns: bytes, key: str = "") -> SchemaHistory:
-    """The schema of a new topic; without columns it has none. BadSchema if `key` is no column that can be a key."""
+    """Make the schema history of a new topic; without columns it is empty.
+
+    Raises BadSchema if `key` is not a column that can be a key.
+    """
     if not columns and key:
-        raise BadSchema(f"key {key!r} of a topic of raw records", "give it a schema; each raw record has a key")
+        raise BadSchema(
+            f"a topic of raw records can't have the key column {key!r}",
+            "give it a schema; without one, each record has its own key",
+        )
     if not columns:
         return SchemaHistory()
     from embarcadero.wire.partitioners import check_key  # brokers load Arrow only when a schema comes
@@ -578,7 +591,7 @@ def first_version(columns: bytes, key: str = "") -> SchemaHistory:
 
 
 def next_version(known: SchemaHistory, columns: bytes) -> SchemaHistory:
-    """The history with a changed schema; the same if nothing changed."""
+    """Add a changed schema to a history. Returns the same history if nothing changed."""
     from embarcadero.wire.schemas import decode_schema, decode_versions, encode_schema, evolve
 
     if not known.columns:

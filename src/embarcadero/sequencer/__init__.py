@@ -1,1 +1,1 @@
-"""The sequencer: turns what brokers publish into one order per lane."""
+"""The sequencer: turns the entries that brokers publish into one order per lane."""

@@ -1,1 +1,1 @@
-"""Lead: elections, the takeover, the rounds, and what is done between them."""
+"""Lead: elections, the takeover, the rounds, and the work between rounds."""

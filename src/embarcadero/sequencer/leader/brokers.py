@@ -1,15 +1,15 @@
 """All broker incarnations that the sequencer knows: it takes their entries, answers them, closes and cleans them up.
 
-`PendingSource` is one of them: entries come from its pending ring, answers go to its results ring. An entry is taken
-only when it can be answered: the results ring has a slot for everything of this broker that is taken and not yet read.
-A dead incarnation is closed: its frontiers line says so, the valid prefix of its ring is taken, whatever its frontier
-says, and it gets no answers.
+`PendingSource` is one incarnation: entries come from its pending ring, answers go to its results ring. An entry is
+taken only when it can be answered. The results ring has a slot for every entry of this broker that is taken and whose
+answer the broker has not read. A dead incarnation is closed: "closing" is published in its frontiers line, the valid
+prefix of its ring is taken, whatever its frontier is, and it gets no answers.
 
-Lanes of brokers. Topics of orders 0 and 1 are written by brokers; sequencers only close the lanes of dead ones, and
-look after their replicas. The line says "closing", flushed and fenced, before the lanes are read. What the incarnation
-acks afterwards it acks only after looking at that line, so everything acked is in the valid contiguous entries that we
-find. The ends go to the store and are never computed again; an incarnation that wakes up later may write on, but no
-reader goes above the ends.
+Lanes of brokers. Topics of orders 0 and 1 are written by brokers. Sequencers only close the lanes of dead brokers, and
+manage the ranges of these lanes. "Closing" is published, flushed and fenced, before the lanes are read. Afterwards the
+incarnation acks only after checking that line, so every acked entry is among the valid contiguous entries that we find.
+The ends go to the store and are never computed again. An incarnation that wakes up later may still write, but no reader
+goes above the ends.
 """
 
 from __future__ import annotations
@@ -71,25 +71,25 @@ Answers = list[tuple[npt.NDArray[np.uint16], Entries]]
 
 
 class BrokerIncarnations:
-    """Sources by region handle."""
+    """All broker incarnations, each with its `PendingSource`, by region handle."""
 
     def __init__(self, epoch: LedEpoch, directory: Directory) -> None:
         self._epoch, self._directory = epoch, directory
         self._fabric, self._steps = epoch.fabric, epoch.env.steps
         self.members: list[Member] = []
         self.sources: dict[int, PendingSource] = {}
-        self._prefetched: dict[int, PendingSource] = {}  # made before it is known where they go on
+        self._prefetched: dict[int, PendingSource] = {}  # made before their start positions are known
         self.awaited = False
         self.problems: list[str] = []  # for the log
         self._pulses = Pulses[int]()
-        self._rings_unchecked = False  # topics were deleted, or incarnations died, since the last look at their rings
+        self._rings_unchecked = False  # topics were deleted, or incarnations died, since the last check of their rings
         self._dead: dict[int, int] = {}  # handle of a dead incarnation -> bytes that it keeps, oldest first
 
     def prefetch(self, members: list[Member]) -> None:
-        """Make what live incarnations will need, before it is known where each goes on."""
+        """Make the sources of live incarnations, before their start positions are known."""
         for member in members:
             if member.state is MemberState.LIVE and self._fabric.exists(pending_region(member.region_prefix)):
-                with suppress(FabricFull):  # later there may be memory
+                with suppress(FabricFull):  # there may be memory later
                     self._prefetched[member.handle] = self._source(member)
 
     def _source(self, member: Member) -> PendingSource:
@@ -97,11 +97,11 @@ class BrokerIncarnations:
         if source is not None and source.member == member:
             return source
         if source is not None:
-            self._fabric.remove(results_region(self._epoch.number, source.member))  # it has died since
+            self._fabric.remove(results_region(self._epoch.number, source.member))  # it has died meanwhile
         return PendingSource(self._epoch, member)
 
     def update(self, members: list[Member], progress: Mapping[int, BrokerProgress]) -> None:
-        """Attach new incarnations where a predecessor left them, and close dead ones."""
+        """Attach new incarnations at the predecessor's progress, and close dead ones."""
         self.members, self.awaited = members, False
         known = {member.handle: member for member in members}
         for handle in [h for h, s in self.sources.items() if _gone(s, known.get(h))]:
@@ -118,18 +118,18 @@ class BrokerIncarnations:
                     self.problems += source.close_lanes(self._directory)
 
     def learn(self, members: list[Member]) -> None:
-        """The store's members have changed, or its topics: deleted ones may have left rings."""
+        """Note that members or topics in the store have changed. Deleted topics may have left rings behind."""
         self.members = members
         self._rings_unchecked = True
 
     def _count_as_open(self, member: Member) -> None:
-        """From now on this broker may ack what it writes to lanes of its own, and others may act on that.
+        """Allow a broker to ack entries of its own lanes, and other processes to act on them.
 
-        A broker that the sequencer does not know may not: it was closed in an earlier epoch, or it is too new.
+        A broker that the sequencer does not know may not ack: an earlier epoch closed it, or it is too new.
         """
         line = frontier_offset(SequencerLine.BROKERS + member.handle)
         standing = FrontierWriter(self._epoch.frontiers, line + 8 * STANDING_WORD)
-        if standing.value == Standing.UNHEARD:
+        if standing.value == Standing.UNLISTED:
             standing.advance(Standing.OPEN)
 
     def _attach(self, member: Member, progress: BrokerProgress) -> PendingSource | None:
@@ -139,39 +139,39 @@ class BrokerIncarnations:
             if member.state is MemberState.LIVE:
                 self.awaited = True
             else:
-                self._remove(member)  # it died before it began
+                self._remove(member)  # it died before it had started
             return None
         try:
             source = self._source(member)
             source.inherit(progress)
         except FabricFull:
-            self.awaited = True  # its publishers wait until there is memory
+            self.awaited = True  # its publishers wait for memory
             return None
         self.sources[member.handle] = source
         return source
 
     def look(self, now_us: int) -> list[Member]:
-        """Have incarnations closed whose heart stands still: they are stopped, or stuck, and their clients wait.
+        """Mark incarnations dead whose heartbeat has stopped: they are paused or stuck, and their clients wait.
 
-        Being wrong costs them a new start: an incarnation that is closed acts no more.
+        A wrong guess costs the broker a restart: a closed incarnation acts no more.
         """
         live = {handle: source for handle, source in self.sources.items() if not source.closing}
         self._pulses.keep(set(live))
         late = [h for h, source in live.items() if self._pulses.silent_us(h, source.beats(), now_us) > _SILENT_US]
-        self._pulses.keep(live.keys() - set(late))  # asked for once, and again if that was in vain
+        self._pulses.keep(live.keys() - set(late))  # mark once; the timeout starts again if that has no effect
         silent = [live[handle].member for handle in late]
         for member in silent:
             self._directory.members.mark_dead(member.broker, member.incarnation)
         return silent
 
     def in_turn(self, turn: int) -> list[PendingSource]:
-        """All sources that may have entries, beginning with another one each turn."""
+        """All sources that may have entries, starting with a different one each turn."""
         open_ = [source for source in self.sources.values() if not source.closed]
         first = turn % len(open_) if open_ else 0
         return open_[first:] + open_[:first] if first else open_
 
     def answer(self, answers: Answers) -> list[PendingSource]:
-        """Write answers to the brokers they are for; those of closed incarnations are dropped."""
+        """Write answers to their brokers. Answers for closed incarnations are dropped."""
         if not answers:
             return []
         results = answers[0][1] if len(answers) == 1 else join([results for _, results in answers])
@@ -195,14 +195,14 @@ class BrokerIncarnations:
         return [self.sources[handle] for handle in written]
 
     def wake(self, answered: list[PendingSource], grown: bool) -> None:
-        """Ring brokers that have answers to relay, or readers to serve."""
+        """Wake brokers that have answers to relay, or readers to serve."""
         for source in self.sources.values():
             if source in answered or (grown and source.readers_wait()):
                 self._epoch.env.bell.ring(source.member.region_prefix)
 
-    # --- the dead -----------------------------------------------------------------------------------------------------
+    # --- dead incarnations --------------------------------------------------------------------------------------------
     def take_drained(self) -> list[PendingSource]:
-        """Closing incarnations of which everything was taken just now."""
+        """Finish the closing incarnations whose entries were all taken just now, and return them."""
         drained = [source for source in self.sources.values() if source.drained and not source.closed]
         for source in drained:
             source.finish()
@@ -211,7 +211,7 @@ class BrokerIncarnations:
         return drained
 
     def remove_stale_rings(self) -> None:
-        """Remove the rings of deleted topics that dead incarnations left. A living broker removes its own."""
+        """Remove rings of deleted topics that belong to dead incarnations. A live broker removes its own."""
         if not self._rings_unchecked:
             return
         if self._dead:
@@ -225,7 +225,7 @@ class BrokerIncarnations:
         self._rings_unchecked = False
 
     def _kept_bytes(self, member: Member) -> int:
-        """What a dead incarnation keeps for readers: its log, and the rings of its lanes."""
+        """Bytes that a dead incarnation keeps for readers: its log, and the rings of its lanes."""
         kept = 0
         for name in self._fabric.names():
             if name == log_region(member.region_prefix) or is_broker_lane(name, member.region_prefix):
@@ -237,10 +237,10 @@ class BrokerIncarnations:
     def clean_up(
         self, unresolved: npt.NDArray[np.int64], may_go: Callable[[Member], bool] = lambda _: True, keeps: bool = True
     ) -> None:
-        """Let the oldest dead logs go while there are too many bytes of them, unless one of their batches waits.
+        """Remove the oldest dead logs while they have too many bytes, unless one of their batches waits.
 
-        `may_go` is asked whether everything of an incarnation is where it has to be; `keeps` says whether readers have
-        no other place to find its records.
+        `may_go` checks that all required data of an incarnation is on disks. `keeps` is true while readers can find
+        records only in these logs.
         """
         for handle in list(self._dead):
             if sum(self._dead.values()) <= (self._epoch.sizes.dead_log_bytes if keeps else -1):
@@ -253,11 +253,11 @@ class BrokerIncarnations:
                 del self._dead[handle], self.sources[handle]
 
     def _remove(self, member: Member) -> None:
-        """Unlink a dead incarnation's regions, unless a successor of ours may be reading them."""
+        """Unlink the regions of a dead incarnation, unless a successor of ours may be reading them."""
         if not self._directory.members.mark_removed(member.broker, member.incarnation, self._epoch.number):
             return
         self._steps.at(Step.BURIAL_TOLD)
-        self._fabric.remove(pending_region(member.region_prefix))  # made last, gone first: with it all others are there
+        self._fabric.remove(pending_region(member.region_prefix))  # made last, removed first: while it exists, all do
         for name in self._fabric.names():
             if writer_of(name) == member.region_prefix:
                 self._fabric.remove(name)
@@ -266,12 +266,12 @@ class BrokerIncarnations:
 
 
 def _gone(source: PendingSource, member: Member | None) -> bool:
-    """Whether a source's incarnation is not a member any more, or its handle has a new owner."""
+    """Whether a source's incarnation is no longer a member, or its handle has a new owner."""
     return member is None or member.incarnation != source.member.incarnation or member.broker != source.member.broker
 
 
 def _runs(origins: npt.NDArray[np.uint16]) -> list[tuple[int, int, int]]:
-    """Runs of equal handles, as (handle, start, stop). Entries are answered as they came: the runs are few."""
+    """Runs of equal handles, as (handle, start, stop). Entries are answered in arrival order, so the runs are few."""
     bounds = [0, *((origins[1:] != origins[:-1]).nonzero()[0] + 1).tolist(), len(origins)]
     return [(int(origins[start]), start, stop) for start, stop in itertools.pairwise(bounds)]
 
@@ -284,24 +284,27 @@ class ResultsRead:
         self._read = FrontierReader(frontiers, frontier_offset(BrokerLine.RESULTS_READ))
 
     def load(self, epoch: int) -> int:
-        """Answers below are read. A broker restarts the count, then names the epoch: we load in the opposite order."""
+        """Load the end of the answers that are read. A broker restarts the count, then names the epoch.
+
+        We load the two in the opposite order.
+        """
         return self._read.load() if self._epoch.load() == epoch else 0
 
 
 @dataclass(slots=True)
 class BrokerProgress:
-    """How far an earlier epoch came with one broker incarnation: it read the pending ring up to `start`."""
+    """Progress of an earlier epoch with one broker incarnation: it read the pending ring up to `start`."""
 
     start: int = 0
-    settled: U64 = field(default_factory=lambda: np.empty(0, dtype=np.uint64))  # decided on, or waiting, beyond that
-    answers: Entries = field(default_factory=lambda: np.empty(0, dtype=RESULT))  # not read by the broker yet
+    settled: U64 = field(default_factory=lambda: np.empty(0, dtype=np.uint64))  # at or above `start`: decided, waiting
+    answers: Entries = field(default_factory=lambda: np.empty(0, dtype=RESULT))  # not yet read by the broker
 
 
 class PendingSource:
     """Reads one broker's pending ring and answers it."""
 
     def __init__(self, epoch: LedEpoch, member: Member) -> None:
-        """`inherit` before anything else is asked of it."""
+        """Attach the broker's regions. Call `inherit` before any other method."""
         self.member, self._epoch = member, epoch.number
         fabric, frontiers = epoch.fabric, epoch.frontiers
         self._fabric, self._steps = fabric, epoch.env.steps
@@ -313,11 +316,11 @@ class PendingSource:
         self._heartbeat = FrontierReader(theirs, frontier_offset(BrokerLine.HEARTBEAT))
         self._read_through = FrontierWriter(frontiers, line)
         self._standing = FrontierWriter(frontiers, line + 8 * STANDING_WORD)
-        self._read = 0  # our answers below are read, as far as we know
+        self._read = 0  # the broker has read our answers below this, as far as we know
         self.next = 0  # the next pending entry to take
-        self.requests = 0  # how many of the entries last taken were not batches
+        self.requests = 0  # number of entries in the last take that were not batches
         self._settled: U64 = np.empty(0, dtype=np.uint64)
-        self._end: int | None = None  # where the ring ends, once it is closing
+        self._end: int | None = None  # end of the ring, once it is closing
         self.closed = False
         self.lanes_closed = False  # the ends of its lanes (orders 0 and 1) are in the store
         self._results = self._make_results(epoch.sizes.results_slots) if member.state is MemberState.LIVE else None
@@ -329,7 +332,7 @@ class PendingSource:
         )
 
     def inherit(self, progress: BrokerProgress) -> None:
-        """Go on where an earlier epoch was, and repeat the answers that were not read."""
+        """Continue at the progress of an earlier epoch, and repeat the answers that were not read."""
         self.next, self._settled = progress.start, progress.settled
         self._read_through.restart(progress.start)
         if self._results is None or not len(progress.answers):
@@ -342,7 +345,7 @@ class PendingSource:
 
     # --- taking -------------------------------------------------------------------------------------------------------
     def offer(self, limit: int, unresolved: int) -> int:
-        """How many published entries can be taken now, `limit` at most."""
+        """Count the published entries that can be taken now, at most `limit`."""
         published = self._pending.frontier.load() if self._end is None else self._end
         if published <= self.next:
             return 0
@@ -350,7 +353,7 @@ class PendingSource:
         return max(0, count)
 
     def slots(self, count: int) -> list[Entries]:
-        """The next `count` entries as they are in memory, unchecked."""
+        """View the next `count` entries in memory, unchecked."""
         return self._pending.parts(self.next, self.next + count)
 
     def line(self) -> Line:
@@ -358,16 +361,19 @@ class PendingSource:
         return self._pending.line(self.next)
 
     def pass_over(self, count: int) -> None:
-        """The next `count` entries were taken as they are in memory; none of them was a request."""
+        """Move past the next `count` entries, which were taken from memory and are all batches."""
         self.next, self.requests = self.next + count, 0
 
     @property
     def plain(self) -> bool:
-        """Whether no entry needs to be left out because an earlier epoch has settled it."""
+        """Whether no entry has to be skipped as settled by an earlier epoch."""
         return not len(self._settled)
 
     def take(self, count: int, requests: int) -> tuple[Entries, bool]:
-        """At most `count` entries, `requests` of them not batches; and whether the ring is as it should be."""
+        """Take at most `count` entries, of which at most `requests` are not batches.
+
+        The second result is false when the ring has an entry that is not valid.
+        """
         entries = self._pending.read(self.next, self.next + count)
         whole = len(entries) == count
         others = np.flatnonzero(entries["kind"] != BATCH_KIND)
@@ -382,7 +388,7 @@ class PendingSource:
         return entries, whole
 
     def _capacity(self, wanted: int, unresolved: int) -> int:
-        """How many more entries can be answered."""
+        """Count how many more entries can be answered."""
         if self._results is None:
             return wanted
         capacity = self._results.slots - (self._results.next - self._read) - unresolved
@@ -397,7 +403,7 @@ class PendingSource:
         return not self.closing and self._reads_waiting.load() > 0
 
     def beats(self) -> int:
-        """How often its heart has beaten."""
+        """The broker's heartbeat count."""
         return self._heartbeat.load()
 
     # --- answering ----------------------------------------------------------------------------------------------------
@@ -417,12 +423,12 @@ class PendingSource:
             self._results.write_line(result, self._read)
 
     def publish(self) -> None:
-        """Let the broker see its answers."""
+        """Publish the answers to the broker."""
         if self._results is not None:
             self._results.publish()
 
     def give_free(self) -> None:
-        """All that was taken is recorded: the broker may reuse the slots."""
+        """Free the slots of all taken entries, which are recorded by now: the broker may reuse them."""
         self._read_through.advance(max(self.next, self._read_through.value))
 
     # --- closing ------------------------------------------------------------------------------------------------------
@@ -436,27 +442,30 @@ class PendingSource:
         self._steps.at(Step.CLOSING_READ)
 
     def close_lanes(self, directory: Directory) -> list[str]:
-        """Record where the lanes of this closing incarnation end. Returns what is wrong with them, for the log."""
+        """Record the ends of this closing incarnation's lanes. Returns problems with them, for the log."""
         self.lanes_closed, problems = close_lanes(self._fabric, directory, self.member, self._epoch, self._steps)
         return problems
 
     def finish(self) -> None:
-        """Everything was taken from it: it is closed."""
+        """Close the source: all of its entries were taken."""
         self.closed = True
 
     @property
     def closing(self) -> bool:
-        """Whether it is closing."""
+        """Whether the incarnation is closing."""
         return self._end is not None
 
     @property
     def drained(self) -> bool:
-        """Closing, and everything was taken."""
+        """Whether it is closing and all of its entries were taken."""
         return self._end is not None and self.next >= self._end
 
 
 def take_plain(offers: list[tuple[PendingSource, int]]) -> Entries | None:
-    """All that is offered, checked at once, if it is valid batches only; None when each source needs a closer look."""
+    """Take all offered entries, checked together, if they are valid batches only.
+
+    Returns None when the sources must be taken one by one.
+    """
     entries = join([part for source, count in offers for part in source.slots(count)])
     spans = [np.arange(source.next, source.next + count, dtype=np.uint64) for source, count in offers]
     right = entries["index"] == (spans[0] if len(spans) == 1 else np.concatenate(spans))
@@ -474,12 +483,12 @@ def take_plain(offers: list[tuple[PendingSource, int]]) -> Entries | None:
 def close_lanes(
     fabric: Fabric, directory: Directory, member: Member, epoch: int, steps: Steps = NO_STEPS
 ) -> tuple[bool, list[str]]:
-    """Record where the lanes of a closing incarnation end; and what is wrong with them, for the log.
+    """Record the ends of a closing incarnation's lanes. Also returns problems with them, for the log.
 
-    False: a later sequencer has to do it.
+    The first result is false when a later sequencer has to do it.
     """
-    whose, problems = (member.broker, member.incarnation), list[str]()
-    open_ = [lane for lane in directory.lanes.all() if lane.open and (lane.broker, lane.incarnation) == whose]
+    owner, problems = (member.broker, member.incarnation), list[str]()
+    open_ = [lane for lane in directory.lanes.all() if lane.open and (lane.broker, lane.incarnation) == owner]
     ends = [_closed(fabric, lane, problems) for lane in open_]
     if not ends:
         return True, problems
@@ -499,5 +508,5 @@ def _closed(fabric: Fabric, lane: TopicLane, problems: list[str]) -> TopicLane:
         end_seq = int(last["seq"][0]) + int(last["count"][0]) if len(last) else 0
         start = max(0, end - ring.slots // 2)
         if (valid := start + len(ring.read(start, end))) < end:
-            problems.append(f"{lane.region}: entry {valid} is below the frontier {published} and not valid")
+            problems.append(f"{lane.region}: entry {valid} is below the frontier {published} and is not valid")
     return msgspec.structs.replace(lane, end=end, end_seq=end_seq)

@@ -1,17 +1,17 @@
-"""One leadership: what its parts share, the lanes that it writes, and what it does between its rounds.
+"""One leadership: the state that its parts share, the lanes that it writes, and its work between rounds.
 
-`Leadership` is the epoch, its clock, its way to the store, and whether it is over. `LeaderLanes` makes lanes, drops
-them and has them recovered; it also has the reorder buffer that they share. `Upkeep` follows the store, shows that the
-leader is alive, and cleans up.
+`Leadership` is the epoch, its clock, its access to the store, and whether it is over. `LeaderLanes` makes lanes, drops
+them and has them recovered. It also has the reorder buffer that lanes share. `Upkeep` follows the store, publishes the
+heartbeat, and cleans up.
 
-Sweeping: regions that are of no use any more, of epochs before our predecessor's and of incarnations that are
-forgotten. A role that is stopped for good has its regions removed; but one that sleeps may make another of them when it
-wakes up, long after. So the leader looks again and again, beside its rounds. In one generation of the fabric names are
-never used again, so it does not matter when that happens, or which sequencer leads then.
+Garbage collection: the sweeper removes unused regions, of epochs before our predecessor's and of unknown incarnations.
+The regions of a role that stopped permanently are removed. But a paused process may make another such region when it
+wakes up much later. So the leader checks periodically, beside its rounds. Within one generation of the fabric names are
+never reused, so it does not matter when that happens, or which sequencer leads then.
 
-A clean stop: everything ordered gets onto disks, sessions too, and ranges are sealed where they end. So the next run
-finds a sealed last range in each lane and goes on at that very position, with nothing lost. Every wait is bounded; a
-lane that did not get there in time keeps its open range, and the next run recovers it like after a crash.
+A clean stop: everything ordered gets onto disks, sessions too, and ranges are sealed at their ends. So the next run
+finds a sealed last range in each lane and continues at that position, with nothing lost. Every wait is bounded. A lane
+that is not complete in time keeps its open range, and the next run recovers it as after a crash.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ from embarcadero.steps import Step
 from embarcadero.types import Member, MemberState, Order, Outcome, Range, RangeKey, ReplicaState, Topic
 
 _STORE_QUIET_US: Final = 60_000_000
-"""Failures of the store that follow each other more closely are one to the journal."""
+"""The journal reports a failure of the store only after this time without one."""
 
 T = TypeVar("T")
 
 
 class ClusterParts(NamedTuple):
-    """What all sequencers of a cluster share: its memory, its store, and the mirrors of memory that was lost."""
+    """Parts that all sequencers of a cluster share: its memory, its store, and the mirrors of lost memory."""
 
     fabric: Fabric
     directory: Directory
@@ -79,12 +79,12 @@ class ClusterParts(NamedTuple):
 
 
 class Leadership:
-    """One epoch that this process leads, or is about to lead. `deposed` is set when a later one has begun."""
+    """One epoch that this process leads, or is about to lead. `deposed` is set when a later epoch has begun."""
 
     def __init__(
         self, env: Env, cluster: ClusterParts, settings: Settings = DEFAULTS.sequencer, epoch: int | None = None
     ) -> None:
-        """`epoch`: one that was won in an election; without, the next one is taken, whichever sequencer leads."""
+        """Take `epoch`, which was won in an election; without it, the next epoch, whichever sequencer leads."""
         fabric, directory = cluster.fabric, cluster.directory
         self.env, self.fabric, self.directory = env, fabric, directory
         self.sizes, self.settings = cluster.sizes, settings
@@ -98,36 +98,36 @@ class Leadership:
         self.epoch = epoch
         env.steps.at(Step.TAKEOVER_EPOCH_GIVEN)
         if epoch > directory.elections.started_epoch() + 1:
-            self.epochs.open(epoch)  # others came before us and never started: if we end like them, more may follow
+            self.epochs.open(epoch)  # earlier winners never started; if we fail too, more epochs may follow
         frontiers = fabric.create(
             frontiers_region(epoch), Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
         )
         self.led = LedEpoch(env, fabric, epoch, cluster.sizes, frontiers)
         self.now_us, self.wall_us = env.clock.now_us(), env.clock.wall_us()
         self.began_us = self.now_us
-        self._store_us = self.now_us - _STORE_QUIET_US  # until then the store is not asked: it has failed
+        self._store_us = self.now_us - _STORE_QUIET_US  # the store has failed, and is not asked before this time
 
     def tick(self) -> None:
-        """Look at the clock. What is done until the next tick happens at this time."""
+        """Read the clock. Everything until the next tick uses this time."""
         self.now_us, self.wall_us = self.env.clock.now_us(), self.env.clock.wall_us()
 
     def tick_monotonic(self) -> None:
-        """The same for time-outs only: no entry is written meanwhile."""
+        """Read the monotonic clock only, for timeouts: no entry is written meanwhile."""
         self.now_us = self.env.clock.now_us()
 
     # --- the end ------------------------------------------------------------------------------------------------------
     def is_over(self) -> bool:
-        """Whether a later epoch is open: then nothing may be done any more."""
+        """Whether a later epoch is open: then this leadership must not act any more."""
         if self.deposed or self.epochs.superseded(self.epoch):
             self.deposed = True
         return self.deposed
 
     def depose(self) -> None:
-        """The store says that a later epoch was handed out."""
+        """End the leadership: the store has handed out a later epoch."""
         self.deposed = True
 
     def unless_deposed(self, part: Callable[[], T], otherwise: T) -> T:
-        """Do a part. A region that is gone because a successor needs it no more deposes us, and is no error."""
+        """Run a part. If a successor has removed a region that it needs, we are deposed; that is no error."""
         try:
             return part()
         except BadRegion:
@@ -138,9 +138,9 @@ class Leadership:
 
     # --- the store ----------------------------------------------------------------------------------------------------
     def ask_store(self, part: Callable[[], object]) -> bool:
-        """Do what needs the store. False if it fails, or has just failed: it is done later, and ordering goes on.
+        """Run a part that needs the store. False if the store fails, or has just failed: retry later; ordering goes on.
 
-        Each part leaves things so that it can be done again.
+        Each part can be repeated after a failure.
         """
         if self.store_is_failing:
             return False
@@ -150,14 +150,14 @@ class Leadership:
         except LATER as error:
             now_us = self.env.clock.now_us()
             if now_us - self._store_us >= _STORE_QUIET_US:
-                self.env.journal.warn("store fails", reason=error.message, then="what needs it waits")
+                self.env.journal.warn("store fails", reason=error.message, then="seals, new topics and cleanup wait")
             self._store_us = rested_us(began_us, now_us)
             return False
         return True
 
     @property
     def store_is_failing(self) -> bool:
-        """Whether the store has just failed, and is not asked."""
+        """Whether the store has just failed, and is not asked for a while."""
         return self.now_us < self._store_us
 
 
@@ -166,7 +166,7 @@ _ORDERED: Final = (Order.TOTAL, Order.STRONG)
 
 
 class InheritedLane(NamedTuple):
-    """What a predecessor left of a lane: its order, and the entries to be issued again."""
+    """The state of a predecessor's lane: its order, and the entries to re-issue."""
 
     order: LaneOrder
     entries: Entries
@@ -181,7 +181,7 @@ class LeaderLanes:
         self.by_number: dict[int, Lane] = {}
         self.without_memory: set[int] = set()  # lanes for which the fabric has no memory left
         self._reported_full = False
-        self.refused = Decisions()  # answers to entries of lanes that are not there
+        self.refused = Decisions()  # answers to entries of missing lanes
         self.backlog: Slots = np.empty(0, dtype=np.int64)  # taken-over batches that the first round decides on
         self.buffer = ReorderBuffer(min(sizes.held_slots, sizes.order_slots - 2 * sizes.round_entries))
         self._reorder_region = create_reorder_region(leader.fabric, held_region(leader.epoch), self.buffer.slots)
@@ -196,7 +196,7 @@ class LeaderLanes:
 
     @property
     def sessions(self) -> int:
-        """How many sessions a lane may have."""
+        """The maximum number of sessions of a lane."""
         return self._leader.sizes.sessions
 
     # --- making -------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class LeaderLanes:
         return self._leader.directory.ranges.all(topic.lane) if topic.replicas else []
 
     def add(self, topic: Topic) -> None:
-        """A new topic. While the fabric has no memory for it, only its publishers wait."""
+        """Add the lane of a new topic. While the fabric has no memory for it, only its publishers wait."""
         if not self.is_ordered_here(topic):
             return
         try:
@@ -219,27 +219,27 @@ class LeaderLanes:
             self.without_memory.add(topic.lane)
 
     def make(self, topic: Topic, ranges: list[Range], inherited: InheritedLane | None) -> None:
-        """Make a lane, or have it recovered; `inherited` is what a predecessor left of it."""
+        """Make a lane, or have it recovered; `inherited` is its state from a predecessor."""
         if ranges and (inherited is None or inherited.order.next_index < ranges[-1].start):
-            # Either all of it is on disk only, or it is new and no sequencer has begun it; recovery knows.
+            # All of it is only on disk, or it is new and no sequencer has begun it. Recovery distinguishes the two.
             self.recovery.add(topic, ranges, None, self._leader.now_us)
             return
         order, entries = (self.new_order(topic), None) if inherited is None else inherited
         self.put(self.new_lane(order, entries), ranges[-1] if ranges else None)
 
     def new_order(self, topic: Topic) -> LaneOrder:
-        """An empty lane's order."""
+        """Make the order of an empty lane."""
         return LaneOrder(topic, SessionTable(self.sessions), self.buffer)
 
     def new_lane(self, order: LaneOrder, entries: Entries | None) -> Lane:
-        """Make a lane's regions, and issue again what readers may still ask for."""
+        """Make a lane's regions, and re-issue the entries that readers may still need."""
         lane = Lane(self._leader.led, order, self._terms)
         if entries is not None:
             lane.inherit(entries, self._leader.now_us)
         return lane
 
     def put(self, lane: Lane, range_: Range | None) -> Lane:
-        """From here on batches of this lane are ordered."""
+        """Start ordering batches of this lane."""
         topic = lane.order.topic
         number = topic.lane
         self.by_number[number] = lane
@@ -255,7 +255,7 @@ class LeaderLanes:
         self.ranges.reserve(lane)
 
     def begin_recovered(self, found: Recovered) -> bool:
-        """A lane has come back from disk. False: the fabric has no memory for it now."""
+        """Begin a lane that was recovered from disk. False if the fabric has no memory for it now."""
         leader = self._leader
         try:
             lane = self.put(self.new_lane(found.order, np.empty(0, dtype=ORDER)), found.range_)
@@ -274,44 +274,44 @@ class LeaderLanes:
         self._reported_full = True
 
     def remove_regions(self, number: int) -> None:
-        """Remove what was made of a lane before the fabric was full."""
+        """Remove the regions of a lane that were made before the fabric was full."""
         for name in (order_region(self._leader.epoch, number), checkpoint_region(self._leader.epoch, number)):
             self._leader.fabric.remove(name)
 
     # --- dropping -----------------------------------------------------------------------------------------------------
     def drop(self, number: int) -> None:
-        """The lane's topic is gone."""
+        """Drop a lane whose topic was deleted."""
         lane = self.by_number.pop(number)
         self.ranges.drop(number)
         slots = self.buffer.of_lane(number)
         self.refused.answers += lane.order.out.take_answers()
         self.refused.answer_all(pick(self.buffer.entries, slots), Outcome.UNKNOWN_TOPIC)
         self.buffer.release(slots)
-        self.backlog = self.backlog[~np.isin(self.backlog, slots)]  # a slot is given free once
+        self.backlog = self.backlog[~np.isin(self.backlog, slots)]  # a slot is released only once
         for name in lane.regions:
             self._leader.fabric.remove(name)
         lane.close()
 
     # --- the reorder buffer -------------------------------------------------------------------------------------------
     def enlarge_buffer(self, slots: int) -> None:
-        """Have so many slots for batches that wait; none does yet."""
+        """Make the reorder buffer this large. It must be empty."""
         self._leader.fabric.remove(held_region(self._leader.epoch))
         self.buffer.resize(slots)
         self._reorder_region = create_reorder_region(self._leader.fabric, held_region(self._leader.epoch), slots)
 
     def take_over_waiting(self, undecided: Slots) -> None:
-        """A predecessor's waiting batches are in the buffer; these are decided on in the first round."""
+        """Keep a predecessor's waiting batches, which are in the buffer; the first round decides the given slots."""
         self.backlog = undecided
         self.write_buffer()
 
     def release_backlog(self) -> None:
-        """The batches of the backlog have their outcome."""
+        """Release the slots of the backlog, whose batches have their outcome."""
         if len(self.backlog):
             self.buffer.release(self.backlog)
             self.backlog = self.backlog[:0]
 
     def write_buffer(self) -> Slots:
-        """Copy new waiting batches to the fabric. Returns the slots that are to be cleared."""
+        """Copy new waiting batches to the fabric. Returns the slots that the caller must clear."""
         taken, freed = self.buffer.take_dirty()
         if len(taken):
             self._reorder_region.write(taken, pick(self.buffer.entries, taken))
@@ -319,11 +319,11 @@ class LeaderLanes:
         return freed
 
     def clear_slots(self, freed: Slots) -> None:
-        """Clear slots of batches that wait no longer: all that speaks of them is flushed."""
+        """Clear slots of batches that wait no longer. Their outcomes must be flushed."""
         self._reorder_region.zero(freed)
 
     def _free_slots(self, count: int) -> None:
-        """Fence the sessions with the oldest gaps, of any lane, until so many slots of the reorder buffer are free."""
+        """Fence the sessions with the oldest gaps, of any lane, until the reorder buffer has `count` free slots."""
         while self.buffer.free < count:
             may_fence = [lane.order for lane in self.by_number.values() if lane.can_fence]
             waiting = [order for order in may_fence if order.table.waiting.total]
@@ -336,31 +336,31 @@ class LeaderLanes:
 # --- between rounds ---------------------------------------------------------------------------------------------------
 _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
 _FIRST_US: Final = 300_000
-"""After a takeover publishers come first: what earlier epochs left keeps its memory until then."""
+"""Delay of the first sweep. After a takeover publishers come first; earlier epochs keep their memory until then."""
 _EVERY_US: Final = 2_000_000
 
 
 class Sweeper:
-    """Looks for what is left and removes it. `look` now and then; it knows when."""
+    """Garbage collector of unused regions. Call `look` often; it acts when it is due."""
 
     def __init__(self, leader: Leadership, earlier: int) -> None:
-        """`earlier`: our predecessor, whose regions readers may still need."""
+        """Sweep epochs before ours, except `earlier`: readers may still need our predecessor's regions."""
         self._fabric, self._directory = leader.fabric, leader.directory
         self._workers, self._steps = leader.env.workers, leader.env.steps
         self._epoch, self._earlier = leader.epoch, earlier
         self._due_us = leader.now_us + _FIRST_US
-        self._names: list[str] | None = None  # that there were at the last look, until they are judged
+        self._names: list[str] | None = None  # regions found by the last look, until they are checked
         self._busy = False
 
     def look(self, now_us: int) -> None:
-        """See what there is; judge what was seen. Asks the store."""
+        """List regions; check those listed before, and remove the unused ones. Asks the store."""
         if now_us >= self._due_us and not self._busy:
             self._due_us = now_us + _EVERY_US
             self._beside(self._fabric.names, self._seen)
         if self._names is not None:
-            left = self._left(self._names)
+            unused = self._unused(self._names)
             self._names = None
-            self._beside(lambda: self._remove(left), lambda _: self._steps.at(Step.TAKEOVER_SWEPT))
+            self._beside(lambda: self._remove(unused), lambda _: self._steps.at(Step.TAKEOVER_SWEPT))
 
     def _beside(self, job: Callable[[], object], done: Callable[[object], None]) -> None:
         self._busy = True
@@ -375,18 +375,21 @@ class Sweeper:
         if isinstance(names, list):
             self._names = names
 
-    def _left(self, names: list[str]) -> list[str]:
-        """Those of these names that are of no use. A role is in the store before its regions are made: we ask after."""
+    def _unused(self, names: list[str]) -> list[str]:
+        """Select the unused regions.
+
+        A role is in the store before its regions are made. So the store is read after the names were listed.
+        """
         members, replicas = self._directory.members.all(), self._directory.replicas.all()
         prefixes = {member.region_prefix for member in members} | {member.ref.region_prefix for member in replicas}
-        left = [name for name in names if self._is_left(writer_of(name), prefixes)]
-        if any(is_replica(name) for name in left):  # lines that an open range names count, members or not
+        unused = [name for name in names if self._is_unused(writer_of(name), prefixes)]
+        if any(is_replica(name) for name in unused):  # the lines of an open range's replicas count, members or not
             open_ = [range_ for range_ in self._directory.ranges.all() if range_.open]
             named = {ref.region_prefix for range_ in open_ for ref in range_.replicas}
-            left = [name for name in left if writer_of(name) not in named]
-        return left if self._directory.elections.generation_holds() else []
+            unused = [name for name in unused if writer_of(name) not in named]
+        return unused if self._directory.elections.generation_holds() else []
 
-    def _is_left(self, owner: str, prefixes: set[str]) -> bool:
+    def _is_unused(self, owner: str, prefixes: set[str]) -> bool:
         if (epoch := epoch_of(owner)) is not None:
             return epoch < self._epoch and epoch != self._earlier
         return is_incarnation(owner) and owner not in prefixes
@@ -402,15 +405,15 @@ _CHECKPOINT_US: Final = int(DRAIN_CHECKPOINT_S_MAX * 1_000_000)
 
 
 class Drain:
-    """The end of a leadership that was asked to stop. Nothing is ordered any more."""
+    """Ends a leadership that was asked to stop. Nothing is ordered any more."""
 
     def __init__(self, lanes: Mapping[int, Lane], keeper: RangeKeeper, journal: Journal, now_us: int) -> None:
         self._all_lanes, self._keeper, self._journal = lanes, keeper, journal
         self._until_us = now_us + _DURABLE_US
-        self._unsaved: set[int] | None = None  # lanes whose checkpoint is on no disk yet
+        self._unsaved: set[int] | None = None  # lanes whose checkpoint is not on any disk yet
 
     def step(self, now_us: int) -> bool:
-        """One step; True when all is done that can be done."""
+        """Do one step. True when everything is done that can be done."""
         if self._unsaved is None:
             if not self._all_durable() and now_us < self._until_us:
                 return False
@@ -428,7 +431,7 @@ class Drain:
         return {number: lane for number, lane in self._all_lanes.items() if number in self._keeper.lanes}
 
     def _all_durable(self) -> bool:
-        """Closed lanes of brokers are sealed when they are; one whose broker lives just has to be on disk."""
+        """Whether all lanes are durable to their ends. Closed lanes of brokers must also be sealed, and so dropped."""
         return all(
             self._keeper.durable(number) >= lane_range.ordered()
             and (lane_range.broker_lane is None or lane_range.broker_lane.open)
@@ -436,14 +439,14 @@ class Drain:
         )
 
     def _save(self, now_us: int) -> set[int]:
-        """Write last checkpoints, where there is something new. Returns the lanes to wait for."""
+        """Write the last checkpoints of durable lanes. Returns the lanes to wait for."""
         durable = {n for n, lane in self._lanes.items() if self._keeper.durable(n) >= lane.order.next_index}
         for number in durable:
             self._lanes[number].save(now_us)
         return {number for number in durable if self._lanes[number].order.table.used}
 
     def _is_saved(self, number: int) -> bool:
-        """Whether a replica says that it has the checkpoint on disk: the second value of its durable line."""
+        """Whether a replica has the checkpoint on disk, by the second value of its durable line."""
         lane_range = self._keeper.lanes.get(number)
         if lane_range is None or lane_range.lane is None:
             return True
@@ -452,22 +455,22 @@ class Drain:
         return any(table is not None and table.load(key, _CHECKPOINT) == end for table in tables)
 
     def _seal(self) -> None:
-        """Seal what is durable through its end."""
+        """Seal the ranges that are durable to their ends."""
         for number, lane in self._lanes.items():
             lane_range, order = self._keeper.lanes[number], lane.order
             if lane_range.range_.open and self._keeper.durable(number) >= order.next_index:
-                self._keeper.seal_for_good(lane_range, order.next_index, order.next_seq)
-        left = sorted(
+                self._keeper.seal_last(lane_range, order.next_index, order.next_seq)
+        still_open = sorted(
             number
             for number, lane_range in self._keeper.lanes.items()
             if lane_range.range_.open and self._keeper.durable(number) < lane_range.ordered()
         )
-        if left:
-            self._journal.warn("ranges left open", lanes=left, why="not all of them is durable")
+        if still_open:
+            self._journal.warn("ranges left open", lanes=still_open, why="some of their records are not durable")
 
 
 class Upkeep:
-    """Follows the store, shows life, closes brokers, and brings a clean stop about."""
+    """Follows the store, publishes the heartbeat, closes brokers, and runs a clean stop."""
 
     def __init__(self, leader: Leadership, lanes: LeaderLanes, brokers: BrokerIncarnations) -> None:
         self._leader, self._lanes, self._brokers = leader, lanes, brokers
@@ -477,29 +480,29 @@ class Upkeep:
         self._beat_us = 0
         self._watch = StoreWatch(leader.directory)
         self._all_on_disk = False  # every topic has replicas
-        self._cleanups: dict[int, dict[int, int]] = {}  # dead broker's handle -> lane -> where its batches end
-        self._unseen = False  # replicas were not woken yet since we lead
+        self._cleanups: dict[int, dict[int, int]] = {}  # dead broker's handle -> lane -> end of its batches
+        self._unseen = False  # replicas were not woken yet in this leadership
         self._sweeper: Sweeper | None = None
         self._drain: Drain | None = None
 
     # --- beginning ----------------------------------------------------------------------------------------------------
     def look_at_store(self) -> None:
-        """Note which revision the values are of that are read from here on."""
+        """Note the store's revision. Values that are read from here on are at least as new."""
         self._watch.look()
-        self._watch.done()  # if the reading fails, the leadership ends
+        self._watch.done()  # if reading fails, the leadership ends
 
     def learn_topics(self, topics: dict[int, Topic], members: list[Member]) -> None:
-        """Look after the ranges of brokers' lanes."""
+        """Manage the ranges of brokers' lanes."""
         self._all_on_disk = _are_on_disk(topics)
         self._broker_ranges.update(topics, members, self._leader.now_us)
 
     def begin(self, earlier: int) -> None:
-        """We have started, after this epoch: sweep from now on, and wake replicas soon."""
+        """Begin the upkeep of an epoch that has started after epoch `earlier`: sweep, and wake replicas soon."""
         self._sweeper = Sweeper(self._leader, earlier)
         self._unseen = earlier > 0
 
     def be_seen(self) -> None:
-        """After the first round, wake all replicas, for acks that wait for disks: other answers go first."""
+        """Wake all replicas after the first round, for acks that wait for disks. Other answers go first."""
         if self._unseen:
             self._leader.ask_store(self._wake_replicas)
 
@@ -520,7 +523,7 @@ class Upkeep:
             self.beat()
 
     def beat(self) -> None:
-        """Beat if it is time, and look at other heartbeats."""
+        """Publish a heartbeat if it is time, and check the heartbeats of brokers."""
         now_us = self._leader.now_us
         if now_us >= self._beat_us:
             self._beat_us = now_us + _BEAT_US
@@ -530,7 +533,7 @@ class Upkeep:
                 self._leader.ask_store(partial(self._sweeper.look, now_us))
 
     def awake(self, now: bool) -> bool:
-        """Publish whether we look by ourselves; True if that is news. After a no, look again before sleeping."""
+        """Publish whether we look without a ring. True if that changed; after a change to no, look before sleeping."""
         if bool(self._awake.value) == now:
             return False
         self._awake.restart(int(now))
@@ -539,11 +542,11 @@ class Upkeep:
 
     def _close_silent(self) -> None:
         for member in self._brokers.look(self._leader.now_us):
-            self._leader.env.journal.warn("broker silent", broker=member.region_prefix, then="it is closed")
+            self._leader.env.journal.warn("broker silent", broker=member.region_prefix, then="the sequencer closes it")
 
     # --- following the store ------------------------------------------------------------------------------------------
     def refresh(self) -> None:
-        """Learn of topics and brokers that came or went."""
+        """Read changes of topics and brokers from the store."""
         directory, brokers = self._leader.directory, self._brokers
         change = self._watch.look()
         if change is StoreChange.NOTHING and not brokers.awaited:
@@ -552,7 +555,7 @@ class Upkeep:
         if change is StoreChange.EVERYTHING:
             self._follow_topics({topic.lane: topic for topic in directory.topics.all()})
         brokers.update(brokers.members, {})
-        if not self._lanes.without_memory:  # else look again soon
+        if not self._lanes.without_memory:  # otherwise look again soon
             self._watch.done()
         while brokers.problems:
             self._leader.problems.append(brokers.problems.pop())
@@ -575,21 +578,21 @@ class Upkeep:
         self.learn_topics(topics, self._brokers.members)
 
     def meet_new_topic(self) -> None:
-        """An entry of an unknown lane came: its topic may be new."""
+        """Read the store for the topic of an unknown lane, which may be new."""
         self.refresh()
-        self._lanes.recovery.step(self._leader.now_us)  # it begins at once
+        self._lanes.recovery.step(self._leader.now_us)  # a new lane begins immediately
 
     def look_after_ranges(self) -> None:
-        """Seal, reserve and recover what is due."""
+        """Do the seals, reservations and recoveries that are due."""
         self._lanes.ranges.look(self._leader.now_us)
         if self._lanes.recovery.lanes:
             self._lanes.recovery.step(self._leader.now_us)
 
-    # --- brokers that are gone ----------------------------------------------------------------------------------------
+    # --- closed brokers -----------------------------------------------------------------------------------------------
     def finish_closing(self) -> None:
-        """Detach the sessions of brokers of which everything was taken, and clean up after earlier ones."""
+        """Detach the sessions of closing brokers whose entries were all taken, and clean up after earlier ones."""
         for source in self._brokers.take_drained():
-            if source.member.state is MemberState.LIVE:  # else an earlier sequencer has closed it
+            if source.member.state is MemberState.LIVE:  # otherwise an earlier sequencer has closed it
                 self._leader.counters.brokers_closed += 1
                 self._leader.env.journal.warn("broker closed", broker=source.member.region_prefix)
             for lane in self._lanes.by_number.values():
@@ -601,13 +604,13 @@ class Upkeep:
         self._brokers.clean_up(self._lanes.buffer.by_origin, self._is_on_disk, keeps=not self._all_on_disk)
 
     def _is_on_disk(self, member: Member) -> bool:
-        """Whether a dead broker's payloads are on disks, as far as they have to be. None of its batches waits."""
+        """Whether all required payloads of a dead broker are on disks. None of its batches waits."""
         lanes, ranges = self._lanes.by_number, self._lanes.ranges
-        whose = (member.broker, member.incarnation)
+        owner = (member.broker, member.incarnation)
         for lane_range in ranges.lanes.values():
             if (
                 lane_range.broker_lane is not None
-                and (lane_range.broker_lane.broker, lane_range.broker_lane.incarnation) == whose
+                and (lane_range.broker_lane.broker, lane_range.broker_lane.incarnation) == owner
             ):
                 return False
         ends = self._cleanups.get(member.handle)
@@ -621,7 +624,7 @@ class Upkeep:
 
     # --- the end ------------------------------------------------------------------------------------------------------
     def drain(self) -> bool:
-        """One step towards a clean stop: nothing more is ordered. True when this leadership may end."""
+        """Do one step towards a clean stop: nothing more is ordered. True when this leadership may end."""
         leader, ranges = self._leader, self._lanes.ranges
         leader.tick()
         if self._drain is None:
@@ -637,5 +640,5 @@ class Upkeep:
 
 
 def _are_on_disk(topics: dict[int, Topic]) -> bool:
-    """Whether every topic has replicas: then readers do not need the logs of dead brokers."""
+    """Whether every topic has replicas. If so, readers do not need the logs of dead brokers."""
     return bool(topics) and all(topic.replicas for topic in topics.values())

@@ -1,21 +1,22 @@
-"""A sequencer: it stands by, is elected, takes over, and does rounds until it is deposed or stopped.
+"""A sequencer: it stands by, is elected, takes over, and runs rounds until it is deposed or stopped.
 
-Elections. The store names the sequencer that won the last election, with what names its process for ever; it beats its
-heart in the frontiers of its epoch. A standby takes over
-- at once, when the driver has seen that process end (it can, on the same host);
-- when the heartbeat stands still for too long by the standby's own clock: clocks of hosts are never compared;
-- when an operator asked for a planned move to this standby.
-A winner that has not started its epoch yet gets longer, twice as long for each epoch that is not started, up to a few:
-two standbys that both take the other for dead do not depose each other for ever. Being wrong costs a moment's pause
-and nothing else: a takeover is safe against a predecessor that lives.
+Elections. The store names the sequencer that won the last election, with a mark that identifies its process forever.
+That sequencer publishes its heartbeat in the frontiers of its epoch. A standby takes over
+- immediately, when the driver has seen that process end (possible on the same host);
+- when the heartbeat stops for too long by the standby's own clock: clocks of hosts are never compared;
+- when an operator asked for a hand-over to this standby.
 
-Leading. `lead` is the usual way in. A process that stands by makes a Sequencer, which prefetches while another one may
-lead, and calls `begin` when it is to lead.
+A winner that has not started its epoch yet gets more time: it doubles with each epoch that is not started, up to a
+limit. So two standbys that consider each other dead do not depose each other forever. A wrong guess costs a moment's
+pause and nothing else: a takeover is safe against a live predecessor.
+
+Leading. `lead` is the usual entry point. A standby process makes a Sequencer, which prefetches while another one may
+lead, and then calls `begin` to lead.
 
 Rounds. Each round takes published entries of all brokers, orders them lane by lane, and writes, in this order: order
-entries, answers, frontiers, waiting batches, read-through marks; then it clears the slots of batches that wait no
-longer. Each kind is flushed before the next is written, so at any crash a successor finds every entry in one of these
-places. A round begins with the question whether a later epoch is open; if so, this leadership is over.
+entries, answers, frontiers, waiting batches, read-through watermarks. Then it clears the slots of batches that wait no
+longer. Each kind is flushed before the next is written, so after any crash a successor finds every entry in one of
+these regions. A round begins with the check whether a later epoch is open; if so, this leadership is over.
 """
 
 from __future__ import annotations
@@ -46,22 +47,25 @@ from embarcadero.steps import Step
 from embarcadero.types import BATCH_KIND, Outcome
 
 _NO_PROCESS: Final = ""
-_ASKED: Final = "asked to"
+_ASKED: Final = "hand-over"
 _LOOK_US: Final = 2_000
-"""Looking whether the store has changed is cheap, but not as cheap as an empty round."""
+"""Checking whether the store has changed is cheap, but not as cheap as an empty round."""
 _LOOK_LONE_US: Final = 10_000
-"""While batches come one by one, a publisher waits for each, and for the processor that we would use."""
+"""While batches come one by one, publishers wait for each answer, and the check would delay it."""
 
 
 class StandbySequencer:
-    """One of the processes that may be the next sequencer. `look` now and then; it returns an epoch that was won."""
+    """A process that may become the next leader. Call `look` periodically; it returns an epoch that was won."""
 
     def __init__(self, env: Env, cluster: ClusterParts, number: int, mark: str, after_us: int) -> None:
-        """`mark` names this process for ever. `after_us`: how long the leader's heart may stand still."""
+        """Stand by as sequencer `number`.
+
+        `mark` identifies this process forever. `after_us` is how long the leader's heartbeat may stand still.
+        """
         self.number, self.mark = number, mark
         self._directory, self._clock, self._journal = cluster.directory, env.clock, env.journal
         self._after_us = after_us
-        self.hurries = True  # perhaps no sequencer leads: the epoch that was won last has to start at once
+        self.hurries = True  # perhaps no sequencer leads: the epoch that was won last must start immediately
         self._leader = LeaderView(cluster.fabric)
         self._watch = StoreWatch(cluster.directory)
         self._epochs = Epochs()
@@ -69,13 +73,13 @@ class StandbySequencer:
         self._asked: HandOver | None = None
         self._stopping = False
         self._ended = _NO_PROCESS  # mark of the process that was seen to end
-        self._sign = (-1, -1)  # the last sign of life: (epoch handed out, beats)
+        self._sign = (-1, -1)  # the last sign of life: (epoch handed out, heartbeat count)
         self._sign_us = env.clock.now_us()
 
-    # --- what the driver asks -----------------------------------------------------------------------------------------
+    # --- for the driver -----------------------------------------------------------------------------------------------
     @property
     def watched(self) -> str:
-        """What names the process whose end means that we take over; empty when there is none."""
+        """Mark of the process whose end makes us take over; empty when there is none."""
         elected = self._elected
         if elected is None or elected.epoch != self._epochs.handed_out or elected.mark == self.mark:
             return _NO_PROCESS
@@ -87,21 +91,21 @@ class StandbySequencer:
         return self._epochs.started
 
     def process_ended(self, mark: str) -> None:
-        """The driver saw that a process is gone."""
+        """Note that the driver saw this process end."""
         self._ended = mark
 
     @property
     def patience_us(self) -> int:
-        """How long the heart of the sequencer that was elected last may stand still."""
+        """How long the heartbeat of the sequencer that was elected last may stand still."""
         return self._after_us << min(EPOCHS_AHEAD_MAX, max(0, self._epochs.handed_out - self._epochs.started))
 
     def wait_us(self) -> int:
-        """How long to sleep at most until the next look."""
+        """The longest sleep before the next look."""
         return max(1, self.patience_us // STANDBY_LOOKS)
 
     # --- looking ------------------------------------------------------------------------------------------------------
     def look(self) -> int | None:
-        """See how the leader is. An epoch: it is ours, take over now."""
+        """Check the leader, and hold an election if it is time. Returns the epoch if we won: take over now."""
         now_us = self._clock.now_us()
         if self._watch.look() is not StoreChange.NOTHING:
             self._learn()
@@ -115,7 +119,7 @@ class StandbySequencer:
         last = self._epochs.started
         superseded = last if self._leader.table.superseded(last) else None
         epoch = self._directory.elections.elect(self.number, self.mark, self._epochs.handed_out, superseded)
-        self._watch.reread()  # whichever standby won, the store has changed
+        self._watch.reread()  # the store has changed, whichever standby won
         self._ended = _NO_PROCESS  # acted upon
         self._sign_us = now_us
         if epoch is not None:
@@ -127,36 +131,36 @@ class StandbySequencer:
         self._epochs, self._elected = self._directory.elections.newest_epochs(), self._directory.elections.leadership()
         self._asked, self._stopping = self._directory.elections.asked_hand_over(), self._directory.elections.stopping
         if self._ended != self.watched:
-            self._ended = _NO_PROCESS  # of no use any more; if it was a mistake, that process may lead again one day
+            self._ended = _NO_PROCESS  # obsolete; if the report was wrong, that process may lead again later
 
     def _reason(self, now_us: int) -> str:
-        """Why we should take over; empty when we should not."""
+        """The reason to take over; empty when there is none."""
         handed_out, asked = self._epochs.handed_out, self._asked
         if handed_out == 0 and self.number == 0:
-            return "the first"
+            return "first leader"
         if self.watched and self._ended == self.watched:
-            return "its process ended"
+            return "the leader's process ended"
         if asked is not None and asked.to == self.number and asked.epoch == handed_out == self._epochs.started:
             return _ASKED
         if now_us - self._sign_us >= self.patience_us:
-            return "its heart stands still"
+            return "the leader's heartbeat stopped"
         return ""
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------
 class Rounds:
-    """Does rounds, one after another."""
+    """Runs the rounds of a leader, one after another."""
 
     def __init__(self, leader: Leadership, lanes: LeaderLanes, brokers: BrokerIncarnations, upkeep: Upkeep) -> None:
         self._leader, self._lanes, self._brokers, self._upkeep = leader, lanes, brokers, upkeep
         self._steps, self._bell = leader.env.steps, leader.env.bell
         self._buffer, self._refused = lanes.buffer, lanes.refused
-        self.more = False  # the last round left published entries behind, for the next one
-        self.depth = 0  # how many batches every publisher heard in the last round had in flight, at least
-        self._look_us = 0  # when to look into the store next
+        self.more = False  # the last round left published entries for the next one
+        self.depth = 0  # least number of batches in flight of the publishers in the last round
+        self._look_us = 0  # time of the next look into the store
 
     def next(self) -> int:
-        """One pass over all rings. Returns how much there was to do: 0 when idle."""
+        """Run one pass over all rings. Returns the amount of work done: 0 when idle."""
         leader, upkeep = self._leader, self._upkeep
         leader.tick()
         offers = self._offers()
@@ -184,16 +188,16 @@ class Rounds:
         return work
 
     def behind(self) -> bool:
-        """Whether more was published since the round began."""
+        """Whether entries were published since the round began."""
         return any(source.offer(1, 0) for source in self._brokers.sources.values())
 
     def next_deadline_us(self) -> int | None:
-        """When time will have something to do, at the earliest; None when it has not."""
+        """Time of the earliest deadline; None when there is none."""
         due = min((lane.due_us for lane in self._lanes.by_number.values()), default=NEVER)
         return None if due == NEVER else due
 
     def _is_due(self) -> bool:
-        """Whether time has something to do."""
+        """Whether a deadline has passed."""
         due = self.next_deadline_us()
         return due is not None and due <= self._leader.now_us
 
@@ -207,17 +211,17 @@ class Rounds:
 
     # --- taking -------------------------------------------------------------------------------------------------------
     def _offers(self) -> list[tuple[PendingSource, int]]:
-        """How many entries to take of which brokers, each round beginning with another one."""
-        left, offers = self._leader.sizes.round_entries, []
+        """Choose how many entries to take from each broker. Each round starts with a different broker."""
+        remaining, offers = self._leader.sizes.round_entries, []
         for source in self._brokers.in_turn(self._leader.counters.rounds):
-            if count := source.offer(left, int(self._buffer.by_origin[source.member.handle])):
+            if count := source.offer(remaining, int(self._buffer.by_origin[source.member.handle])):
                 offers.append((source, count))
-                left -= count
-        self.more = left <= 0
+                remaining -= count
+        self.more = remaining <= 0
         return offers
 
     def _take(self, offers: list[tuple[PendingSource, int]]) -> Entries | None:
-        """The entries that were offered."""
+        """Take the offered entries, and the backlog."""
         backlog = self._lanes.backlog
         parts = [pick(self._buffer.entries, backlog)] if len(backlog) else []
         requests = self._leader.settings.controls_per_round
@@ -240,7 +244,7 @@ class Rounds:
 
     # --- deciding -----------------------------------------------------------------------------------------------------
     def _one_batch(self, source: PendingSource) -> bool:
-        """A whole round for one batch, if it is as common as can be. The order of stores is that of every round."""
+        """Run a whole round for one batch, if it is the common case. The order of stores is that of every round."""
         line, handle = source.line(), source.member.handle
         lane = self._lanes.by_number.get(line[3] & 0xFFFF_FFFF)
         if lane is None or len(self._lanes.backlog) or not (source.plain and is_batch(line, source.next)):
@@ -265,7 +269,7 @@ class Rounds:
             self._lanes.ranges.grew(lane.order.topic.lane)
         for bell in lane.first_bells:
             self._bell.ring(bell)
-        # An ack that waits for one disk finds its broker prepared; for several, they need the processors more.
+        # An early wake prepares the broker for an ack that waits for one disk. With several, replicas need processors.
         rings = not line[7] & 0xFF or len(lane.first_bells) <= 1
         self._brokers.wake([source] if rings else [], grown=True)
         self._upkeep.finish_closing()
@@ -321,16 +325,16 @@ class Rounds:
         self._brokers.wake(answered, bool(written))
 
     def _ring_replicas(self, lanes: list[Lane]) -> None:
-        """Wake the replicas of lanes that got entries."""
+        """Wake the replicas of lanes that have new entries."""
         for lane in lanes:
             if lane.capacity is not None:
                 self._lanes.ranges.grew(lane.order.topic.lane)
-        for bell in dict.fromkeys(bell for lane in lanes for bell in lane.bells):  # in one order, whatever hashes are
+        for bell in dict.fromkeys(bell for lane in lanes for bell in lane.bells):  # an order without hashes
             self._bell.ring(bell)
 
 
 def _depth(entries: Entries) -> int:
-    """How many batches each of these publishers has in flight, at least; 0 if a request waits for its answer."""
+    """Least number of batches in flight of these publishers; 0 if a request waits for its answer."""
     if (entries["kind"] != BATCH_KIND).any():
         return 0
     return int((entries["session_seq"] - entries["low"]).min())
@@ -338,14 +342,14 @@ def _depth(entries: Entries) -> int:
 
 # --- the sequencer of one epoch ---------------------------------------------------------------------------------------
 class Sequencer:
-    """Leads one epoch. `deposed` is set when a later one has begun."""
+    """Leads one epoch. `deposed` is set when a later epoch has begun."""
 
     def __init__(
         self, env: Env, cluster: ClusterParts, settings: Settings = DEFAULTS.sequencer, epoch: int | None = None
     ) -> None:
-        """Get ready. `begin` is called before anything else.
+        """Prepare to lead. Call `begin` before any other method.
 
-        `epoch`: one that was won in an election; without, it takes the next one, whichever sequencer leads.
+        `epoch` is an epoch that was won in an election. Without it, take the next epoch, whichever sequencer leads.
         """
         self.leadership = leader = Leadership(env, cluster, settings, epoch)
         self._lanes = LeaderLanes(leader, cluster.mirrors)
@@ -356,7 +360,7 @@ class Sequencer:
         leader.unless_deposed(self._takeover.prefetch, None)
 
     def begin(self) -> None:
-        """Take over: from the moment that our epoch line is open others wait until we have started."""
+        """Take over. Once our epoch line is open, other processes wait until we have started."""
         leader = self.leadership
         if not leader.deposed:
             leader.tick()
@@ -365,7 +369,7 @@ class Sequencer:
             leader.unless_deposed(self._takeover.begin, None)
 
     def round(self) -> int:
-        """One pass over all rings. Returns how much there was to do: 0 when idle."""
+        """Run one pass over all rings. Returns the amount of work done: 0 when idle."""
         leader = self.leadership
         return 0 if leader.is_over() else leader.unless_deposed(self._round, 0)
 
@@ -375,20 +379,20 @@ class Sequencer:
         return work
 
     def drain(self) -> bool:
-        """One step towards a clean stop: nothing more is ordered. True when this leadership may end."""
+        """Do one step towards a clean stop: nothing more is ordered. True when this leadership may end."""
         return self.leadership.is_over() or self._upkeep.drain()
 
-    # --- what the driver asks -----------------------------------------------------------------------------------------
+    # --- for the driver -----------------------------------------------------------------------------------------------
     def behind(self) -> bool:
-        """Whether more was published since the round began."""
+        """Whether entries were published since the round began."""
         return self._rounds.behind()
 
     def awake(self, now: bool) -> bool:
-        """Publish whether we look by ourselves; True if that is news. After a no, look again before sleeping."""
+        """Publish whether we look without a ring. True if that changed; after a change to no, look before sleeping."""
         return self._upkeep.awake(now)
 
     def next_deadline_us(self) -> int | None:
-        """When time will have something to do, at the earliest; None when it has not."""
+        """Time of the earliest deadline; None when there is none."""
         return self._rounds.next_deadline_us()
 
     @property
@@ -398,17 +402,17 @@ class Sequencer:
 
     @property
     def more(self) -> bool:
-        """Whether the last round left published entries behind, for the next one."""
+        """Whether the last round left published entries for the next one."""
         return self._rounds.more
 
     @property
     def depth(self) -> int:
-        """How many batches every publisher heard in the last round had in flight, at least."""
+        """Least number of batches in flight of the publishers in the last round."""
         return self._rounds.depth
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with rings, for the log; the driver takes it out."""
+        """Problems with rings, for the log; the driver removes them."""
         return self.leadership.problems
 
     @property
@@ -418,10 +422,10 @@ class Sequencer:
 
     @property
     def journal(self) -> Journal:
-        """Where events go."""
+        """The journal for events."""
         return self.leadership.env.journal
 
-    # --- what others look at ------------------------------------------------------------------------------------------
+    # --- for metrics and tests ----------------------------------------------------------------------------------------
     @property
     def epoch(self) -> int:
         """The epoch that is led."""
@@ -429,7 +433,7 @@ class Sequencer:
 
     @property
     def counters(self) -> SequencerCounters:
-        """What is counted in this leadership."""
+        """Counters of this leadership."""
         return self.leadership.counters
 
     @property
@@ -454,7 +458,7 @@ class Sequencer:
 
     @property
     def recovery(self) -> Recovery:
-        """Lanes that are on their way back."""
+        """Lanes that are being recovered."""
         return self._lanes.recovery
 
 
@@ -467,22 +471,22 @@ def lead(
     epoch: int | None = None,
     mirrors: Mirrors | None = None,
 ) -> Sequencer:
-    """Make a sequencer and take over at once."""
+    """Make a sequencer and take over immediately."""
     sequencer = Sequencer(env, ClusterParts(fabric, directory, sizes, mirrors), settings, epoch)
     sequencer.begin()
     return sequencer
 
 
 def give_up_epoch(fabric: Fabric, directory: Directory, epoch: int) -> None:
-    """Taking over in this epoch has failed: leave no memory behind, and let others try.
+    """Remove the regions of a takeover that failed, so that other standbys can try.
 
-    No process reads regions of an epoch that has not started, and of those before ours none will start: only the newest
-    one that was handed out starts.
+    No process reads regions of an epoch that has not started. No epoch before ours will start, because only the newest
+    epoch that was handed out can start.
     """
     started = directory.elections.started_epoch()
     if started >= epoch:
         return
-    vain = {epoch_folder(number) for number in range(started + 1, epoch + 1)}
+    unused = {epoch_folder(number) for number in range(started + 1, epoch + 1)}
     for name in fabric.names():
-        if writer_of(name) in vain:
+        if writer_of(name) in unused:
             fabric.remove(name)

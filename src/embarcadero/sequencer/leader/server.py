@@ -1,7 +1,7 @@
-"""Drives a sequencer in an event loop: rounds while there is work, longer and longer sleeps while there is none.
+"""Drives a sequencer in an event loop: rounds while there is work, increasing sleeps while there is none.
 
-When it is asked to stop, it brings everything that is ordered onto disks, and seals. A standby sleeps, watches the
-leader, and takes over when that one is gone; a deposed sequencer is a standby again.
+When asked to stop, it waits until everything ordered is on disks, and seals the ranges. A standby sleeps, watches the
+leader, and takes over when the leader is gone. A deposed sequencer becomes a standby again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _GATHER_S_LEAST: Final = 0.001
 _KEPT_BYTES: Final = 24 * MIB
 _TIDY_S: Final = 0.3
 _BREATH_S: Final = 0.03
-"""Before a planned move: getting ready takes the processor from brokers; they catch up before they have to wait."""
+"""Pause before a planned move. Preparation took processor time from brokers; they catch up before the takeover."""
 
 
 class Bell(Protocol):
-    """A doorbell that can be waited for."""
+    """A doorbell on which the driver can wait."""
 
     @property
     def rung(self) -> bool: ...
@@ -37,36 +37,36 @@ class Bell(Protocol):
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep the arrays of a round for the next one.
+    """Make the C library keep the memory of a round's arrays for the next round.
 
-    It gives freed memory back to the system unless it has seen a larger block come and go; getting it again costs a
-    page fault for every 64 entries, a fifth of a large round's time.
+    The library returns freed memory to the system unless a larger block was allocated and freed before. Getting the
+    memory again costs a page fault for every 64 entries, a fifth of a large round's time.
     """
     np.empty(_KEPT_BYTES, dtype=np.uint8)
-    np.ones(_KEPT_BYTES * 3 // 4, dtype=np.uint8)  # touched once, and kept: the tables of a takeover find it ready
+    np.ones(_KEPT_BYTES * 3 // 4, dtype=np.uint8)  # touched once, then kept ready for the tables of a takeover
 
 
 def _gathering_s(sequencer: Sequencer) -> float:
-    """How long entries shall gather before the next round."""
+    """Compute how long entries gather before the next round."""
     if sequencer.depth >= _DEEP_BATCHES:
         return _GATHER_S_PER_BATCH * sequencer.depth
     return _GATHER_S_LEAST if sequencer.behind() else 0.0
 
 
 class _Rounds:
-    """Rounds of one sequencer: by its driver's own doing, or by a ring that finds the driver asleep."""
+    """Rounds of one sequencer. The driver starts them, or a ring does while the driver sleeps."""
 
     def __init__(self, sequencer: Sequencer) -> None:
         self._sequencer = sequencer
-        self._unseen: int | None = None  # what a ring's round found, if the driver has to see to the rest
+        self._unseen: int | None = None  # work of a ring's round, if the driver must continue after it
 
     def next(self) -> int:
-        """How much the next round has to do: the one that a ring has just begun, or another."""
+        """Return the work of the round that a ring has just run, or run another round."""
         unseen, self._unseen = self._unseen, None
         return self._sequencer.round() if unseen is None else unseen
 
     def rung(self) -> bool:
-        """A round in the middle of a sleep; True if more follows at once, or shall gather first."""
+        """Run a round during a sleep. True if the driver must wake up: for more work, or to let entries gather."""
         sequencer, worked = self._sequencer, self._sequencer.round()
         more = bool(sequencer.more or sequencer.deposed or sequencer.problems or (worked and _gathering_s(sequencer)))
         self._unseen = worked if more else None
@@ -77,9 +77,9 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
     """Run rounds until stopped or deposed.
 
     A round costs nearly the same for one entry or a hundred. While all publishers have many batches in flight, none of
-    them waits for this very answer: entries gather for a fraction of the time that the publishers' windows last, and
-    brokers need not ring. When entries come faster than rounds are done, they gather for a moment. Otherwise each ring
-    is a round.
+    them waits for the next answer. Then entries gather for a fraction of the time that the publishers' windows last,
+    and brokers do not ring. When entries arrive faster than rounds finish, they gather for a moment. Otherwise each
+    ring starts a round.
     """
     idle_wait_s, gather_s = sequencer.settings.idle_wait_ms / 1_000, sequencer.settings.gather_ms / 1_000
     wait_s, rounds = _WAIT_S_FIRST, _Rounds(sequencer)
@@ -95,7 +95,7 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
             await asyncio.sleep(min(wait, gather_s))
             continue
         if sequencer.awake(False):
-            continue  # what came since the last round did not ring
+            continue  # entries that arrived since the last round did not ring
         wait_s = _WAIT_S_FIRST if worked else min(2 * wait_s, idle_wait_s)
         await bell.wait(wait_s, rounds.rung)
     while not sequencer.drain():
@@ -107,18 +107,18 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
 
 
 class LeaderHost(Protocol):
-    """What the driver of a standby needs from its process."""
+    """Interface of a standby's process for its driver."""
 
     def follow(self, mark: str) -> None:
         """Report to the standby, and wake it, when this process ends."""
         ...
 
     def prepare(self, epoch: int) -> bool:
-        """Have one thing more ready for a takeover from this epoch; True if there may be more to do."""
+        """Prepare one more thing for a takeover from this epoch. True if there may be more to prepare."""
         ...
 
     def take(self, epoch: int) -> tuple[Sequencer, Bell]:
-        """Get ready to take over, while another one may lead, and listen to the sequencer's bell."""
+        """Prepare the takeover, while another sequencer may lead, and listen to the sequencer's bell."""
         ...
 
     def begin(self, sequencer: Sequencer) -> None:
@@ -126,15 +126,15 @@ class LeaderHost(Protocol):
         ...
 
     def fail(self, epoch: int, why: str) -> None:
-        """Taking over has failed: leave nothing of it behind, so that we or others may try again."""
+        """Clean up after a takeover that failed, so that this standby or another one can try again."""
         ...
 
     def give_up(self) -> None:
-        """The leadership is over: listen to that bell no more."""
+        """Stop listening to the sequencer's bell: the leadership is over."""
         ...
 
     def successor(self) -> bool:
-        """Ask another standby to take over, since we leave; False if there is none, or if all of it stops."""
+        """Ask another standby to take over, since this process leaves. False if there is none, or the cluster stops."""
         ...
 
 
@@ -156,18 +156,18 @@ async def serve_standby(standby: StandbySequencer, host: LeaderHost, bell: Bell,
             host.begin(sequencer)
         except (*LATER, FabricFull) as error:
             if not standby.leading:
-                raise  # the command that starts the cluster prints it
+                raise  # the command that starts the cluster prints the error
             host.fail(epoch, error.message)
             continue
         await _lead(sequencer, its_bell, host, stop)
         host.give_up()
         del sequencer
-        # Its regions are memory that can be given back; but first of all the successor needs the processor.
+        # The memory of its regions can be freed, but later: now the successor needs the processor.
         asyncio.get_running_loop().call_later(_TIDY_S, gc.collect)
 
 
 def _look(standby: StandbySequencer) -> int | None:
-    """An epoch that was won. While the store fails there is no election: the next look tries again."""
+    """Return an epoch that was won. While the store fails there is no election: the next look tries again."""
     try:
         return standby.look()
     except LATER:
@@ -175,7 +175,7 @@ def _look(standby: StandbySequencer) -> int | None:
 
 
 async def _lead(sequencer: Sequencer, bell: Bell, host: LeaderHost, stop: asyncio.Event) -> None:
-    """Lead until deposed, or asked to stop: then another sequencer leads first, if one stands by."""
+    """Lead until deposed or asked to stop. Before stopping, hand over to a standby, if there is one."""
     end = asyncio.Event()
     leading = asyncio.create_task(serve_sequencer(sequencer, bell, end))
     stopping = asyncio.create_task(stop.wait())

@@ -1,16 +1,18 @@
-"""What a new sequencer learns from the last started one, and how it takes over.
+"""Takeover: read the state of the last started sequencer, and continue it.
 
-Theory of operation. Our epoch line is open already, so no process acts any more on what the predecessor writes, but it
-may still be writing: it may be paused in the middle of a round. It writes entries, then answers, then waiting batches,
-then "read through". We read in the opposite order, so whatever "read through" covers is found in one of the others:
-1. read-through marks, 2. waiting batches, 3. answers, 4. checkpoints and order rings, whose valid contiguous entries
-(never the frontier) tell where the order ends.
-A batch that has an answer is settled. One that waits and has none waits on, or is decided in our first round. What was
-taken but left no trace is still in its pending ring, and is taken again: if it was ordered, the answer is DUP_OF.
+Theory of operation. Our epoch line is already open, so no process acts any more on writes of the predecessor. But the
+predecessor may still be writing: it may be paused in the middle of a round. It writes entries, then answers, then
+waiting batches, then "read through". We read in the opposite order, so every entry below "read through" is found in
+one of the others:
+1. read-through watermarks, 2. waiting batches, 3. answers, 4. checkpoints and order rings. The valid contiguous
+entries of an order ring (never its frontier) determine where the order ends.
+A batch that has an answer is settled. A waiting batch without an answer waits on, or is decided in our first round. An
+entry that was taken and left no trace is still in its pending ring, and is taken again. If it was ordered, the answer
+is DUP_OF.
 
-What was written once stays true: an entry, or an answer, is valid at its index for good, whatever its writer does next.
-So most of it is read before our line is open, while no process waits for us (`Prefetched`). With the line open all of
-the above is read on from there, in its order, and only what is found then says where the order ends, and what is
+Written entries stay true: an entry, or an answer, is permanently valid at its index, whatever its writer does next. So
+most of them are read before our line is open, while no process waits for us (`Prefetched`). With the line open, reading
+continues from there, in the order above. Only this second pass determines where the order ends, and which entries are
 settled.
 """
 
@@ -57,7 +59,7 @@ _REHEARSED_LANES = 4
 
 
 class Answered(NamedTuple):
-    """Answers of a predecessor to one broker: the pending indices of those before `end`, as far as they are known."""
+    """Answers of a predecessor to one broker: the known pending indices of the answers before `end`."""
 
     end: int
     pending: npt.NDArray[np.uint64]
@@ -67,7 +69,7 @@ _NONE_ANSWERED = Answered(0, np.empty(0, dtype=np.uint64))
 
 
 class Prefetched:
-    """What a predecessor that may still lead has answered already, by the name of the ring."""
+    """Answers of a predecessor that may still lead, by the name of the results ring."""
 
     def __init__(self, fabric: Fabric, epoch: int, members: list[Member]) -> None:
         self.epoch = epoch
@@ -80,13 +82,13 @@ class Prefetched:
 
 
 def _results_of(fabric: Fabric, epoch: int, member: Member) -> tuple[RingReader, int]:
-    """A broker's ring of answers, and how far the broker has read it."""
+    """Attach a broker's results ring. Also returns how far the broker has read it."""
     ring = attach_ring(fabric, results_region(epoch, member), RESULT, "position")
     return ring, ResultsRead(fabric.attach(broker_frontiers_region(member.region_prefix))).load(epoch)
 
 
 def read_answered(ring: RingReader, end: int, known: Answered) -> Answered:
-    """All that is known to be answered before `end`: what was known before, and what the ring still has."""
+    """Collect the known answers before `end`: those known earlier, and those still in the ring."""
     start = max(0, end - ring.slots)
     if not known.end <= end:
         known = _NONE_ANSWERED
@@ -95,7 +97,7 @@ def read_answered(ring: RingReader, end: int, known: Answered) -> Answered:
 
 
 class PredecessorState:
-    """All that the predecessor left: waiting batches in `waiting`, the rest by the handle of its broker."""
+    """State of the predecessor: waiting batches in `waiting`, the rest by broker handle."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class PredecessorState:
         progress.settled = np.union1d(answered[answered >= progress.start], waits[waits >= progress.start])
 
     def lane(self, topic: Topic, sizes: FabricSizes, buffer: ReorderBuffer, now_us: int) -> InheritedLane | None:
-        """A lane as it was, and the entries to be issued again; None when the predecessor did not have it."""
+        """Read a lane, and the entries to re-issue. None when the predecessor did not have the lane."""
         name = order_region(self._epoch, topic.lane)
         if not self._fabric.exists(name):
             return None
@@ -145,10 +147,13 @@ class PredecessorState:
             if not _goes_on(attach_ring(self._fabric, name, ORDER), found.order.next_index):
                 self._steps.at(Step.TAKEOVER_READ)
                 return found
-        raise Corrupt(f"the order ring of topic {topic.name} has a hole behind its checkpoint", "restart the cluster")
+        raise Corrupt(f"the order ring of topic {topic.name} has a hole after its checkpoint", "restart the cluster")
 
     def rest(self, order: LaneOrder, now_us: int) -> Entries | None:
-        """What was ordered since a lane was read: it goes on there. None when all of it has to be read again."""
+        """Read and replay the entries that were ordered since a lane was read.
+
+        Returns None when the whole lane must be read again.
+        """
         ring = attach_ring(self._fabric, order_region(self._epoch, order.topic.lane), ORDER)
         for _ in range(_TRIES_MAX):
             after = _read_on(ring, order.next_index)
@@ -165,7 +170,7 @@ class PredecessorState:
 def read_lane(
     fabric: Fabric, epoch: int, topic: Topic, sizes: FabricSizes, buffer: ReorderBuffer, now_us: int
 ) -> InheritedLane:
-    """A lane as a predecessor has it, and the entries to be issued again, as far as they were found."""
+    """Read a lane of a predecessor, and the entries to re-issue, as far as they are found."""
     ring = attach_ring(fabric, order_region(epoch, topic.lane), ORDER)
     region, checkpoint = checkpoint_region(epoch, topic.lane), None
     rows = None
@@ -188,14 +193,14 @@ def read_lane(
 
 
 def _read_on(ring: RingReader, start: int) -> Entries:
-    """The entries of a lane from `start` on."""
+    """Read the valid entries of a lane from `start`."""
     return valid_from(ring, start)
 
 
 def _goes_on(ring: RingReader, end: int) -> bool:
-    """Whether more was ordered than we found: the predecessor, still running, reused slots while we read them.
+    """Whether more was ordered than we found, because the running predecessor reused slots while we read them.
 
-    With our line open it ends after that round.
+    With our line open the predecessor stops after that round.
     """
     return ring.frontier.load() > end
 
@@ -203,9 +208,9 @@ def _goes_on(ring: RingReader, end: int) -> bool:
 def rehearse(
     fabric: Fabric, epoch: int, members: list[Member], topics: list[Topic], sizes: FabricSizes, now_us: int
 ) -> None:
-    """Read what a takeover would read, of some lanes, for nothing: the code and the memory for it are warm then.
+    """Read some lanes as a takeover would, and drop the result, so that code and memory are warm.
 
-    Raises whatever a takeover might: the leader goes on meanwhile.
+    May raise any error of a takeover, because the leader continues meanwhile.
     """
     state, buffer = PredecessorState(fabric, epoch, members), ReorderBuffer(sizes.held_slots)
     for topic in topics[:_REHEARSED_LANES]:
@@ -213,7 +218,7 @@ def rehearse(
 
 
 def readmit(orders: dict[int, LaneOrder], buffer: ReorderBuffer, waiting: Entries, now_us: int) -> Slots:
-    """Put waiting batches into the reorder buffer. Returns slots of those that wait no longer and must be decided."""
+    """Put waiting batches into the reorder buffer. Returns slots of batches that need not wait and must be decided."""
     slots = buffer.hold(waiting)
     undecided = np.ones(len(slots), dtype=bool)
     for lane in np.unique(waiting["lane"]).tolist():
@@ -234,7 +239,7 @@ def readmit(orders: dict[int, LaneOrder], buffer: ReorderBuffer, waiting: Entrie
 
 
 class Takeover:
-    """From a predecessor's regions to ours: prefetched while it may still lead, then finished at once."""
+    """Moves state from the predecessor's regions to ours: prefetched while it may still lead, then completed."""
 
     def __init__(self, leader: Leadership, lanes: LeaderLanes, brokers: BrokerIncarnations, upkeep: Upkeep) -> None:
         self._leader, self._lanes, self._brokers, self._upkeep = leader, lanes, brokers, upkeep
@@ -243,7 +248,7 @@ class Takeover:
         self._prefetched: Prefetched | None = None
 
     def prefetch(self) -> None:
-        """Before our epoch line is open: read, make and write what will not change, while no process waits for us."""
+        """Read, make and write everything that will not change, before our epoch line is open and processes wait."""
         if not (earlier := self._directory.elections.started_epoch()):
             return
         leader, lanes = self._leader, self._lanes
@@ -257,15 +262,15 @@ class Takeover:
                     self._prefetched_lanes[topic.lane] = lanes.new_lane(*found)
                 except FabricFull:
                     lanes.remove_regions(topic.lane)
-                    break  # when it is needed there may be memory
+                    break  # there may be memory when the lane is needed
             self._upkeep.show_life()
         self._steps.at(Step.TAKEOVER_FORESEEN)
 
     def begin(self) -> None:
-        """With our epoch line open: read on from there, write all of it, and start."""
+        """Read the rest with our epoch line open, write all of it, and start."""
         leader, lanes = self._leader, self._lanes
         earlier = self._directory.elections.started_epoch()
-        self._upkeep.look_at_store()  # then the values
+        self._upkeep.look_at_store()  # note the revision before the values are read
         members = self._directory.members.all()
         state = PredecessorState(self._fabric, earlier, members, self._steps, self._prefetched) if earlier else None
         if state and len(state.waiting) > lanes.buffer.slots:
@@ -277,7 +282,7 @@ class Takeover:
             self._take_lane(topic, state)
             self._upkeep.show_life()
         for number in list(self._prefetched_lanes):
-            self._give_up_prefetched(number)  # its topic is gone
+            self._give_up_prefetched(number)  # its topic was deleted
         self._prefetched = None
         self._steps.at(Step.TAKEOVER_REISSUED)
         self._upkeep.learn_topics(topics, members)
@@ -290,7 +295,7 @@ class Takeover:
         self._start(earlier)
 
     def _start(self, earlier: int) -> None:
-        """Let the store have our start, with where the predecessor's order ended."""
+        """Record our start in the store, with the ends of the predecessor's order."""
         leader, lanes = self._leader, self._lanes
         ends = {number: lane.order.next_index for number, lane in lanes.by_number.items()}
         if not self._directory.elections.start_epoch(leader.epoch, ends):
@@ -324,7 +329,7 @@ class Takeover:
         lanes.make(topic, ranges, inherited)
 
     def _go_on_with(self, topic: Topic, state: PredecessorState, ranges: list[Range]) -> bool:
-        """Bring a lane that was prefetched up to its end; False if there is none, or if it has to be read again."""
+        """Complete a prefetched lane up to its end. False if there is none, or if it must be read again."""
         lane = self._prefetched_lanes.get(topic.lane)
         if lane is None:
             return False

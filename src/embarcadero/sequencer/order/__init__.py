@@ -1,1 +1,1 @@
-"""Turn batches into the order of a lane: sessions, windows, the reorder buffer, checkpoints, the order ring."""
+"""Order the batches of a lane: sessions, windows, the reorder buffer, checkpoints, the order ring."""

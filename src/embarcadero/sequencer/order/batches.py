@@ -1,28 +1,28 @@
-"""Ordering the batches of one lane: arrays in, decisions out. No fabric, no clock.
+"""Ordering of one lane's batches: arrays in, decisions out. No fabric, no clock.
 
-Theory of operation. A step takes many batches at once and decides in four moves, each a few array operations:
-1. choose: which are new and may be ordered now. Every sequence that can be new lies within one window of its session,
-   so (row, sequence mod W) names it, and a batch claims its slot by writing its own number there: of several equal
-   ones the first keeps the slot. Of weak sessions everything new is ordered, as it came. Of strong sessions the
-   unbroken prefix from `expected` on is ordered: without sorting when every batch follows its predecessor in the
-   round; else all are sorted by (row, sequence), together with what waited in sessions whose hole was filled just
-   now. A step with both kinds is ordered as it came if it can be; else weak batches first, then strong ones.
-2. append: one addition gives all indices, one cumulative sum all seqs; the windows learn them.
-3. hold: a strong session's batch ahead of a gap waits in the reorder buffer. When that is full, sessions with the
+Theory of operation. A step takes many batches and decides in four phases, each a few array operations:
+1. choose the batches that are new and may be ordered now. Every sequence that can be new is within one window of its
+   session, so (row, sequence mod W) identifies it. A batch claims its slot by writing its own number there; of several
+   equal batches, the first keeps the slot. For weak sessions, all new batches are ordered in arrival order. For strong
+   sessions, the contiguous prefix from `expected` on is ordered. That needs no sorting when every batch follows its
+   predecessor in the round. Otherwise batches are sorted by (row, sequence), together with the waiting batches of
+   sessions whose gap was closed just now. A step with both kinds is ordered in arrival order if possible; otherwise
+   weak batches come first, then strong ones.
+2. append: one addition gives all indices, one cumulative sum all seqs; the windows store them.
+3. hold: a strong session's batch after a gap waits in the reorder buffer. When the buffer is full, sessions with the
    oldest gaps are fenced.
-4. settle: everything else is answered from the windows as they are now, so a duplicate within the step is no special
-   case.
+4. settle: all other batches are answered from the current windows, so a duplicate within the step is no special case.
 The window of a step begins at `expected` (strong) or `low` (weak) as they are when the step begins. Sessions share
-nothing but the positions that they are given: no session waits for another.
+nothing except the sequence of positions: no session waits for another.
 
-Rounds of one batch. A publisher that waits for each answer makes rounds of one entry, and for one entry plain numbers
-are several times quicker than arrays (`order_one`). Only the common case is decided so: the next batch of a strong
-session, or a batch that is new in the window of a weak session. For any other, nothing is changed, and the round goes
-the usual way.
+Rounds of one batch. A publisher that waits for each answer makes rounds of one entry. For one entry, plain numbers are
+several times faster than arrays (`order_one`). Only the common case is decided this way: the next batch of a strong
+session, or a batch that is new in the window of a weak session. For any other batch nothing is changed, and the round
+continues in the usual way.
 
-`Decisions` has what a lane decided: order entries to append, and outcomes of pending entries. Entries are built by
-whole columns. Bytes 28 to 55 of a pending entry (session to flags) are bytes 32 to 59 of its order entry, so they move
-as one block.
+`Decisions` has the decisions of a lane: order entries to append, and outcomes of pending entries. Entries are built by
+whole columns. Bytes 28 to 55 of a pending entry (session to flags) are bytes 32 to 59 of its order entry, so they are
+copied as one block.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from embarcadero.types import (
 )
 
 _WAITS: Final = 255
-"""Not an outcome: the batch waits for its gap to close."""
+"""Internal marker, not an outcome: the batch waits for its gap to close."""
 
 _ID_BITS: Final = 24
 _AHEAD_BITS: Final = 8
@@ -88,7 +88,7 @@ invariant(W == 1 << _AHEAD_BITS, "how far ahead a sequence is fits its part of a
 
 
 class _Step:
-    """Columns of the batches that one step decides on, and what becomes of each."""
+    """Columns of the batches that one step decides on, and their outcomes."""
 
     def __init__(self, entries: Entries, table: SessionTable) -> None:
         count = len(entries)
@@ -96,7 +96,7 @@ class _Step:
         self.sessions = entries["session"].astype(np.int64)
         self.rows = self.sessions & table.mask
         self.seqs = entries["session_seq"].astype(np.int64)
-        if int(self.seqs.view(np.uint64).max(initial=0)) > SESSION_SEQUENCE_MAX:  # no publisher gets there
+        if int(self.seqs.view(np.uint64).max(initial=0)) > SESSION_SEQUENCE_MAX:  # no publisher reaches it
             self.seqs[self.seqs.view(np.uint64) > SESSION_SEQUENCE_MAX] = SESSION_SEQUENCE_MAX + 1
         self.slots = self.rows * W + (self.seqs & W_MASK)
         self.crcs = entries["crc"].astype(np.uint32)
@@ -106,7 +106,7 @@ class _Step:
         self.extra = np.zeros(count, dtype=np.uint64)
 
     def join_waiting(self, entries: Entries, rows: I64, seqs: I64) -> None:
-        """Batches that have been waiting take part."""
+        """Add batches that have been waiting to the step."""
         count = len(entries)
         self.entries = join([self.entries, entries])
         self.rows, self.seqs = np.concatenate([self.rows, rows]), np.concatenate([self.seqs, seqs])
@@ -119,13 +119,13 @@ class _Step:
 
 
 class LaneTerms(NamedTuple):
-    """What a leader lets the orders of its lanes use."""
+    """Settings and services of the leader for the orders of its lanes."""
 
     free_slots: Callable[[int], None] = lambda _count: None
-    """Asked when that many slots of the reorder buffer are needed and not free; may fence sessions of any lane."""
+    """Called when more slots of the reorder buffer are needed than are free; may fence sessions of any lane."""
     journal: Journal = SilentJournal()
-    peer_share: float = 1.0  # of a table, for the sessions of one address
-    departed_timeout_ms: int = GAP_TIMEOUT_DEPARTED_MS  # how long a gap may stay once its session's connection is gone
+    peer_share: float = 1.0  # maximum share of a table for the sessions of one address
+    departed_timeout_ms: int = GAP_TIMEOUT_DEPARTED_MS  # how long a gap may stay open after its connections are gone
 
 
 class LaneOrder:
@@ -135,31 +135,31 @@ class LaneOrder:
         self.table, self.buffer = table, buffer
         self.all_strong = topic.order == Order.STRONG  # the topic takes no weak sessions
         self.next_index = self.next_seq = self.append_us = 0
-        self.due_us = NEVER  # no gap times out before
-        self.idle_due_us = NEVER  # no session expires before
+        self.due_us = NEVER  # no gap times out before this time
+        self.idle_due_us = NEVER  # no session expires before this time
         self.out = Decisions()
         self.counters = LaneCounters()
         self.terms = LaneTerms()
         self.reserve: Callable[[int], None] = lambda _count: None
-        """Called before that many order entries are decided, at a moment when sessions and decisions agree."""
+        """Called with a number of order entries before they are decided, while sessions and decisions agree."""
         self._follow(topic)
 
     def begin(self, terms: LaneTerms, reserve: Callable[[int], None]) -> None:
-        """A lane of a leader is ordered from here on."""
+        """Start ordering as a lane of a leader."""
         self.terms, self.reserve = terms, reserve
         self._follow(self.topic)
 
     def end(self) -> None:
-        """Let go of the lane and its leader: memory that is in a cycle waits for the garbage collector."""
+        """Release the lane and its leader. In a reference cycle, their memory would wait for the garbage collector."""
         self.terms, self.reserve = LaneTerms(), lambda _count: None
 
     def alter(self, topic: Topic) -> None:
-        """The topic was altered: what waits is judged by its new times from the next round on."""
+        """Adopt an altered topic. Its new timeouts apply from the next round on, also to batches that wait already."""
         self._follow(topic)
         self.due_us = self.idle_due_us = 0
 
     def resume(self, position: LanePosition, append_us: int) -> None:
-        """Go on where the order ended: at this position, and not before this time."""
+        """Continue at this position, and not before this time."""
         self.next_index, self.next_seq = position
         self.append_us = append_us
 
@@ -168,7 +168,7 @@ class LaneOrder:
         self.append_us = max(self.append_us, wall_us)
 
     def settle_in(self, now_us: int) -> None:
-        """Take over sessions whose connections are not known: do not hurry to end their gaps."""
+        """Take over sessions whose connections are unknown. Their gaps get the full timeout."""
         self.table.assume_connected(NO_HANDLE)
         self.idle_due_us = now_us
 
@@ -180,7 +180,7 @@ class LaneOrder:
 
     # --- the step -----------------------------------------------------------------------------------------------------
     def order(self, entries: Entries, now_us: int) -> None:
-        """Decide on batches of this lane, as they came."""
+        """Decide on batches of this lane, in arrival order."""
         if not len(entries):
             return
         self.reserve(len(entries) + self.table.waiting.total)
@@ -191,23 +191,23 @@ class LaneOrder:
         came = step.rows[: step.came]
         table.touch(came if every(is_open) else came[is_open], now_us)
         if chosen is not None:
-            self._restart_gaps(woken, now_us)  # before anyone looks for the oldest gap
+            self._restart_gaps(woken, now_us)  # before the search for the oldest gap
             if len(waiting):
                 self._hold(step, waiting, now_us)
             self._settle(step, (step.outcome == 0).nonzero()[0])
         self._answer(step)
 
     def ordered_before(self, entries: Entries) -> Flags:
-        """Which of these are batches that have a position already: to decide on them again takes none."""
+        """Flag the batches that already have a position: deciding on them again needs no new one."""
         step, table = _Step(entries, self.table), self.table
         found: Flags = table.handle.take(step.rows) == step.sessions
         found &= table.windows.tag.take(step.slots) == step.seqs + 1
-        found &= ~table.strong.take(step.rows) | (step.seqs < table.expected.take(step.rows))  # others wait
+        found &= ~table.strong.take(step.rows) | (step.seqs < table.expected.take(step.rows))  # other batches wait
         found &= entries["kind"] == BATCH_KIND
         return found
 
     def release(self, rows: I64, now_us: int) -> None:
-        """The holes at `expected` of these sessions are gone: order what waited right behind them."""
+        """Order the batches that waited directly after a gap at `expected` which was closed in these sessions."""
         step = _Step(self.buffer.entries[:0], self.table)
         chosen, _, woken = self._sorted_prefixes(step, _NONE, _NONE, rows)
         self._append(step, chosen)
@@ -215,7 +215,7 @@ class LaneOrder:
         self._answer(step)
 
     def _answer(self, step: _Step) -> None:
-        """Outcomes of what came, as it came; then of what waited."""
+        """Answer new batches in arrival order, and then batches that waited."""
         decided = step.outcome != _WAITS
         for part in (slice(0, step.came), slice(step.came, len(decided))):
             if part.start == part.stop:
@@ -230,7 +230,7 @@ class LaneOrder:
 
     # --- choose -------------------------------------------------------------------------------------------------------
     def _choose(self, step: _Step, is_open: Flags) -> tuple[I64 | None, I64, I64]:
-        """(to be ordered, None means all; to be held; rows whose waiting batches were woken)."""
+        """Choose (batches to order, or None for all; batches to hold; rows whose waiting batches were released)."""
         if self.all_strong:
             return self._choose_strong(step, is_open)
         strong = self.table.strong.take(step.rows)
@@ -247,7 +247,7 @@ class LaneOrder:
         return chosen, waiting, woken
 
     def _all_new(self, step: _Step, is_open: Flags, strong: Flags) -> bool:
-        """Take a step of both kinds of sessions as it came, if all of it is new, and strong sessions are in order."""
+        """Choose a whole step of both kinds of sessions, if all batches are new, and strong sessions are in order."""
         table = self.table
         if not every(is_open) or np.count_nonzero(table.waiting.count.take(step.rows)):
             return False
@@ -267,11 +267,11 @@ class LaneOrder:
         """Move the windows of these weak sessions up to the lowest sequence that their publishers may still send."""
         lows = np.minimum(words(step.entries)[:, 2].astype(np.int64), step.seqs)
         lows[step.seqs > SESSION_SEQUENCE_MAX] = 0
-        everyone = every(of)
-        self.table.raise_lows(step.rows if everyone else step.rows[of], lows if everyone else lows[of])
+        whole = every(of)
+        self.table.raise_lows(step.rows if whole else step.rows[of], lows if whole else lows[of])
 
     def _choose_weak(self, step: _Step, is_open: Flags) -> I64 | None:
-        """Of weak sessions: everything new in [low, low + W). None means all."""
+        """Choose batches of weak sessions: all new ones in [low, low + W). None means all."""
         table = self.table
         self._raise_lows(step, is_open)
         near = (step.seqs - table.low.take(step.rows)).view(np.uint64) < W
@@ -285,21 +285,21 @@ class LaneOrder:
         return chosen
 
     def _choose_strong(self, step: _Step, is_open: Flags) -> tuple[I64 | None, I64, I64]:
-        """Of strong sessions: unbroken prefixes from `expected` on; the rest waits."""
+        """Choose batches of strong sessions: contiguous prefixes from `expected` on. The others wait."""
         table = self.table
         ahead = step.seqs - table.expected.take(step.rows)
         new = is_open & (ahead.view(np.uint64) < W)
         if every(new) and not np.count_nonzero(table.waiting.count.take(step.rows)) and self._in_order(step, ahead):
             table.expect_next(step.rows, step.seqs)
             return None, _NONE, _NONE
-        new &= table.windows.tag.take(step.slots) != step.seqs + 1  # those wait already
+        new &= table.windows.tag.take(step.slots) != step.seqs + 1  # these wait already
         fresh = new.nonzero()[0]
         fresh = fresh[table.windows.claim(step.slots[fresh])]
         fronts = step.rows[fresh[ahead[fresh] == 0]]
         return self._sorted_prefixes(step, fresh, ahead[fresh], fronts[table.waiting.count.take(fronts) > 0])
 
     def _in_order(self, step: _Step, ahead: I64) -> bool:
-        """Whether every batch is its session's next or comes after its predecessor; nothing waits in these sessions."""
+        """Whether every batch is its session's next or follows its predecessor. No batch waits in these sessions."""
         windows = self.table.windows
         numbers = windows.claim_all(step.slots)
         if numbers is None:
@@ -312,7 +312,7 @@ class LaneOrder:
         return every(follows)
 
     def _sorted_prefixes(self, step: _Step, fresh: I64, ahead: I64, woken: I64) -> tuple[I64, I64, I64]:
-        """Unbroken prefixes of fresh batches and of what waits in the woken sessions."""
+        """Choose contiguous prefixes of the fresh batches and the waiting batches of the woken sessions."""
         table = self.table
         keys = (step.rows[fresh] << (_ID_BITS + _AHEAD_BITS)) | (ahead << _ID_BITS) | fresh
         buffered = _NONE
@@ -336,7 +336,7 @@ class LaneOrder:
 
     # --- append, hold, settle -----------------------------------------------------------------------------------------
     def _append(self, step: _Step, chosen: I64 | None) -> None:
-        """Give positions to the chosen, in this order, and let the windows know."""
+        """Give positions to the chosen batches, in this order, and store them in the windows."""
         if chosen is None:
             pending, slots, seqs, crcs = step.entries, step.slots, step.seqs, step.crcs
         elif len(chosen):
@@ -368,10 +368,10 @@ class LaneOrder:
         return index
 
     def _hold(self, step: _Step, waiting: I64, now_us: int) -> None:
-        """Let these wait; what the reorder buffer can not take is left to be settled."""
+        """Put batches into the reorder buffer. Batches that do not fit are settled afterwards."""
         table = self.table
         if len(waiting) > self.buffer.free:
-            table.windows.clear(step.slots[waiting])  # those that can not wait have claimed their slots too
+            table.windows.clear(step.slots[waiting])  # batches that cannot wait have claimed their slots too
             self.terms.free_slots(len(waiting))
             waiting = waiting[table.live.take(step.rows[waiting]) == step.sessions[waiting]][: self.buffer.free]
         rows = step.rows[waiting]
@@ -381,35 +381,35 @@ class LaneOrder:
         self.look_for_gaps(now_us)
 
     def look_for_idle(self, due_us: int) -> None:
-        """A session may expire at this time: look then at the latest."""
+        """Check for idle sessions at this time at the latest."""
         self.idle_due_us = min(self.idle_due_us, due_us)
 
     def end_of_gaps(self, due_us: int) -> None:
-        """No gap is over before this time: all were looked at."""
+        """Note that no gap times out before this time: all were checked."""
         self.due_us = due_us
 
     def end_of_idle(self, due_us: int) -> None:
-        """No session expires before this time: all were looked at."""
+        """Note that no session expires before this time: all were checked."""
         self.idle_due_us = due_us
 
     def _restart_gaps(self, woken: I64, now_us: int) -> None:
-        """`expected` moved in these sessions: if there is a gap still, it is another one."""
+        """Restart the gaps of sessions whose `expected` has moved: a remaining gap is a new one."""
         if len(woken) and self.table.waiting.restart_gaps(woken, now_us):
             self.look_for_gaps(now_us)
 
     def look_for_gaps(self, now_us: int) -> None:
-        """A gap began to count, or its session's last connection ended: look when it may time out at the earliest."""
+        """Schedule a check of gaps: one has opened, or its session has lost its last connection."""
         self.due_us = min(self.due_us, now_us + self.departed_timeout_us)
 
     def _settle(self, step: _Step, rest: I64) -> None:
-        """Answer what was neither ordered nor held, from the sessions as they are now."""
+        """Answer batches that were neither ordered nor held, from the current sessions."""
         if not len(rest):
             return
         table, rows, seqs, slots = self.table, step.rows[rest], step.seqs[rest], step.slots[rest]
         known = table.handle.take(rows) == step.sessions[rest]
         windows, expected, index = table.windows, table.expected.take(rows), table.windows.index.take(slots)
         hit, same = windows.tag.take(slots) == seqs + 1, windows.crc.take(slots) == step.crcs[rest]
-        below = seqs < table.low.take(rows)  # strong: only a session that was opened at a sequence has any there
+        below = seqs < table.low.take(rows)  # strong: only in a session that was opened at a sequence
         strong, late = table.strong.take(rows), seqs < expected
         found, old = hit & np.where(strong, late, ~below), np.where(strong, late & ~hit, below)
         outcome = np.select(
@@ -447,7 +447,7 @@ class LaneOrder:
 
 
 def _rank_in_group(groups: I64) -> I64:
-    """Each element's number within its run of equal groups."""
+    """Compute each element's number within its run of equal groups."""
     count = len(groups)
     if not count:
         return _NONE
@@ -461,12 +461,12 @@ _ORDERED: Final = int(Outcome.ORDERED) << 32
 
 
 def is_batch(line: Line, index: int) -> bool:
-    """Whether a pending entry is the valid batch of this index."""
+    """Whether a pending entry is a valid batch with this index."""
     return line[0] == index and line[6] >> 48 & 0xFF == _BATCH and fold_line(line) == line[7] >> 32
 
 
 def order_one(lane: LaneOrder, line: Line, now_us: int) -> tuple[int, int] | None:
-    """Give a batch its index and seq, if it is the common case."""
+    """Give a batch its index and seq in the common case. Returns None, with no effect, otherwise."""
     table, session, sequence, extent = lane.table, line[3] >> 32, line[1], line[5]
     row = session & table.mask
     if table.live.item(row) != session or sequence > SESSION_SEQUENCE_MAX:
@@ -487,7 +487,7 @@ def order_one(lane: LaneOrder, line: Line, now_us: int) -> tuple[int, int] | Non
 
 
 def order_line(pending: Line, origin: int, index: int, seq: int, append_us: int) -> Line:
-    """The order entry of a batch: the block that both kinds of entries share is four bytes further on."""
+    """Make the order entry of a batch. The block that both kinds of entries share moves four bytes up."""
     _, sequence, _, lane, location, extent, tags, _ = pending
     tags = tags & ~0xFFFF | origin
     return [
@@ -503,7 +503,7 @@ def order_line(pending: Line, origin: int, index: int, seq: int, append_us: int)
 
 
 def result_line(pending: Line, index: int, seq: int) -> Line:
-    """The answer to a batch that was ordered."""
+    """Make the answer to a batch that was ordered."""
     return [0, pending[0], index, seq, pending[1], 0, pending[3] >> 32 | _ORDERED, 0]
 
 
@@ -526,12 +526,12 @@ _TO: Final = slice(_offset(ORDER, "session") // 4, _offset(ORDER, "flags") // 4 
 
 
 def words(entries: Entries) -> U64:
-    """Entries as rows of eight words."""
+    """View entries as rows of eight words."""
     return entries.view(np.uint64).reshape(-1, 8)
 
 
 def order_entries(pending: Entries, index: U64, seq: U64, append_us: int) -> Entries:
-    """Order entries of ordered batches."""
+    """Make the order entries of ordered batches."""
     made = np.empty(len(pending), dtype=ORDER)
     out, source = words(made), words(pending)
     out[:, 0], out[:, 1], out[:, 2], out[:, 3] = index, seq, source[:, 1], append_us
@@ -540,7 +540,7 @@ def order_entries(pending: Entries, index: U64, seq: U64, append_us: int) -> Ent
 
 
 def control_entry(kind: EntryKind, session: int, session_seq: int, **fields: int) -> Entries:
-    """One order entry without a payload; index, seq and time come when it is appended."""
+    """Make one order entry without a payload. Its index, seq and time are set when it is appended."""
     made = np.zeros(1, dtype=ORDER)
     made["kind"], made["session"], made["session_seq"], made["origin"] = kind, session, session_seq, NO_HANDLE
     for name, value in fields.items():
@@ -549,7 +549,7 @@ def control_entry(kind: EntryKind, session: int, session_seq: int, **fields: int
 
 
 class OpenedFacts(NamedTuple):
-    """What an ordered SESSION_OPEN says beside its session and next sequence."""
+    """The facts in an ordered SESSION_OPEN, apart from its session and next sequence."""
 
     name: int  # its hash; 0: none
     continued: int | None  # the session that it continues
@@ -558,7 +558,7 @@ class OpenedFacts(NamedTuple):
 
 
 def open_entry(session: int, expected: int, facts: OpenedFacts) -> Entries:
-    """Make the order entry of a session's start. It says all that a replay needs: see `opened_facts`."""
+    """Make the order entry of a session's start. It has everything that a replay needs: see `opened_facts`."""
     name, earlier = facts.name, NO_SESSION if facts.continued is None else facts.continued
     return control_entry(
         EntryKind.SESSION_OPEN,
@@ -573,7 +573,7 @@ def open_entry(session: int, expected: int, facts: OpenedFacts) -> Entries:
 
 
 def opened_facts(entry: np.void) -> OpenedFacts:
-    """Read back what `open_entry` wrote."""
+    """Read back the facts that `open_entry` wrote."""
     earlier = int(entry["schema"]) << 16 | int(entry["partition"])
     name, flags = int(entry["crc"]) << 32 | int(entry["location"]), int(entry["flags"])
     continued = None if earlier == NO_SESSION else earlier
@@ -581,7 +581,7 @@ def opened_facts(entry: np.void) -> OpenedFacts:
 
 
 def results(pending: Entries, outcome: U8, index: U64, seq: U64, extra: U64) -> Entries:
-    """Results of these pending entries; positions come when they are written."""
+    """Make the results of pending entries. Their positions are set when they are written."""
     made = np.empty(len(pending), dtype=RESULT)
     out, source = words(made), words(pending)
     out[:, 1], out[:, 2], out[:, 3], out[:, 4], out[:, 5] = source[:, 0], index, seq, source[:, 1], extra
@@ -591,19 +591,19 @@ def results(pending: Entries, outcome: U8, index: U64, seq: U64, extra: U64) -> 
 
 
 class Decisions:
-    """Collects what is to be written. The lane takes the order entries, the sequencer the answers."""
+    """Collects decisions until they are written. The lane takes the order entries, the sequencer the answers."""
 
     def __init__(self) -> None:
         self.order: list[Entries] = []
         self.answers: list[tuple[npt.NDArray[np.uint16], Entries]] = []  # region handles, results
 
     def answer(self, pending: Entries, outcome: U8, index: U64, seq: U64, extra: U64) -> None:
-        """Outcomes of many entries."""
+        """Add the outcomes of many entries."""
         if len(pending):
             self.answers.append((pending["origin"], results(pending, outcome, index, seq, extra)))
 
     def answer_all(self, pending: Entries, outcome: Outcome, extra: int = 0) -> None:
-        """One refusal for many entries."""
+        """Add one refusal for many entries."""
         count = len(pending)
         nowhere = np.full(count, NO_INDEX, dtype=np.uint64)
         self.answer(
@@ -611,19 +611,19 @@ class Decisions:
         )
 
     def answer_one(self, pending: Entries, outcome: Outcome, **fields: Any) -> None:
-        """The outcome of one control entry."""
+        """Add the outcome of one control entry."""
         self.answer_all(pending, outcome)
         made = self.answers[-1][1]
         for name, value in fields.items():
             made[name] = value
 
     def take_order(self) -> list[Entries]:
-        """The order entries collected since the last call."""
+        """Return and clear the collected order entries."""
         taken, self.order = self.order, []
         return taken
 
     def take_answers(self) -> list[tuple[npt.NDArray[np.uint16], Entries]]:
-        """The answers collected since the last call."""
+        """Return and clear the collected answers."""
         taken, self.answers = self.answers, []
         return taken
 
@@ -648,6 +648,6 @@ class LaneCounters:
         self.fenced: Counter[FenceReason] = Counter()
         self.gap_timeouts = self.skips = 0
         self.cascades = Histogram(COUNTS)  # waiting batches that one round released
-        self.checkpoints = self.checkpoint_us = self.checkpoint_sessions = 0  # how many; the last one's duration, rows
+        self.checkpoints = self.checkpoint_us = self.checkpoint_sessions = 0  # number; of the last: duration, rows
         self.checkpoint_at_us = 0
-        self.refused = 0  # entries refused because the lane's ring, or what is reserved for it, was full
+        self.refused = 0  # entries refused because the lane's ring, or its reservation, was full

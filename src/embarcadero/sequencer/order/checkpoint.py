@@ -1,9 +1,9 @@
-"""Session checkpoints: two slots per lane, so that a takeover reads a bounded piece of the order ring.
+"""Session checkpoints: two slots per lane, so that a takeover reads a bounded part of the order ring.
 
-A checkpoint is the session table as of an index: everything below it may leave the ring. The slots take turns; rows are
-flushed before the header that vouches for them (their count and CRC32C), so a torn one is recognised and the
-other slot holds. A row says which sequences of the window were stored and which were skipped, not where: positions are
-taken from the entries that are still in the ring. Its `strong` is 1 for a strong session; 0 means as its topic: weak in
+A checkpoint is the session table as of an index: entries below it may leave the ring. The slots alternate. Rows are
+flushed before the header that covers them (their count and CRC32C), so a torn checkpoint is detected and the other slot
+is valid. A row has the stored and the skipped sequences of the window, but not their positions. Positions come from the
+entries that are still in the ring. `strong` of a row is 1 for a strong session. 0 means the order of the topic: weak in
 order 2, strong in order 5.
 
     header (128)                                             row (128)
@@ -12,7 +12,7 @@ order 2, strong in order 5.
     48 next_handle u64, 56 now_us u64                        40 active_us u64
     64 rows_crc u32, 68 capacity u32, 124 check u32          48 stored 32 bytes, 80 lost 32 bytes: a bit per slot
 
-`replay` applies order entries to the session table: what a takeover does with the entries after a checkpoint.
+`replay` applies order entries to the session table. A takeover replays the entries after a checkpoint.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _ROW: Final = table(
 _BYTES: Final = 128
 _ROWS_RESERVED: Final = 511  # with the header, 64 KiB
 _NUMBER_MAX: Final = 1 << 62
-_DO: Final = "report it: this is a bug; an older checkpoint, or that of another replica, may do"
+_DO: Final = "report it: this is a bug; an older checkpoint, or one of another replica, may work"
 _RAW: Final = np.dtype(f"V{_BYTES}")
 invariant(_HEADER.itemsize == _BYTES and _ROW.itemsize == _BYTES, "headers and rows have 128 bytes")
 
@@ -80,12 +80,12 @@ def _crc(entries: Entries) -> int:
 
 
 class CheckpointWriter:
-    """Writes one lane's checkpoints. `index` is that of the newest: order slots below it may be reused."""
+    """Writes the checkpoints of one lane. `index` is that of the newest one: order slots below it may be reused."""
 
     def __init__(self, fabric: Fabric, name: str, rows: int, steps: Steps = NO_STEPS) -> None:
         self._steps = steps
         self._region = fabric.create(name, Shape(RegionKind.CHECKPOINT, _slot_offset(2, rows), rows, _BYTES))
-        self._image = zeros(rows, _ROW)  # rows as last written; most do not change between checkpoints
+        self._image = zeros(rows, _ROW)  # the rows last written; most do not change between checkpoints
         self._image_us = -NEVER
         self._number = 0
         self._reserved_rows = [0, 0]
@@ -94,7 +94,7 @@ class CheckpointWriter:
             self._reserve(slot, 1)
 
     def write(self, order: LaneOrder, now_us: int) -> None:
-        """Write the table as it is now; all entries below `order.next_index` are in the ring, flushed."""
+        """Write the current table. All entries below `order.next_index` must be in the ring, flushed."""
         used = np.flatnonzero(order.table.state)
         changed = used[order.table.active_us[used] >= self._image_us]
         self._image.view(_RAW)[changed] = _rows(order, changed).view(_RAW)
@@ -115,7 +115,7 @@ class CheckpointWriter:
         self._steps.at(Step.CHECKPOINT_WRITTEN)
 
     def _reserve(self, slot: int, rows: int) -> None:
-        """Have memory for so many rows of a slot, and for some more: the region is sparse."""
+        """Reserve memory for this many rows of a slot, and for some more, since the region is sparse."""
         if rows > self._reserved_rows[slot]:
             most = min(len(self._image), max(_ROWS_RESERVED, 2 * rows))
             self._region.reserve(_slot_offset(slot, len(self._image)), (most + 1) * _BYTES)
@@ -129,28 +129,28 @@ class CheckpointWriter:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A checkpoint as read."""
+    """A checkpoint that was read."""
 
     header: np.void
     rows: Entries
 
     @property
     def index(self) -> int:
-        """The table is as of this index."""
+        """The index as of which the table is."""
         return int(self.header["index"])
 
     @property
     def capacity(self) -> int:
-        """Rows of the table that it was taken of: sessions have their row by it."""
+        """Number of rows of the original table, which determines the row of each session."""
         return int(self.header["capacity"])
 
     def data(self) -> bytes:
-        """As kept on disk: the header, then the rows."""
+        """The bytes on disk: the header, then the rows."""
         return self.header.tobytes() + self.rows.tobytes()
 
 
 def parse_checkpoint(data: bytes) -> Checkpoint | None:
-    """A checkpoint from `data`; None when it is not whole."""
+    """Parse a checkpoint; None when it is not whole."""
     header = np.frombuffer(data[:_BYTES], dtype=_HEADER) if len(data) >= _BYTES else np.zeros(1, dtype=_HEADER)
     known = int(header["magic"][0]) == _MAGIC and int(header["version"][0]) == _VERSION
     if not known or int(header["check"][0]) != payload_crc(data[:124]):
@@ -162,7 +162,7 @@ def parse_checkpoint(data: bytes) -> Checkpoint | None:
 
 
 def read_checkpoint(fabric: Fabric, name: str) -> Checkpoint | None:
-    """The newest whole checkpoint in a region; None when there is none yet."""
+    """Read the newest whole checkpoint in a region; None when there is none yet."""
     region = fabric.attach(name)
     require_shape(region, _slot_offset(2, region.shape.slots) <= region.shape.size)
     found = [checkpoint for slot in (0, 1) if (checkpoint := _read_slot(region, slot)) is not None]
@@ -170,7 +170,7 @@ def read_checkpoint(fabric: Fabric, name: str) -> Checkpoint | None:
 
 
 def newest_index(region: Region) -> int | None:
-    """As of which index the newest checkpoint in a region is, by its header alone; None when there is none yet."""
+    """Read the index of the newest checkpoint in a region, from its header alone; None when there is none yet."""
     headers = [_read_header(region, slot) for slot in (0, 1)]
     newest = max((h for h in headers if h is not None), key=lambda h: int(h["number"][0]), default=None)
     return None if newest is None else int(newest["index"][0])
@@ -202,7 +202,7 @@ def _load(region: Region, offset: int, count: int) -> Entries:
 
 # --- rows and windows -------------------------------------------------------------------------------------------------
 def _window_seqs(order: LaneOrder, rows: I64) -> I64:
-    """The sequence of each slot of each row's window: strong: the last W below `expected`; weak: W from `low` on."""
+    """Compute the sequence of each slot of these windows: strong: the last W below `expected`; weak: W from `low`."""
     sessions, slots = order.table, np.arange(W)
     first = np.where(sessions.strong[rows], sessions.expected[rows] - W, sessions.low[rows])[:, None]
     seqs: I64 = first + ((slots - first) & (W - 1))
@@ -232,12 +232,12 @@ def _unpack(packed: Entries) -> Flags:
 
 
 def restore(order: LaneOrder, checkpoint: Checkpoint, now_us: int) -> None:
-    """Fill an empty lane from a checkpoint. Idle times go on as if no time had passed in between."""
+    """Fill an empty lane from a checkpoint. Idle times continue as if no time had passed since."""
     header, saved, sessions = checkpoint.header, checkpoint.rows, order.table
     if max(int(header[name]) for name in ("index", "seq", "append_us", "next_handle", "now_us")) >= _NUMBER_MAX:
-        raise Corrupt(f"a checkpoint as of index {int(header['index'])}: numbers that can't be", _DO)
+        raise Corrupt(f"the checkpoint at index {int(header['index'])} has a number above {_NUMBER_MAX - 1}", _DO)
     if len(np.unique(saved["handle"].astype(np.int64) & sessions.mask)) != len(saved):
-        raise Corrupt(f"a checkpoint of {len(saved)} sessions, of which two need the same row", _DO)
+        raise Corrupt(f"in a checkpoint of {len(saved)} sessions, two need the same row", _DO)
     order.resume(LanePosition(int(header["index"]), int(header["seq"])), int(header["append_us"]))
     strong = order.all_strong | (saved["strong"] != 0)
     active_us = now_us - (int(header["now_us"]) - saved["active_us"].astype(np.int64))
@@ -281,7 +281,7 @@ def _replay_control(order: LaneOrder, entry: np.void, now_us: int) -> None:
         strong = order.all_strong or strong
         earlier = table.row_of(continued) if continued is not None else None
         if earlier is not None:
-            table.fence(earlier, now_us)  # usually an entry has said so before; after a restart it may be missing
+            table.fence(earlier, now_us)  # usually an earlier entry fenced it; after a restart that may be missing
         opened = table.open(session, name, now_us, earlier, taken, strong=strong)
         table.advance(opened, _possible(order, int(entry["session_seq"])))
         return
@@ -299,15 +299,19 @@ def _replay_control(order: LaneOrder, entry: np.void, now_us: int) -> None:
 
 def _possible(order: LaneOrder, sequence: int) -> int:
     if sequence > SESSION_SEQUENCE_MAX + 1:
-        what = f"corrupt order ring of topic {order.topic.name}: session sequence {sequence} exceeds the maximum of "
-        raise Corrupt(f"{what}{SESSION_SEQUENCE_MAX + 1}", "restart the cluster")
+        ring = f"the order ring of topic {order.topic.name} is corrupt"
+        raise Corrupt(
+            f"{ring}: session sequence {sequence} exceeds the maximum of {SESSION_SEQUENCE_MAX + 1}",
+            "restart the cluster",
+        )
     return sequence
 
 
 def learn_positions(order: LaneOrder, entries: Entries) -> None:
-    """Entries below the checkpoint, if still in the ring, say where sequences are that the table only knows as stored.
+    """Learn positions of sequences that the table only knows as stored, from ring entries below the checkpoint.
 
-    A session knows the positions of those it continues, so each entry also counts for its session's successors.
+    A session knows the positions of the sessions that it continues, so each entry also counts for the successors of its
+    session.
     """
     successors = {
         continued: int(entry["session"])

@@ -1,17 +1,17 @@
 """One lane of one epoch: its order, the requests that open and end its sessions, its bounds, and its regions.
 
-Entries are written and flushed before anything that speaks of them. Readers trust slots up to one round behind the
-frontier's lap, so no more than a round is ever written ahead of the frontier. A slot is reused only when a checkpoint
-covers it and, in a lane with replicas, it is durable; a checkpoint is taken when the table and the written entries
-agree. While such a lane has no capacity left, what comes is answered BACKPRESSURE, and no other lane waits.
+Entries are written and flushed before anything that refers to them. Readers trust slots up to one round behind the
+frontier's lap, so at most one round is ever written ahead of the frontier. A slot is reused only when a checkpoint
+covers it and, in a lane with replicas, it is durable. A checkpoint is taken when the table and the written entries
+agree. While a lane with replicas has no capacity left, new entries are answered BACKPRESSURE, and no other lane waits.
 
-How far a lane with replicas may be ordered (`LaneCapacity`): not beyond its ceiling, since positions are reserved in
-the store ahead of ordering, so none is handed out twice, whatever is lost. And not a lap ahead of what is durable: a
-replica, and a successor, must find [durable, ordered end) in the ring, where readers trust all but one round. Batches
-leave the last few positions to control entries.
+`LaneCapacity` has two bounds for the order of a lane with replicas. The first is the ceiling. Positions are reserved in
+the store ahead of ordering, so no position is handed out twice, whatever is lost. The second is one lap above the
+durable end. A replica and a successor must find [durable, ordered end) in the ring, where readers trust all but one
+round. Batches leave the last few positions to control entries.
 
-Sessions are opened, continued, fenced, closed and attached one at a time, at control rate; so is what time does to
-them. Every change of the table is an entry in the log, so that a replay of the log gives the same table.
+Sessions are opened, continued, fenced, closed and attached one at a time, at control rate. Timeouts are handled in the
+same way. Every change of the table is an entry in the log, so a replay of the log gives the same table.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _KEPT_US: Final = FENCED_KEPT_S * 1_000_000
 _ABANDONED_US: Final = int(ABANDONED_S * 1_000_000)
 
 CONTROL_ENTRIES: Final = 4
-"""Order entries that one session request may need."""
+"""Maximum number of order entries that one session request needs."""
 
 _SPARE_MAX: Final = 512
 
@@ -87,7 +87,7 @@ def control(lane: LaneOrder, entry: Entries, now_us: int) -> None:
 
 
 def touched_session(lane: LaneOrder, entry: Entries) -> int | None:
-    """The session whose batches a request must not overtake."""
+    """Find the session whose batches a request must not overtake."""
     table, session = lane.table, int(entry["session"][0])
     if int(entry["kind"][0]) != EntryKind.SESSION_OPEN:
         return session
@@ -132,13 +132,13 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     if handle >= table.handles_reserved:
         lane.out.answer_one(entry, Outcome.BACKPRESSURE)  # until the store has reserved more
         return
-    at = int(entry["low"][0]) - 1  # -1: wherever it is
+    at = int(entry["low"][0]) - 1  # -1: at its current sequence
     if earlier is not None and table.state[earlier] == OPEN:
         fence(lane, earlier, now_us, FenceReason.REPLACED if at < 0 else FenceReason.MOVED)
     continued = int(table.handle[earlier]) if earlier is not None else None
     strong = lane.all_strong or bool(int(entry["flags"][0]) & OPEN_STRONG)
     if earlier is not None:
-        strong = bool(table.strong[earlier])  # windows of the two kinds differ, so a session keeps its kind
+        strong = bool(table.strong[earlier])  # the two kinds have different windows, so a session keeps its kind
     row = table.open(handle, name, now_us, earlier, taken, strong=strong, peer=peer)
     reached = int(table.expected[row])
     table.advance(row, at)
@@ -165,13 +165,13 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
 
 
 def _expected_holder(entry: Entries, holder: int) -> int:
-    """The session that has to hold the name for this request to be carried out; `holder` does if it names none."""
+    """The session that must hold the name for this request to succeed. Without a condition, that is `holder`."""
     asked = int(entry["crc"][0])
     return holder if asked == 0 else asked if asked == NO_SESSION else asked - 1
 
 
 def _victim(lane: LaneOrder, but: list[int], peer: int, now_us: int) -> int | None:
-    """The session that leaves a full table for another one; with `peer`, one of that address."""
+    """Choose the session to evict from a full table. With `peer`, only sessions of that address."""
     table = lane.table
     if (fenced := table.oldest_fenced(but, peer)) is not None:
         return fenced
@@ -179,11 +179,11 @@ def _victim(lane: LaneOrder, but: list[int], peer: int, now_us: int) -> int | No
 
 
 def _make_way(lane: LaneOrder, outlived: list[int], victim: int | None, now_us: int) -> None:
-    """Forget what has to leave: sessions that were outlived, or one if the table is full. Going on never fills it.
+    """Forget outlived sessions, or the victim if the table is full. So continued sessions never fill the table.
 
-    A publisher that moves on in its name does not come back to where it was; and one that continues a session knows of
-    that one, so it never asks for those before it. Two of them leave, since a request whose answer is lost makes one
-    more.
+    A publisher that moves its name to a later sequence does not return to the earlier one. A publisher that continues a
+    session knows that session, so it never asks for those before it in the chain. Two of them are forgotten each time,
+    since a request whose answer is lost adds one more.
     """
     for row in outlived[:2] or ([] if victim is None else [victim]):
         if lane.table.state[row] == OPEN:
@@ -192,7 +192,7 @@ def _make_way(lane: LaneOrder, outlived: list[int], victim: int | None, now_us: 
 
 
 def _close(lane: LaneOrder, entry: Entries, session: int) -> None:
-    """Closing a session that is not there is done already."""
+    """Close a session. An unknown session counts as closed."""
     row = lane.table.row_of(session)
     if row is None:
         lane.out.answer_one(entry, Outcome.CLOSED)
@@ -212,10 +212,10 @@ def _forget(lane: LaneOrder, row: int) -> int:
 
 
 def fence(lane: LaneOrder, row: int, now_us: int, why: FenceReason) -> None:
-    """Order nothing more of this session; refuse what waits, with the sequence where its publisher goes on."""
+    """Order nothing more of this session. Refuse its waiting batches, with the sequence at which it can continue."""
     table = lane.table
     lane.counters.fenced[why] += 1
-    if why is not FenceReason.MOVED:  # that is how some sessions live
+    if why is not FenceReason.MOVED:  # routine for sessions whose name moves
         lane.terms.journal.note(
             "session fenced",
             topic=lane.topic.name,
@@ -241,20 +241,20 @@ def _refuse_waiting(lane: LaneOrder, row: int) -> None:
 
 # --- connections ------------------------------------------------------------------------------------------------------
 def _detach(lane: LaneOrder, row: int, origin: int, now_us: int) -> None:
-    """A broker has no connection of this session any more. When no broker has one, its gaps time out sooner."""
+    """Note that a broker has no connection of this session any more. Without connections, gaps time out sooner."""
     if lane.table.connections.detach(row, origin, now_us):
         lane.look_for_gaps(now_us)
 
 
 def detach_broker(lane: LaneOrder, origin: int, now_us: int) -> None:
-    """A broker incarnation is gone, and all connections with it."""
+    """Detach a broker incarnation that is gone from all sessions of a lane."""
     for row in lane.table.connections.rows_of(origin):
         _detach(lane, row, origin, now_us)
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
 def expire(lane: LaneOrder, now_us: int, most: int = EXPIRED_PER_ROUND_MAX) -> int:
-    """End gaps and sessions whose time is over, at most so many of each. Returns how many."""
+    """End gaps and sessions that have timed out, at most `most` of each. Returns how many."""
     done = 0
     if now_us >= lane.due_us:
         done += _end_gaps(lane, now_us, most)
@@ -283,7 +283,7 @@ def _end_gaps(lane: LaneOrder, now_us: int, most: int) -> int:
 
 
 def _skip(lane: LaneOrder, rows: I64, now_us: int) -> None:
-    """Declare the missing sequences in front of what waits lost, and go on behind them."""
+    """Declare the missing sequences before the first waiting batch lost, and continue after them."""
     table = lane.table
     lane.reserve(len(rows) + table.waiting.total)
     for row in rows.tolist():
@@ -315,23 +315,23 @@ def _end_sessions(lane: LaneOrder, now_us: int, most: int) -> int:
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
 class LaneCapacity:
-    """The bounds of one lane. `stop_index` and `stop_seq` are where its batches have to stop, as far as is known."""
+    """The bounds of one lane. Its batches must stop at `stop_index` and `stop_seq`, as known at the last refresh."""
 
     def __init__(self, slots: int, round_entries: int, find_durable: Callable[[], int]) -> None:
         self._lap, self._find = slots - round_entries, find_durable
-        self._spare = min(_SPARE_MAX, round_entries // 2)  # less than a round: what waits always leaves room for some
+        self._spare = min(_SPARE_MAX, round_entries // 2)  # less than a round: waiting batches never fill the lap
         self.durable = 0
         self.ceiling = LanePosition(0, 0)
         self.stop_index = self.stop_seq = 0
         self.refresh()
 
     def raise_to(self, ceiling: LanePosition) -> None:
-        """The store has reserved positions up to here."""
+        """Raise the ceiling: the store has reserved positions up to here."""
         self.ceiling = ceiling
         self._bound()
 
     def refresh(self) -> None:
-        """Look how far the lane is durable now."""
+        """Count how far the lane is durable now."""
         self.durable = max(self.durable, self._find())
         self._bound()
 
@@ -341,13 +341,13 @@ class LaneCapacity:
         self.stop_index, self.stop_seq = self._stop - self._spare, seq
 
     def controls(self, next_index: int) -> int:
-        """For how many more entries of any kind there is capacity."""
+        """The capacity for more entries of any kind."""
         if next_index + CONTROL_ENTRIES > self._stop:
             self.refresh()
         return max(0, self._stop - next_index)
 
     def admits(self, next_index: int, next_seq: int, entries: Entries, waiting: int, records: int) -> bool:
-        """Whether all of these can be decided on, whatever they turn out to need.
+        """Whether there is capacity for all of these entries, whatever the decisions on them are.
 
         `waiting` batches with `records` records may be ordered together with them.
         """
@@ -363,7 +363,7 @@ class LaneCapacity:
         return next_index + most <= self.stop_index
 
     def admitted(self, next_index: int, next_seq: int, entries: Entries, waiting: int, records: int) -> Flags:
-        """Which of these can be decided on (flags): requests first, then batches as they came."""
+        """Flag the entries for which there is capacity: requests first, then batches in arrival order."""
         is_batch = entries["kind"] == EntryKind.BATCH
         requests = min(int(np.count_nonzero(~is_batch)), self.controls(next_index) // CONTROL_ENTRIES)
         batches = max(0, self.stop_index - next_index - CONTROL_ENTRIES * requests - waiting)
@@ -381,12 +381,12 @@ def _needs(entries: Entries) -> int:
 
 # --- the lane ---------------------------------------------------------------------------------------------------------
 def valid_from(ring: RingReader, start: int) -> Entries:
-    """The valid contiguous entries from `start` on."""
+    """Read the valid contiguous entries from `start`."""
     return join([np.empty(0, dtype=ORDER), *ring.valid_runs(start)])
 
 
 def valid_suffix(ring: RingReader, start: int, end: int) -> Entries:
-    """The longest run of valid entries that ends at `end`."""
+    """Read the longest run of valid entries that ends at `end`."""
     entries = ring.load(start, end)
     wrong = (entries[ring.commit] != np.arange(start, end, dtype=np.uint64)) | ~sealed(entries)
     bad = np.flatnonzero(wrong)
@@ -394,7 +394,7 @@ def valid_suffix(ring: RingReader, start: int, end: int) -> Entries:
 
 
 class LedEpoch(NamedTuple):
-    """An epoch that this process leads: where it writes, and by which sizes."""
+    """An epoch that this process leads: its regions and their sizes."""
 
     env: Env
     fabric: Fabric
@@ -420,29 +420,29 @@ class Lane:
         self._now_us = 0
         self._unpublished = False
         self.capacity: LaneCapacity | None = None  # bounds, if the lane has replicas
-        self.bells: tuple[str, ...] = ()  # of replicas to wake when it grows
-        self.first_bells: tuple[str, ...] = ()  # of replicas to wake when it grows by a batch that came alone
-        self._unreported: list[int] = []  # rows of sessions that a restart ended: first of all the log has to say so
+        self.bells: tuple[str, ...] = ()  # of replicas to wake when the lane grows
+        self.first_bells: tuple[str, ...] = ()  # of replicas to wake when the lane grows by a lone batch
+        self._unreported: list[int] = []  # rows of sessions that a restart fenced, not yet in the log; they come first
         order.begin(terms or LaneTerms(), self._reserve)
 
     def close(self) -> None:
-        """Let go of the order: each names the other."""
+        """Release the order. Lane and order refer to each other."""
         self.order.end()
 
     def limit(self, find_durable: Callable[[], int]) -> None:
-        """The lane has replicas: order no further than what they have made durable allows."""
+        """Bound the order of a lane with replicas by its durable end."""
         self.capacity = LaneCapacity(self.slots, self._round_entries, find_durable)
 
     def wake(self, replicas: Sequence[str], first: Sequence[str]) -> None:
-        """Wake these replicas when the lane grows; only the first ones for a batch that came alone."""
+        """Wake these replicas when the lane grows; only those in `first` for a lone batch."""
         self.bells, self.first_bells = tuple(replicas), tuple(first)
 
     def report_fences(self, rows: list[int]) -> None:
-        """A restart fenced these sessions: before anything else is ordered, the log says so."""
+        """Append fences of these sessions, which a restart fenced, to the log before anything else is ordered."""
         self._unreported = rows
 
     def inherit(self, entries: Entries, now_us: int) -> None:
-        """Re-issue what an earlier epoch ordered, unchanged, as far as readers may still ask for it."""
+        """Re-issue the entries of an earlier epoch, unchanged, as far as readers may still need them."""
         entries = entries[-(self._ring.slots - self._round_entries) :]
         first = self.order.next_index - len(entries)
         self._ring.next = self._checkpoint.index = first
@@ -452,19 +452,19 @@ class Lane:
         self.publish()
 
     def inherit_more(self, entries: Entries) -> None:
-        """The same of what it has ordered since; the checkpoint covers all that was inherited before."""
+        """Re-issue entries that the earlier epoch ordered since. The checkpoint covers all entries inherited before."""
         if len(entries):
             self._ring.write(entries, self._checkpoint.index)
         self.publish()
 
     @property
     def slots(self) -> int:
-        """How many entries the ring has."""
+        """The number of slots of the ring."""
         return self._ring.slots
 
     # --- deciding -----------------------------------------------------------------------------------------------------
     def decide(self, entries: Entries, now_us: int, wall_us: int) -> None:
-        """Order batches and carry out requests. A request does not overtake earlier batches of its session."""
+        """Order batches and process requests. A request does not overtake earlier batches of its session."""
         self._begin(now_us, wall_us)
         if self.capacity is not None and not len(entries := self._admit(self.capacity, entries)):
             return
@@ -485,7 +485,7 @@ class Lane:
             self.order.order(pick(entries, batches[done:]), now_us)
 
     def decide_one(self, pending: Line, origin: int, now_us: int, wall_us: int) -> tuple[int, int] | None:
-        """Order, write and flush a batch that is alone in its round. None: nothing was done, it needs `decide`."""
+        """Order, write and flush the only batch of a round. Returns None, with no effect, when it needs `decide`."""
         capacity, order = self.capacity, self.order
         if capacity is not None:
             if (
@@ -503,7 +503,7 @@ class Lane:
         return position
 
     def _admit(self, capacity: LaneCapacity, entries: Entries) -> Entries:
-        """What there is capacity for, and what needs none; the rest is answered.
+        """Select the entries for which there is capacity, or which need none. Answer the others BACKPRESSURE.
 
         A batch that our predecessor ordered and did not answer is not refused: its broker would free the payload.
         """
@@ -523,7 +523,7 @@ class Lane:
         return pick(entries, admitted)
 
     def expire(self, now_us: int, wall_us: int) -> int:
-        """End gaps and sessions whose time is over. Returns how many."""
+        """End gaps and sessions that have timed out. Returns how many."""
         if self._unreported:
             return self._append_fences(now_us, wall_us)
         if now_us < self.due_us:
@@ -538,16 +538,16 @@ class Lane:
 
     @property
     def due_us(self) -> int:
-        """When time has something to do here, at the earliest."""
+        """The earliest deadline of this lane."""
         return NEVER if self._unreported else min(self.order.due_us, self.order.idle_due_us)
 
     @property
     def can_fence(self) -> bool:
-        """Whether a session's end can go to the log now."""
+        """Whether there is capacity to fence a session now."""
         return self.capacity is None or self.capacity.controls(self.order.next_index) > 0
 
     def _append_fences(self, now_us: int, wall_us: int) -> int:
-        """Let the log say that sessions ended with a restart, as far as there is capacity."""
+        """Append the fences of sessions that a restart ended, as far as there is capacity."""
         count = len(self._unreported)
         if self.capacity is not None:
             count = min(count, self.capacity.controls(self.order.next_index), self._round_entries)
@@ -573,7 +573,7 @@ class Lane:
         return self._checkpoint.index if self.capacity is None else min(self._checkpoint.index, self.capacity.durable)
 
     def seq_at(self, index: int) -> int | None:
-        """The seq at which an index that is still in the ring begins; all was written. None when it is not there."""
+        """Look up the seq at an index; None when it is not in the ring. All decided entries must be written."""
         if index == self._ring.next:
             return self.order.next_seq
         if index > self._ring.next:
@@ -587,13 +587,13 @@ class Lane:
         self._write_checkpoint(now_us)
 
     def save_if_due(self, now_us: int) -> bool:
-        """Write a checkpoint if the last one is old. True if nothing is left for a next one."""
+        """Write a checkpoint if the last one is old. True if a checkpoint covers all entries."""
         if now_us - self.order.counters.checkpoint_at_us >= _CHECKPOINT_US:
             self.save(now_us)
         return self._checkpoint.index >= self.order.next_index
 
     def _reserve(self, count: int) -> None:
-        """Make sure that `count` more decisions fit the ring. Table and decisions agree at this moment."""
+        """Ensure that `count` more decisions fit the ring. Table and decisions agree at this moment."""
         uncovered = self.order.next_index - self._checkpoint.index
         if uncovered + count > self._ring.slots or uncovered >= self._ring.slots // 4:
             self.save(self._now_us)
@@ -622,7 +622,7 @@ class Lane:
         return True
 
     def publish(self) -> None:
-        """Let readers see all that was written."""
+        """Publish all entries that were written."""
         self._ring.publish()
         self._words[1], self._words[0] = self.order.next_seq, self._ring.next
         self._frontiers.flush(self._line, 16)

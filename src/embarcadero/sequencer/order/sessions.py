@@ -1,28 +1,28 @@
-"""The sessions of one lane as columns of numbers, and the reorder buffer where batches of all lanes wait for a gap.
+"""The sessions of one lane as columns of numbers, and the reorder buffer, where batches of all lanes wait for a gap.
 
-Theory of operation. A session's row is `handle & mask`: handles grow and are never reused, and the allocator skips
-those whose row is taken, so a lookup is one comparison (`live[row] == handle`), without hashing in the hot path. A
+Theory of operation. A session's row is `handle & mask`. Handles grow and are never reused, and the allocator skips
+handles whose row is taken. So a lookup is one comparison (`live[row] == handle`), without hashing in the hot path. A
 round looks up thousands of sessions with a handful of array reads.
 
-Each row has a window of W slots; sequence s lives in slot s mod W. A slot belongs to s iff its `tag` is s + 1. For a
-sequence in the log, the slot has index, seq and CRC; for one that waits (strong: s > expected), `index` is its slot of
-the reorder buffer. A sequence that enters the window displaces the one W before it, which the publisher settled long
+Each row has a window of W slots; sequence s is in slot s mod W. A slot belongs to s iff its `tag` is s + 1. For a
+sequence in the log, the slot has index, seq and CRC. For a waiting sequence (strong: s > expected), `index` is its slot
+of the reorder buffer. A sequence that enters the window displaces the one W before it, which the publisher settled long
 ago. A window is W * 28 bytes; the operating system commits memory only for rows that were ever used.
 
-Each session is strong or weak for life. A strong session's batches keep their submission order: those behind a gap
-wait. A weak session never waits. Both kinds may share a lane. A window covers the last W sequences below `expected`
-of a strong session, and W sequences from `low` on of a weak one.
+Each session is strong or weak for life. A strong session's batches keep their submission order: batches after a gap
+wait. A weak session never waits. Both kinds may share a lane. The window of a strong session covers the last W
+sequences below `expected`. The window of a weak session covers W sequences from `low` on.
 
-A session that continues another inherits its kind and its window and counts on in the same sequence space. The earlier
-one is fenced and remembers its successor, so that its holder can ask again when an answer was lost; TAKEN means that
-another publisher opened the name, and the earlier holder is out.
+A session that continues another inherits its kind and its window, and continues in the same sequence space. The earlier
+session is fenced and remembers its successor, so that its holder can ask again when an answer was lost. TAKEN means
+that another publisher opened the name, so the earlier holder cannot continue.
 
 Ordering is arithmetic on the columns: other modules read them. Only the classes of this module write them.
 
 The reorder buffer has slots shared by all lanes, and a copy in the fabric. A slot is written before its pending slot is
-given free, and zeroed only after its outcome is flushed; so at any crash a waiting batch is in the pending ring, or
-here, or has its outcome. A slot given free in a round may be used again in the same round, because the fabric's copy is
-written after the round's outcomes are flushed.
+freed, and zeroed only after its outcome is flushed. So after any crash a waiting batch is in the pending ring, or in
+the copy, or has its outcome. A slot that was released in a round may be reused in the same round, because the fabric's
+copy is written after the round's outcomes are flushed.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from embarcadero.types import NO_INDEX, NO_SESSION, EntryKind
 
 FREE, OPEN, FENCED = 0, 1, 2
 NEVER: Final = (1 << 63) - 1
-"""A time that does not come."""
+"""A time that never comes."""
 
 NO_SESSION_HERE: Final = 1 << 32
-"""In a row: no session. No session has this handle."""
+"""Value of a row without a session. No session has this handle."""
 
 TAKEN: Final = NO_SESSION - 1
-"""As a successor: another publisher opened the session's name."""
+"""Value of `successor`: another publisher opened the session's name."""
 
 LOST: Final = NO_INDEX - 1
-"""As an index in a window: the sequence was skipped."""
+"""Value of `index` in a window: the sequence was skipped."""
 
 _LAZY_BYTES_MIN: Final = 64 * KIB
 _LED_MAX: Final = 8
@@ -65,9 +65,9 @@ U64 = npt.NDArray[np.uint64]
 
 
 def zeros(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Zeros for which memory is committed when it is written to, and not before, however large the array is.
+    """Make an array of zeros whose memory is committed only when it is written.
 
-    The C library may clear freed memory instead, and the system gives memory for all of it: a takeover waits for that.
+    For `np.zeros` the C library may clear freed memory instead. Then all of it is committed, which delays a takeover.
     """
     size = count * np.dtype(dtype).itemsize
     if size < _LAZY_BYTES_MIN:
@@ -77,7 +77,7 @@ def zeros(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 # --- groups of columns ------------------------------------------------------------------------------------------------
 class Windows:
-    """What became of the sequences in the windows of all rows, by slot."""
+    """Outcomes of the sequences in the windows of all rows, by slot."""
 
     def __init__(self, rows: int) -> None:
         slots = rows * W
@@ -87,14 +87,14 @@ class Windows:
         self.crc: U32 = zeros(slots, dtype=np.uint32)
 
     def claim(self, slots: I64) -> Flags:
-        """Let new batches claim their slots, and return which ones are the first with their sequence."""
+        """Claim the slots of new batches. Returns which batches are the first with their sequence."""
         numbers = np.arange(len(slots), dtype=np.uint64)
-        self.index[slots[::-1]] = numbers[::-1]  # of several stores to one slot the last stays
+        self.index[slots[::-1]] = numbers[::-1]  # of several stores to one slot the last one remains
         first: Flags = self.index.take(slots) == numbers
         return first
 
     def claim_all(self, slots: I64) -> U64 | None:
-        """The same if all of these batches are the first: their numbers, which their slots have now. None if not."""
+        """Claim the slots of batches that are all the first. Returns their numbers, now in their slots; None if not."""
         numbers = np.arange(len(slots), dtype=np.uint64)
         self.index[slots] = numbers
         return numbers if np.array_equal(self.index.take(slots), numbers) else None
@@ -104,19 +104,19 @@ class Windows:
         self.tag[slots], self.index[slots], self.seq[slots], self.crc[slots] = seqs + 1, index, seq, crcs
 
     def learn(self, mine: Flags, slots: I64, batches: Entries) -> None:
-        """Note the positions of ordered batches where the windows only know that they are stored."""
+        """Note the positions of ordered batches that the windows only know as stored."""
         stored = self.tag[slots] == batches["session_seq"].astype(np.int64) + 1
         known = mine & stored & (self.index[slots] == NO_INDEX)
         at = slots[known]
         self.index[at], self.seq[at], self.crc[at] = (batches[name][known] for name in ("index", "seq", "crc"))
 
     def restore(self, rows: I64, seqs: I64, stored: Flags, lost: Flags) -> None:
-        """Fill whole windows; positions of what is stored are not known."""
+        """Fill whole windows. Positions of stored sequences are unknown."""
         self.tag.reshape(-1, W)[rows] = np.where(stored | lost, seqs + 1, 0)
         self.index.reshape(-1, W)[rows] = np.where(lost, np.uint64(LOST), np.uint64(NO_INDEX))
 
     def clear(self, slots: I64 | slice) -> None:
-        """Forget what was in these slots."""
+        """Clear these slots."""
         self.tag[slots] = 0
 
     def copy(self, source: int, target: int) -> None:
@@ -140,23 +140,23 @@ class WaitingSessions:
         self.gap_us: I64 = np.full(rows, NEVER, dtype=np.int64)  # since when a gap is open
 
     def begin(self, rows: I64, now_us: int) -> None:
-        """One batch of each of these sessions (repeated rows: several) begins to wait."""
+        """Count one more waiting batch for each of these rows (a repeated row: several)."""
         np.add.at(self.count, rows, 1)
         self.total += len(rows)
         self.gap_us[rows] = np.minimum(self.gap_us[rows], now_us)
 
     def end(self, rows: I64) -> None:
-        """One batch of each of these sessions (repeated rows: several) waits no longer."""
+        """Count one waiting batch less for each of these rows (a repeated row: several)."""
         np.subtract.at(self.count, rows, 1)
         self.total -= len(rows)
 
     def end_all(self, row: int) -> None:
-        """No batch of this session waits any longer."""
+        """Count no waiting batch of this session any more."""
         self.total -= int(self.count[row])
         self.count[row], self.gap_us[row] = 0, NEVER
 
     def restart_gaps(self, rows: I64, now_us: int) -> bool:
-        """Begin gaps anew, where batches still wait. True if some do."""
+        """Restart the gaps of sessions in which batches still wait. True if there are any."""
         still = self.count.take(rows) > 0
         self.gap_us[rows] = np.where(still, now_us, NEVER)
         return bool(still.any())
@@ -167,24 +167,24 @@ class WaitingSessions:
 
     @property
     def oldest_us(self) -> int:
-        """Since when the oldest gap is open; NEVER without one."""
+        """When the oldest gap opened; NEVER without one."""
         return int(self.gap_us.min())
 
 
 class Connections:
-    """Which brokers have a connection of which session."""
+    """The brokers that have a connection of each session."""
 
     def __init__(self, rows: int) -> None:
         self.brokers: dict[int, set[int]] = {}  # row -> region handles
-        self.departed_us: I64 = np.full(rows, NEVER, dtype=np.int64)  # since when no broker has one
+        self.departed_us: I64 = np.full(rows, NEVER, dtype=np.int64)  # since when no broker has a connection
 
     def attach(self, row: int, origin: int) -> None:
-        """A broker has a connection of this session."""
+        """Note that a broker has a connection of this session."""
         self.brokers.setdefault(row, set()).add(origin)
         self.departed_us[row] = NEVER
 
     def detach(self, row: int, origin: int, now_us: int) -> bool:
-        """A broker has no connection of this session any more. True if no other one has, either."""
+        """Note that a broker has no connection of this session any more. True if no other broker has one."""
         brokers = self.brokers.get(row, set())
         brokers.discard(origin)
         if not brokers:
@@ -196,26 +196,26 @@ class Connections:
         return [row for row, brokers in self.brokers.items() if origin in brokers]
 
     def forget(self, row: int) -> None:
-        """The session is gone."""
+        """Forget a session that is gone."""
         self.departed_us[row] = NEVER
         self.brokers.pop(row, None)
 
 
 class Peers:
-    """Which address opened which session; 0: unknown, as after a takeover."""
+    """The address that opened each session; 0: unknown, as after a takeover."""
 
     def __init__(self, rows: int) -> None:
         self.address: U32 = zeros(rows, dtype=np.uint32)
-        self.counts: Counter[int] = Counter()  # how many rows each address has
+        self.counts: Counter[int] = Counter()  # number of rows of each address
 
     def note(self, row: int, address: int) -> None:
-        """This address opened a session."""
+        """Note the address that opened a session."""
         self.address[row] = address
         if address:
             self.counts[address] += 1
 
     def forget(self, row: int) -> None:
-        """The session is gone."""
+        """Forget a session that is gone."""
         if address := int(self.address[row]):
             self.counts[address] -= 1
             if not self.counts[address]:
@@ -223,7 +223,7 @@ class Peers:
             self.address[row] = 0
 
     def are(self, rows: I64, address: int) -> Flags:
-        """Which of these rows an address has; address 0 stands for all addresses."""
+        """Flag the rows of an address; address 0 stands for all addresses."""
         found: Flags = (self.address[rows] == address) | (address == 0)
         return found
 
@@ -232,7 +232,7 @@ class SessionTable:
     """Rows of sessions."""
 
     def __init__(self, sessions: int, rows: int | None = None) -> None:
-        """`sessions`: how many there may be. `rows`: have more rows than they need, as many as another table has."""
+        """Make a table for at most `sessions` sessions. `rows` makes it as large as another table."""
         self.sessions_max = sessions
         self.mask = (1 << (sessions if rows is None else rows).bit_length()) - 1  # one row is always free
         count = self.capacity
@@ -254,7 +254,7 @@ class SessionTable:
 
     @property
     def capacity(self) -> int:
-        """How many rows there are: more than there may be sessions."""
+        """Number of rows: more than the maximum number of sessions."""
         return self.mask + 1
 
     # --- handles ------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class SessionTable:
         return row if int(self.handle[row]) == handle else None
 
     def free_handle(self) -> int | None:
-        """The next handle whose row is free; None when all handles are used up."""
+        """Find the next handle whose row is free; None when all handles are used up."""
         start = self.next_handle & self.mask
         free = np.flatnonzero(self.state == FREE)
         at = int(free[np.searchsorted(free, start) % len(free)])
@@ -272,37 +272,37 @@ class SessionTable:
         return handle if handle < TAKEN else None
 
     def reserve_handles(self, below: int) -> None:
-        """The store has reserved the handles below this one."""
+        """Allow handles below this one: the store has reserved them."""
         self.handles_reserved = min(TAKEN, below)
 
     def count_on(self, handle: int) -> None:
-        """Hand out no handle below this one: a session had it."""
+        """Hand out no handle below this one, because a session had it."""
         self.next_handle = max(self.next_handle, handle)
 
     def pass_over(self, reserved: int) -> None:
-        """Hand out no handle below `reserved`: it may belong to a session that is lost.
+        """Hand out no handle below `reserved`, because it may belong to a lost session.
 
-        The rows go on in turn, in a table of any size: the handles of the log take no more rows than if none were left
-        out, so that a table can be made of the log alone.
+        The rows continue in turn, for a table of any size. So the handles in the log take no more rows than without
+        skipped handles, and a table can be made from the log alone.
         """
         if reserved > self.next_handle:
             span = max(self.capacity, CEILING_AHEAD_HANDLES)
             self.next_handle = reserved + (self.next_handle - reserved) % span
 
-    # --- which session has to leave -----------------------------------------------------------------------------------
+    # --- eviction -----------------------------------------------------------------------------------------------------
     def has_its_share(self, peer: int, share: float) -> bool:
-        """Whether an address has as many rows as it may have: a share of those that are not of unknown addresses.
+        """Whether an address has its maximum of rows: a share of the rows that are not of unknown addresses.
 
-        So one address never fills the table, not even with what it left behind before a takeover.
+        So one address never fills the table, not even together with its sessions from before a takeover.
         """
         counts = self.peers.counts
         return peer != 0 and counts[peer] >= max(1, int(share * (self.sessions_max - (self.used - counts.total()))))
 
     def oldest_fenced(self, but: Sequence[int], peer: int = 0) -> int | None:
-        """The row of the fenced session that was quiet for longest, one to come back only at last; none of `but`.
+        """Find the fenced session that was quiet for longest, except the rows in `but`. Returns its row.
 
-        One that was continued is as good as any other: its publisher may not have heard of it yet. `peer`: only of
-        this address.
+        Sessions that can still be continued by their name are chosen last. A session that was already continued counts
+        like any other: its publisher may not know that yet. With `peer`, only sessions of this address.
         """
         fenced = np.flatnonzero(self.state == FENCED)
         fenced = fenced[~np.isin(fenced, but) & self.peers.are(fenced, peer)]
@@ -311,10 +311,10 @@ class SessionTable:
         return int(fenced[np.lexsort((self.active_us[fenced], self.awaited(fenced)))[0]])
 
     def oldest_abandoned(self, before_us: int, peer: int = 0) -> int | None:
-        """The row of the session that has had no connection for longest, and since before a time.
+        """Find the session that has had no connection for longest, and since before a time. Returns its row.
 
-        Sessions with a name stay: their publishers may continue them much later. So do sessions with batches that wait.
-        `peer`: only of this address.
+        Sessions with a name stay, since their publishers may continue them much later. Sessions with waiting batches
+        stay too. With `peer`, only sessions of this address.
         """
         departed_us = self.connections.departed_us
         gone = np.flatnonzero((departed_us <= before_us) & (self.state == OPEN) & (self.name == 0))
@@ -322,7 +322,7 @@ class SessionTable:
         return int(gone[np.argmin(departed_us[gone])]) if len(gone) else None
 
     def awaited(self, rows: I64) -> Flags:
-        """Which of these may still be continued by their name."""
+        """Flag the rows of sessions that can still be continued by their name."""
         named: Flags = (self.name[rows] != 0) & (self.successor[rows] == NO_SESSION)
         return named
 
@@ -362,23 +362,23 @@ class SessionTable:
         self.windows.copy(earlier, row)
 
     def advance(self, row: int, expected: int) -> None:
-        """A session that was opened at a sequence goes on there, and never comes back to those before it."""
+        """Move a session to the sequence at which it was opened. It never returns to earlier sequences."""
         if expected > self.expected[row]:
             self.expected[row] = self.low[row] = expected
 
     def mark_lost(self, row: int, start: int, stop: int) -> None:
-        """The sequences [start, stop) of this session will never come: it goes on behind them."""
+        """Mark the sequences [start, stop) of a session as lost. The session continues after them."""
         lost = np.arange(start, stop)
         slots = row * W + (lost & W_MASK)
         self.windows.tag[slots], self.windows.index[slots] = lost + 1, LOST
         self.expected[row] = stop
 
     def fence(self, row: int, now_us: int) -> None:
-        """No more batches of this session. What waited was taken out before."""
+        """Accept no more batches of this session. Its waiting batches must be removed before."""
         self.state[row], self.live[row], self.active_us[row] = FENCED, NO_SESSION_HERE, now_us
 
     def forget(self, row: int) -> None:
-        """The session is gone; its row is free."""
+        """Forget a session and free its row."""
         name, handle = int(self.name[row]), int(self.handle[row])
         if self.by_name.get(name) == handle:
             del self.by_name[name]
@@ -390,16 +390,16 @@ class SessionTable:
         self.used -= 1
 
     def newest(self, row: int) -> int | None:
-        """The last in the chain of sessions that continue this one; None when that one is gone. Check for TAKEN."""
+        """Find the last in the chain of sessions that continue this one; None when it is gone. Check it for TAKEN."""
         found: int | None = row
         while found is not None and int(self.successor[found]) < TAKEN:
             found = self.row_of(int(self.successor[found]))
         return found
 
     def before(self, row: int) -> list[int]:
-        """The rows of those that led to this session, each continued by the next one, the oldest first; of many, a few.
+        """Find the sessions before this one in its chain, oldest first, but only the last few.
 
-        No caller needs more: each look costs a pass over the table.
+        No caller needs more, and each step costs a pass over the table.
         """
         chain: list[int] = []
         while len(chain) < _LED_MAX and len(found := np.flatnonzero(self.successor == np.uint32(self.handle[row]))):
@@ -409,7 +409,7 @@ class SessionTable:
 
     # --- many at once (each round) ------------------------------------------------------------------------------------
     def touch(self, rows: I64, now_us: int) -> None:
-        """These sessions are in use now."""
+        """Note that these sessions are in use now."""
         self.active_us[rows] = now_us
 
     def raise_lows(self, rows: I64, lows: I64) -> None:
@@ -417,17 +417,17 @@ class SessionTable:
         np.maximum.at(self.low, rows, lows)
 
     def expect_after(self, rows: I64, seqs: I64) -> None:
-        """Expect what comes after the highest of these sequences, which may come in any order."""
+        """Expect the sequence after the highest of these, which may be in any order."""
         np.maximum.at(self.expected, rows, seqs + 1)
 
     def expect_next(self, rows: I64, seqs: I64) -> None:
-        """Expect what comes after these sequences, which ascend in each session: the last one stays."""
+        """Expect the sequence after these, which ascend in each session: the last store remains."""
         self.expected[rows] = seqs + 1
 
     def append_one(self, row: int, low: int, sequence: int, index: int, seq: int, crc: int, now_us: int) -> None:
-        """One batch is in the log here: a strong session's next (`low` is -1), or a new one of a weak session.
+        """Note the position of one batch: the next of a strong session (`low` is -1), or a new one of a weak session.
 
-        The window of a weak session begins at `low` from here on, which is not below where it began.
+        From now on the window of a weak session begins at `low`, which is not below its previous start.
         """
         windows, slot, after = self.windows, row * W + (sequence & W_MASK), sequence + 1
         if low < 0:
@@ -438,28 +438,28 @@ class SessionTable:
         windows.tag[slot], windows.index[slot], windows.seq[slot], windows.crc[slot] = after, index, seq, crc
 
     def waiting_of(self, rows: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
-        """All batches of these (distinct) sessions that wait: (row, sequence, slot of the reorder buffer) of each."""
+        """Find all waiting batches of these (distinct) sessions: row, sequence, and slot of the reorder buffer."""
         tags = self.windows.tag.reshape(-1, W)[rows]
         at, slot = np.nonzero(tags > self.expected[rows][:, None])
         owner = rows[at]
         return owner, tags[at, slot] - 1, self.windows.index.take(owner * W + slot).astype(np.int64)
 
     def hold(self, rows: I64, seqs: I64, buffered: I64, crcs: U32, now_us: int) -> None:
-        """Batches begin to wait in these slots of the reorder buffer."""
+        """Note that batches begin to wait in these slots of the reorder buffer."""
         slots = rows * W + (seqs & W_MASK)
         self.windows.tag[slots], self.windows.index[slots], self.windows.crc[slots] = seqs + 1, buffered, crcs
         self.waiting.begin(rows, now_us)
 
     def drop_waiting(self, row: int) -> I64:
-        """Take out everything that waits in a session. Returns the slots of the reorder buffer."""
+        """Remove all waiting batches of a session. Returns their slots of the reorder buffer."""
         _, seqs, buffered = self.waiting_of(np.array([row]))
         self.windows.clear(row * W + (seqs & W_MASK))
         self.waiting.end_all(row)
         return buffered
 
-    # --- coming back --------------------------------------------------------------------------------------------------
+    # --- restore and replay -------------------------------------------------------------------------------------------
     def restore(self, saved: Entries, strong: Flags, active_us: I64) -> I64:
-        """Fill an empty table with the rows of a checkpoint, windows left out. Returns where they are."""
+        """Fill an empty table with the rows of a checkpoint, without their windows. Returns the row numbers."""
         rows = saved["handle"].astype(np.int64) & self.mask
         self.handle[rows], self.successor[rows], self.state[rows] = saved["handle"], saved["successor"], saved["state"]
         self.expected[rows], self.low[rows], self.name[rows] = saved["expected"], saved["low"], saved["name"]
@@ -473,7 +473,7 @@ class SessionTable:
         return rows
 
     def replay(self, entries: Entries, now_us: int) -> None:
-        """Ordered batches are in the log."""
+        """Apply ordered batches of the log."""
         rows, seqs = entries["session"].astype(np.int64) & self.mask, entries["session_seq"].astype(np.int64)
         slots = rows * W + (seqs & W_MASK)
         self.windows.store(slots, seqs, entries["index"], entries["seq"], entries["crc"])
@@ -481,14 +481,14 @@ class SessionTable:
         self.touch(rows, now_us)
 
     def follow_lows(self) -> None:
-        """Move the windows of weak sessions up: `low` is never more than a window behind, and no entry carries it."""
-        rows = np.flatnonzero(self.state)  # few of very many: the memory of the others is not touched
+        """Move the windows of weak sessions up. `low` is at most a window behind, and order entries do not have it."""
+        rows = np.flatnonzero(self.state)  # few of very many rows: the memory of the others is not touched
         rows = rows[~self.strong[rows]]
         if len(rows):
             self.low[rows] = np.maximum(self.low[rows], self.expected[rows] - W)
 
     def assume_connected(self, origin: int) -> None:
-        """Take all open sessions for connected, by way of `origin`: where their publishers are is not known."""
+        """Consider all open sessions connected through `origin`: their real connections are unknown."""
         for row in np.flatnonzero(self.state == OPEN).tolist():
             self.connections.attach(row, origin)
 
@@ -500,14 +500,14 @@ _NONE: Final[Slots] = np.empty(0, dtype=np.int64)
 _LINE = np.dtype(f"V{LINE_BYTES}")
 _FEW = 256
 _FIRST = 2_048
-"""Where free slots are looked for first: usually few batches wait, and low slots stay close together."""
+"""Free slots are searched here first. Usually few batches wait, so the used slots stay close together."""
 
 _FLUSH_ACROSS = 16
-"""Flushing a few untouched lines between two slots is cheaper than another call."""
+"""Flushing up to this many untouched lines between two slots is cheaper than another call."""
 
 
 class ReorderBuffer:
-    """The slots as the sequencer knows them. Dirty ones differ from the fabric."""
+    """The sequencer's copy of the slots. Dirty slots differ from the fabric."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -518,7 +518,7 @@ class ReorderBuffer:
         self.by_origin = np.zeros(REGION_HANDLES + 1, dtype=np.int64)
 
     def resize(self, slots: int) -> None:
-        """Have so many slots; no batch waits yet."""
+        """Change the number of slots, while no batch waits."""
         invariant(not self.used, "no batch waits while the reorder buffer is made larger")
         self.slots = slots
         self.entries = np.zeros(slots, dtype=PENDING)
@@ -531,7 +531,7 @@ class ReorderBuffer:
         return self.slots - self.used
 
     def hold(self, entries: Entries) -> Slots:
-        """Keep these entries; there are enough free slots."""
+        """Put entries into free slots, of which there must be enough."""
         invariant(len(entries) <= self.free, "waiting batches fit their slots")
         slots = (~self._taken[:_FIRST]).nonzero()[0]
         if len(slots) < len(entries):
@@ -545,7 +545,7 @@ class ReorderBuffer:
         return slots
 
     def release(self, slots: Slots) -> None:
-        """These have their outcome."""
+        """Free the slots of batches that have their outcome."""
         self._taken[slots] = False
         self._dirty.append(slots)
         self.used -= len(slots)
@@ -556,14 +556,14 @@ class ReorderBuffer:
         return np.flatnonzero(self._taken & (self.entries["lane"] == lane))
 
     def take_dirty(self) -> tuple[Slots, Slots]:
-        """Slots whose copy must be written, and slots whose copy must be zeroed, since the last call."""
+        """Return slots whose copy must be written, and slots whose copy must be zeroed, since the last call."""
         if not self._dirty:
             return _NONE, _NONE
         dirty = np.concatenate(self._dirty)
         self._dirty.clear()
         if len(dirty) < _FEW:
             dirty = np.unique(dirty)
-        else:  # flags are quicker than sorting many
+        else:  # for many slots, flags are faster than sorting
             flags = np.zeros(self.slots, dtype=bool)
             flags[dirty] = True
             dirty = flags.nonzero()[0]
@@ -606,11 +606,11 @@ def create_reorder_region(fabric: Fabric, name: str, slots: int) -> ReorderRegio
 
 
 def read_waiting(fabric: Fabric, name: str) -> Entries:
-    """All whole entries that an earlier sequencer kept waiting."""
+    """Read the valid waiting batches of an earlier sequencer."""
     region = fabric.attach(name)
     stop = SLOTS_OFFSET + region.shape.slots * LINE_BYTES
     require_shape(region, stop <= region.shape.size)
     region.invalidate(SLOTS_OFFSET, region.shape.slots * LINE_BYTES)
     there = region.data[SLOTS_OFFSET:stop].view(PENDING)
-    entries = pick(there, there["kind"] == EntryKind.BATCH)  # few of very many: only these are copied and checked
+    entries = pick(there, there["kind"] == EntryKind.BATCH)  # only these few are copied and checked
     return pick(entries, sealed(entries) & (entries["kind"] == EntryKind.BATCH))

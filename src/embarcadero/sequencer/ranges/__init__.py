@@ -1,1 +1,1 @@
-"""Keep what is ordered on enough disks: open ranges, their seals, and lanes that come back after a loss."""
+"""Keep ordered entries on enough disks: open ranges, seals, and the recovery of lanes after a loss."""

@@ -1,16 +1,16 @@
-"""Open ranges: which replicas keep which lane on disk, how far it is durable, and when other replicas have to go on.
+"""Open ranges: which replicas keep each lane on disk, how far the lane is durable, and when replicas must change.
 
-Theory of operation. The epoch's range words say which range of a lane is open. A word is closing, flushed and fenced,
-before the sealer reads a single durable line, and a counter looks at the word again after its own reads: so either the
-counter sees that the range is closing, or the sealer sees every line that was counted. The end is the A-th largest line
-of all R replicas, dead ones included, and the seq there comes from the order ring. One transaction of the store, which
-holds only while our epoch is the newest one handed out, seals the range and opens the next one at that very position;
-only then does the word name it. Positions never move, and ordering does not wait.
+Theory of operation. The epoch's range words name the open range of each lane. Before the sealer reads any durable line,
+the word is closing, flushed and fenced. A counter loads the word again after its own reads. So either the counter sees
+that the range is closing, or the sealer sees every line that was counted. The end is the A-th largest line of all R
+replicas, dead ones included, and the seq at the end comes from the order ring. One transaction of the store seals the
+range and opens the next one at that position. The transaction is conditional: our epoch is the newest one handed out.
+Only then does the word name the new range. Positions never move, and ordering does not wait.
 
-A successor adopts open ranges as they are in the store: whatever a replica appended is in the successor's order too,
-since replicas append only while no later epoch is open.
+A successor adopts open ranges as they are in the store. Everything that a replica appended is in the successor's order
+too, since replicas append only while no later epoch is open.
 
-`Replicas` says which replicas can be relied on, as the sequencer sees it: by the store, their heartbeats, their health.
+`Replicas` decides which replicas are reliable in the view of the sequencer: by the store, heartbeats, and health.
 """
 
 from __future__ import annotations
@@ -64,27 +64,27 @@ class SequencerCounters:
         self.round_entries = Histogram(COUNTS)
         self.brokers_closed = 0
         self.seals = self.seals_failed = 0  # ranges that were sealed and replaced
-        self.recovered = 0  # lanes that a restart brought back
-        self.recovery_us = 0  # from the start of the leadership to the last lane that came back
+        self.recovered = 0  # lanes that were recovered after a restart
+        self.recovery_us = 0  # from the start of the leadership to the last recovered lane
 
 
 @dataclass(slots=True, eq=False)
 class LaneRange:
-    """A lane with an open range, or with one that is sealed and waits for enough replicas to go on."""
+    """A lane with an open range, or with a sealed range that waits for enough replicas to open the next one."""
 
     range_: Range
     topic: Topic
     lane: Lane | None = None  # of a topic of order 2 or 5
-    broker_lane: TopicLane | None = None  # else
+    broker_lane: TopicLane | None = None  # of a topic of order 0 or 1
     ring: RingReader | None = None
     durable: int = 0
     closing: bool = False
-    sealed_us: int | None = None  # when this leadership sealed the range before, if it did
-    bad_us: int | None = None  # since when a replica of it can't be relied on
+    sealed_us: int | None = None  # when this leadership sealed the previous range, if it did
+    bad_us: int | None = None  # since when one of its replicas is unreliable
     retry_us: int = 0
-    reported: bool = False  # the journal says that there are too few replicas
+    reported: bool = False  # the journal has reported that there are too few replicas
     slow_us: dict[ReplicaRef, int] = field(default_factory=dict)  # since when replicas lag beyond the limit
-    late_us: dict[int, int] = field(default_factory=dict)  # replicas that were put out for it, and when
+    late_us: dict[int, int] = field(default_factory=dict)  # when replicas were replaced because of their lag
 
     @property
     def number(self) -> int:
@@ -92,40 +92,40 @@ class LaneRange:
         return self.range_.lane
 
     def follow(self, topic: Topic, broker_lane: TopicLane | None) -> bool:
-        """Take over what the store has of the topic and the lane. True if that is news."""
+        """Adopt the topic and the lane of the store. True if they have changed."""
         news = self.topic != topic or self.broker_lane != broker_lane
         self.topic, self.broker_lane = topic, broker_lane
         return news
 
     def count(self, durable: int) -> None:
-        """The lane is durable up to this index."""
+        """Note that the lane is durable up to this index."""
         self.durable = max(self.durable, durable)
 
     def close(self) -> None:
-        """The range is closing: brokers count nothing in it any more."""
+        """Note that the range is closing: brokers count nothing in it any more."""
         self.closing = True
 
     def reopen(self) -> None:
-        """The range is open, and brokers may count in it."""
+        """Note that the range is open: brokers may count in it."""
         self.closing = False
 
     def adopt(self, range_: Range) -> None:
-        """The store has this one as the open range."""
+        """Use this range, which the store has as the open one."""
         self.range_ = range_
 
     def go_on(self, opened: Range, now_us: int) -> None:
-        """The range before is sealed, and this one is open."""
+        """Continue with a range that was opened after the previous one was sealed."""
         self.adopt(opened)
         self.count(opened.start)
         self.sealed_us, self.bad_us, self.reported = now_us, None, False
         self.slow_us.clear()
 
     def note_bad(self, bad: bool, now_us: int) -> None:
-        """Note since when a replica of the range can't be relied on; None if all can."""
+        """Note since when a replica of the range is unreliable; None if all are reliable."""
         self.bad_us = (now_us if self.bad_us is None else self.bad_us) if bad else None
 
     def ordered(self) -> int:
-        """Where the lane's order ends now."""
+        """The end of the lane's order now."""
         if self.lane is not None:
             return self.lane.order.next_index
         if self.broker_lane is not None and self.broker_lane.end is not None:
@@ -133,7 +133,7 @@ class LaneRange:
         return self.ring.frontier.load() if self.ring is not None else self.range_.start
 
     def seq_at(self, index: int) -> int | None:
-        """The seq at an index that has not left the order ring."""
+        """Look up the seq at an index that is still in the order ring."""
         if index == self.range_.start:
             return self.range_.start_seq
         if self.lane is not None:
@@ -150,28 +150,28 @@ class LaneRange:
 
 
 class RangeKeeper:
-    """The range words of one epoch, and everything that is decided about open ranges."""
+    """The range words of one epoch, and all decisions about open ranges."""
 
     def __init__(self, epoch: LedEpoch, directory: Directory, counters: SequencerCounters, now_us: int) -> None:
         self._env, self._fabric, self._epoch = epoch.env, epoch.fabric, epoch.number
         self._directory, self._counters, self._now_us = directory, counters, now_us
-        self._wakes = True  # whether replicas are woken for a range that is announced
+        self._wakes = True  # whether replicas are woken when a range is announced
         self._words = create_ranges(self._fabric, self._epoch)
         self.lines = DurableLines(self._fabric)
         self.replicas = Replicas(self.lines, now_us)
         self.lanes: dict[int, LaneRange] = {}
-        self.grown: set[LaneRange] = set()  # lanes of ours that got entries since the last look
-        self._moved: set[LaneRange] = set()  # and since replicas were last compared
-        self._unsaved: set[LaneRange] = set()  # and since their last checkpoints
+        self.grown: set[LaneRange] = set()  # our lanes with new entries since the last look
+        self._moved: set[LaneRange] = set()  # the same, since replicas were last compared
+        self._unsaved: set[LaneRange] = set()  # the same, since their last checkpoints
         self._unsettled: dict[int, LaneRange] = {}  # lanes whose range may have to change
         self._look_us = self._members_us = 0
         self._lag_us = now_us + _LAG_US
-        self._gone: set[ReplicaRef] = set()  # incarnations that the store lists no more and whose lines are still there
-        self._changing: list[LaneRange] = []  # lanes whose replicas begin a range that could have waited
+        self._gone: set[ReplicaRef] = set()  # incarnations that the store lists no more, whose lines still exist
+        self._changing: list[LaneRange] = []  # lanes whose replicas begin a range after a change that was not urgent
 
     # --- words --------------------------------------------------------------------------------------------------------
     def publish(self, lane: int, number: int, closing: bool, target: int = 0) -> None:
-        """Publish a lane's range word; what follows a closing word sees all that was counted before."""
+        """Publish a lane's range word. Loads after a closing word see every line that was counted before it."""
         word = RangeWord(number, closing).encode() if number else NO_RANGE
         tags = RangeKey(lane, 0)
         if tags not in self._words:
@@ -186,7 +186,7 @@ class RangeKeeper:
     def keep(
         self, range_: Range, topic: Topic, lane: Lane | None = None, broker_lane: TopicLane | None = None
     ) -> LaneRange:
-        """Look after a lane from here on. A sealed range is one that ended with a clean stop: it is continued."""
+        """Start managing a lane. Its range may be sealed, by a clean stop: then the lane continues at its end."""
         durable = range_.start if range_.open else range_.end or 0
         lane_range = self.lanes[range_.lane] = LaneRange(range_, topic, lane, broker_lane, durable=durable)
         self._unsettled[range_.lane] = lane_range
@@ -195,7 +195,7 @@ class RangeKeeper:
         return lane_range
 
     def drop(self, lane: int) -> None:
-        """The lane is gone, or its last range is sealed for good."""
+        """Stop managing a lane, which is deleted, or whose last range is permanently sealed."""
         lane_range = self.lanes.pop(lane, None)
         self._unsettled.pop(lane, None)
         if lane_range is not None:
@@ -206,12 +206,12 @@ class RangeKeeper:
             self.publish(lane, 0, closing=False)
 
     def keep_only(self, lanes: AbstractSet[int]) -> None:
-        """Drop the objects of lines of other lanes: their topics are gone."""
+        """Drop the objects of lines of other lanes: their topics are deleted."""
         self.lines.keep(lanes)
         self._words.keep(lanes)
 
     def follow(self, lane: int, topic: Topic, broker_lane: TopicLane | None = None) -> None:
-        """The store has news about a lane."""
+        """Adopt a change of a lane in the store."""
         lane_range = self.lanes[lane]
         if lane_range.follow(topic, broker_lane):
             self._unsettled[lane] = lane_range
@@ -226,14 +226,14 @@ class RangeKeeper:
             self._env.bell.ring(ref.region_prefix)
 
     def durable(self, lane: int) -> int:
-        """How far a lane is durable, as its own sealer may count: no other process closes its range."""
+        """Count how far a lane is durable. Its sealer may count directly: no other process closes its range."""
         lane_range = self.lanes[lane]
         if lane_range.range_.open and not lane_range.closing:
             lane_range.count(durable_through(lane_range.range_, self.lines.load(lane_range.range_)))
         return lane_range.durable
 
     def wake_replicas(self, yes: bool) -> None:
-        """Whether replicas are woken for a range that is announced: not before we have started."""
+        """Set whether replicas are woken when a range is announced. They are not before we have started."""
         self._wakes = yes
 
     def ring(self, ref: ReplicaRef) -> None:
@@ -242,7 +242,7 @@ class RangeKeeper:
 
     # --- looking ------------------------------------------------------------------------------------------------------
     def look(self, now_us: int) -> None:
-        """Look whether something has to be done. Cheap unless something has."""
+        """Do the work that is due. Cheap when there is none."""
         if now_us < self._look_us:
             return
         self._look_us, self._now_us = now_us + _LOOK_US, now_us
@@ -261,7 +261,7 @@ class RangeKeeper:
                 sealed += self._settle(lane_range)
 
     def look_at_replicas(self, now_us: int) -> None:
-        """Learn which replicas there are, and which of them can be relied on."""
+        """Update the replicas, and which of them are reliable."""
         if now_us >= self._members_us:
             self._members_us = now_us + _MEMBERS_US
             self._gone |= self.replicas.update(self._directory.replicas.all())
@@ -271,16 +271,16 @@ class RangeKeeper:
             self._unsettled = dict(self.lanes)
 
     def _remove_lines(self) -> None:
-        """Remove the durable lines of incarnations that no open range names: no process will ever count by them."""
+        """Remove the durable lines of incarnations that no open range names: no process will ever count them."""
         open_ = [range_ for range_ in self._directory.ranges.all() if range_.open]
-        named = {durable_region(ref) for range_ in open_ for ref in range_.replicas}  # of some we do not know the disk
+        named = {durable_region(ref) for range_ in open_ for ref in range_.replicas}  # disks may be unknown
         for ref in [ref for ref in self._gone if durable_region(ref) not in named]:
             self._fabric.remove(durable_region(ref))
             self.lines.forget(ref)
             self._gone.discard(ref)
 
     def _settle(self, lane_range: LaneRange) -> bool:
-        """Do what a lane needs. True if its range was sealed, or that was tried."""
+        """Change a lane's range if necessary. True if its range was sealed, or an attempt was made."""
         if self._ring_missing(lane_range):
             return False
         if (
@@ -306,12 +306,12 @@ class RangeKeeper:
 
     @staticmethod
     def _as_asked(lane_range: LaneRange) -> bool:
-        """Whether the range has the copies that its topic asks for; it has not after `topic alter`."""
+        """Whether the range has the number of copies that its topic asks for. `topic alter` may change that."""
         range_, topic = lane_range.range_, lane_range.topic
         return len(range_.replicas) == topic.replicas and range_.durable_on == topic.durable_on
 
     def _ring_missing(self, lane_range: LaneRange) -> bool:
-        """Whether the ring of a broker's lane is still to come."""
+        """Whether the ring of a broker's lane does not exist yet."""
         if (
             lane_range.broker_lane is not None
             and lane_range.ring is None
@@ -321,12 +321,12 @@ class RangeKeeper:
         return lane_range.broker_lane is not None and lane_range.ring is None and lane_range.broker_lane.end is None
 
     def _choose(self, lane_range: LaneRange, bad: list[ReplicaRef]) -> list[ReplicaRef]:
-        """The best set that there is now: those that do well stay."""
+        """Choose the best replicas that are available now. Reliable ones stay."""
         late = {number for number, since in lane_range.late_us.items() if self._now_us - since < _us(REPLICA_LATE_S)}
         late |= {ref.replica for ref in bad if ref in self.replicas.good and self._is_late(lane_range, ref)}
         keep = [
             ref for ref in lane_range.range_.replicas if ref not in bad
-        ] + bad  # of the bad, perhaps a new incarnation
+        ] + bad  # a bad replica may have a new incarnation
         for avoided in (self.replicas.avoided() | late, self.replicas.avoided()):  # a late one is better than none
             found = self._directory.replicas.choose(lane_range.topic.replicas, keep, avoided)
             good = [ref for ref in found if ref in self.replicas.good]
@@ -335,7 +335,7 @@ class RangeKeeper:
         return good
 
     def _better(self, lane_range: LaneRange, refs: list[ReplicaRef], bad: list[ReplicaRef]) -> bool:
-        """Whether going on with these replicas is worth a new range, now."""
+        """Whether to open a new range with these replicas now."""
         range_, enough = lane_range.range_, max(1, lane_range.topic.durable_on)
         if len(refs) < enough:
             if not lane_range.reported:
@@ -364,12 +364,15 @@ class RangeKeeper:
 
     @staticmethod
     def _is_urgent(lane_range: LaneRange, bad: list[ReplicaRef]) -> bool:
-        """Whether nothing of a lane becomes durable any more until its range has changed."""
+        """Whether no entry of a lane can become durable until its range has changed."""
         range_ = lane_range.range_
         return not range_.open or lane_range.closing or len(range_.replicas) - len(bad) < range_.durable_on
 
     def _may_change(self) -> bool:
-        """Changes that can wait come a few at a time: its replicas make files, and a lane's acks wait for that."""
+        """Whether a change that is not urgent may start now.
+
+        Only a few run at a time: the replicas of the new range make files, and the lane's acks wait for that.
+        """
         self._changing = [lane_range for lane_range in self._changing if self._is_beginning(lane_range)]
         return len(self._changing) < max(1, len(self.lanes) // RANGE_CHANGES_SHARE)
 
@@ -379,11 +382,11 @@ class RangeKeeper:
 
     def _reason(self, bad: Iterable[ReplicaRef]) -> str:
         problems = [f"replica {ref.replica} is {self.replicas.problem(ref) or 'late'}" for ref in bad]
-        return ", ".join(problems) or "other replicas were asked for, or are there now"
+        return ", ".join(problems) or "the topic asks for other replicas, or more are available"
 
     # --- sealing ------------------------------------------------------------------------------------------------------
     def seal(self, lane_range: LaneRange, refs: list[ReplicaRef], why: str) -> bool:
-        """Seal an open range at what is durable, and go on with these replicas from there."""
+        """Seal an open range at its durable end, and open the next one there with these replicas."""
         end, end_seq = self._close(lane_range)
         if end_seq is None:
             self._counters.seals_failed += 1
@@ -419,7 +422,7 @@ class RangeKeeper:
         return True
 
     def _close(self, lane_range: LaneRange) -> tuple[int, int | None]:
-        """Publish that the range is closing, then read where it ends: never the other way round."""
+        """Publish that the range is closing, and then read its end: never in the opposite order."""
         lane_range.close()
         self.publish(lane_range.number, lane_range.range_.number, closing=True)
         self._env.steps.at(Step.SEAL_CLOSING)
@@ -434,15 +437,15 @@ class RangeKeeper:
         self._announce(lane_range)
 
     def _adopt_again(self, lane_range: LaneRange) -> None:
-        """The store refused: it knows better. What it holds is never computed again."""
+        """Adopt the open range of the store, which refused ours. Recorded ends are never computed again."""
         found = self._directory.ranges.open_range(lane_range.number)
         if found is None:
-            return  # the topic is gone, and the next look at the store drops the lane
+            return  # the topic was deleted, and the next look at the store drops the lane
         lane_range.adopt(found)
         self._announce(lane_range)
 
     def _reopen(self, lane_range: LaneRange, refs: list[ReplicaRef]) -> bool:
-        """Go on after a clean stop, where the last range ends."""
+        """Open the next range after a clean stop, at the end of the last one."""
         opened = self._directory.ranges.reopen(
             lane_range.number, refs, self._epoch
         ) or self._directory.ranges.open_range(lane_range.number)
@@ -455,10 +458,10 @@ class RangeKeeper:
         end = lane.end or 0
         if self.durable(lane_range.number) < end:
             return False
-        return self.seal_for_good(lane_range, end, lane.end_seq or 0)
+        return self.seal_last(lane_range, end, lane.end_seq or 0)
 
-    def seal_for_good(self, lane_range: LaneRange, end: int, end_seq: int) -> bool:
-        """Seal a range that is durable through its end, without a next one."""
+    def seal_last(self, lane_range: LaneRange, end: int, end_seq: int) -> bool:
+        """Seal a range that is durable to its end, without opening a next one."""
         self.publish(lane_range.number, lane_range.range_.number, closing=True)
         lane_range.close()
         self._env.steps.at(Step.SEAL_LAST_CLOSING)
@@ -477,7 +480,7 @@ class RangeKeeper:
         return since is not None and self._now_us - since >= _us(REPLICA_LAG_S)
 
     def _find_slow(self) -> None:
-        """Which replicas lag beyond the limit while others keep up."""
+        """Find the replicas that lag beyond the limit while others keep up."""
         for lane_range in self.lanes.values():
             moves = lane_range in self._moved or lane_range.broker_lane is not None or lane_range.slow_us
             if not moves or len(lane_range.range_.replicas) < 2:
@@ -510,7 +513,7 @@ class RangeKeeper:
 
     # --- ceilings -----------------------------------------------------------------------------------------------------
     def grew(self, lane: int) -> None:
-        """A lane of ours got entries."""
+        """Note that a lane of ours has new entries."""
         if (lane_range := self.lanes.get(lane)) is not None:
             self.grown.add(lane_range)
 
@@ -521,12 +524,12 @@ class RangeKeeper:
                 self._unsaved.add(lane_range)
         for lane_range in list(
             self._unsaved
-        ):  # replicas keep checkpoints: what is older may go, a restart replays the rest
+        ):  # replicas keep checkpoints: older entries may go, and a restart replays only the newer ones
             if lane_range.lane is None or lane_range.lane.save_if_due(self._now_us):
                 self._unsaved.discard(lane_range)
 
     def reserve(self, lane: Lane) -> None:
-        """Have positions and handles reserved in the store well ahead of the order."""
+        """Reserve positions and handles in the store, well ahead of the order."""
         capacity, order, table = lane.capacity, lane.order, lane.order.table
         if capacity is None:
             return
@@ -542,7 +545,7 @@ class RangeKeeper:
             self.learn_ceiling(lane)
 
     def learn_ceiling(self, lane: Lane) -> None:
-        """What the store has reserved for a lane."""
+        """Read the reservations of a lane from the store."""
         number = lane.order.topic.lane
         if lane.capacity is not None:
             lane.capacity.raise_to(LanePosition(*self._directory.ranges.ceiling(number)))
@@ -551,21 +554,21 @@ class RangeKeeper:
 
 _SILENT_US: Final = int(REPLICA_SILENT_S * 1_000_000)
 _UNHEALTHY: Final = 7
-"""Bits of a health word that speak of the whole disk. A replica that repairs one copy serves the others."""
+"""Bits of a health word that concern the whole disk. A replica that repairs one copy still serves its other copies."""
 
 
 class Replicas:
-    """All replica incarnations of the store. A heartbeat counts by our clock alone: theirs may be anything."""
+    """All replica incarnations of the store. Heartbeats are timed only by our clock."""
 
     def __init__(self, lines: DurableLines, now_us: int) -> None:
         self._lines, self._now_us = lines, now_us
         self._pulses = Pulses[ReplicaRef]()
         self.members: list[ReplicaMember] = []
         self.good: set[ReplicaRef] = set()
-        self.why: dict[ReplicaRef, str] = {}  # what is wrong with the others
+        self.why: dict[ReplicaRef, str] = {}  # problems of the others
 
     def update(self, members: list[ReplicaMember]) -> set[ReplicaRef]:
-        """The store's list has changed. Returns incarnations that it lists no more; some came and went since."""
+        """Adopt the store's list. Returns incarnations that left it, or came and went since the last one."""
         listed = {member.ref for member in members}
         gone = {member.ref for member in self.members} - listed
         newest = {member.replica: member.incarnation for member in self.members}  # oldest first: the newest stays
@@ -578,7 +581,7 @@ class Replicas:
         return gone
 
     def look(self, now_us: int) -> bool:
-        """Look at the heartbeat and the health of all replicas. True if others can be relied on than before."""
+        """Check the heartbeat and the health of all replicas. True if the set of reliable replicas has changed."""
         self._now_us, before = now_us, self.good
         found = {member.ref: self._problem(member) for member in self.members}
         self.good = {ref for ref, problem in found.items() if not problem}
@@ -586,16 +589,16 @@ class Replicas:
         return self.good != before
 
     def problem(self, ref: ReplicaRef) -> str:
-        """What is wrong with one incarnation; empty when nothing is."""
+        """The problem of one incarnation; empty when there is none."""
         return "" if ref in self.good else self.why.get(ref, "gone")
 
     def avoided(self) -> set[int]:
-        """Numbers of replicas whose newest incarnation the store takes for live, but that we see failing."""
+        """Numbers of replicas whose newest incarnation is not dead in the store, but which we consider unreliable."""
         newest = {member.replica: member for member in self.members if member.state is not ReplicaState.DEAD}
         return {number for number, member in newest.items() if member.ref not in self.good}
 
     def live(self) -> list[ReplicaMember]:
-        """Incarnations that the store takes for live, draining ones too."""
+        """Incarnations that are not dead in the store, draining ones included."""
         return [member for member in self.members if member.state is not ReplicaState.DEAD]
 
     def _problem(self, member: ReplicaMember) -> str:

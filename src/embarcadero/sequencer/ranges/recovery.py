@@ -1,26 +1,27 @@
-"""After a restart with an empty fabric: lanes come back from what replicas have on disk, each for itself.
+"""Recovery after a restart with an empty fabric: each lane is recovered from the disks of its replicas.
 
-Theory of operation. The last range of a lane is sealed: the stop was clean, everything ordered is durable, and the lane
-goes on at that very position with its sessions as they were. Or it is open: memory was lost. Then the range is closing.
-Replicas of this run that have the very disks which the range names report by their durable lines how far their copies
-go. A disk that was wiped, or a copy that is damaged, is silent: silence is not "nothing".
+Theory of operation. If the last range of a lane is sealed, the stop was clean: everything ordered is durable, and the
+lane continues at that position with its sessions unchanged. If the last range is open, memory was lost. Then the range
+is closing. Replicas of this run that have one of the disks named by the range report in their durable lines how far
+their copies go. A wiped disk or a damaged copy is silent. Silence is not "nothing".
 
-Whatever was durable is on A of R disks, so among R-A+1 replies at least one has it all: the largest reply is the end,
-and no copy that a reader may have been shown is cut off. If that copy turns out to be damaged where no other disk has
-one, the lane does not wait for ever: with all replies, no more was durable than the A-th largest has. When A replicas
-have copied up to the end, on the range's own disks or on new ones that replace wiped ones, one transaction seals the
-range there and opens the next one at the ceiling, below which any position may have been handed out; the space between
-is lost. Sessions are fenced, since what was acked may be lost; they go on by themselves from what the log has.
+All durable entries are on A of R disks, so among R-A+1 replies at least one has them all. The largest reply is the end,
+and no copy that was served to a reader is cut off. That copy may be damaged where no other disk has a copy. Then the
+lane does not wait forever: given all replies, no more was durable than the A-th largest reply. When A replicas have
+copied up to the end, on the range's own disks or on new disks that replace wiped ones, one transaction seals the range
+there. It also opens the next one at the ceiling, below which any position may have been handed out. The space between
+is lost. Sessions are fenced, since acked batches may be lost. Publishers continue automatically from the end that the
+log has.
 
-If the fabric had a mirror, the next range opens just where the order ended: the space between is what was ordered and
-is on no disk (and one position more, so that readers who were there hear of it), and often there is none. Then nothing
-is lost, and sessions go on as they were.
+If the fabric had a mirror, the next range opens where the order ended. The space between is then exactly the entries
+that were ordered and are on no disk. It also has one extra position, so that readers at the old end are informed. Often
+nothing was lost. Then there is no space, and sessions continue unchanged.
 
     range open    -> collect -> copy -> read -> seal, open at the ceiling -> begin, sessions fenced
-    range sealed  ->                    read -> reopen where it ends      -> begin, sessions as they were
+    range sealed  ->                    read -> reopen at its end         -> begin, sessions unchanged
     begun before  ->                    read                              -> begin   (the leader that sealed it is gone)
 
-Until a lane has begun, what comes for it is answered BACKPRESSURE.
+Until a lane has begun, its entries are answered BACKPRESSURE.
 
 `BrokerRanges` does the same for the ranges of lanes that brokers write.
 """
@@ -58,11 +59,11 @@ _REPLIES_US: Final = int(RECOVERY_REPLIES_S * 1_000_000)
 _SOON_US: Final = 20_000
 _STUCK_US: Final = int(RECOVERY_STUCK_S * 1_000_000)
 _RETRY_US: Final = int(RECOVERY_RETRY_S * 1_000_000)
-_DO: Final = "start the replicas that are missing; or give up what only they have: topic recover --accept-loss"
+_DO: Final = "start the missing replicas; or give up records that only they have: topic recover --accept-loss"
 
 
 class Stage(Enum):
-    """How far a lane is."""
+    """Stage of a lane's recovery."""
 
     COLLECT = auto()
     COPY = auto()
@@ -74,31 +75,31 @@ class Stage(Enum):
 
 
 class Ending(Enum):
-    """How the last range of a lane was found, and so what the store records once the lane is read."""
+    """State of a lane's last range when it was found. It decides the store's records once the lane is read."""
 
-    OPEN = auto()  # memory was lost: it is sealed, and the next range opens above the ceiling
-    SEALED = auto()  # the stop was clean: the lane goes on where it ended
-    BEGUN = auto()  # it was opened in this run, by a leader that is gone: it stays open
+    OPEN = auto()  # memory was lost: the range is sealed, and the next one opens above the ceiling
+    SEALED = auto()  # the stop was clean: the lane continues at its end
+    BEGUN = auto()  # a leader that is gone opened it in this run: it stays open
 
 
 class CopyProgress(NamedTuple):
-    """How far the copies of a range are, all together, and since when."""
+    """Sum of the ends of a range's copies, and since when it has not changed."""
 
     total: int
     since_us: int
 
 
 class FoundLane(NamedTuple):
-    """What was read of a lane."""
+    """Result of reading a lane."""
 
     end_seq: int
-    order: LaneOrder | None  # with its sessions; of a lane that sequencers order
+    order: LaneOrder | None  # with its sessions, if sequencers order the lane
     snapshot: LaneSnapshot | None  # if a mirror has it
-    saved: MirroredEnd | None = None  # where the order ended, if the mirror is not behind the disks
+    saved: MirroredEnd | None = None  # end of the order, if the mirror is not behind the disks
 
 
 class Recovered(NamedTuple):
-    """A lane that is ready to begin: its open range, its sessions, and rows of those that were fenced just now."""
+    """A lane that is ready to begin: its open range, its sessions, and rows of sessions that were fenced just now."""
 
     range_: Range
     order: LaneOrder
@@ -106,7 +107,7 @@ class Recovered(NamedTuple):
 
 
 class LaneRecovery:
-    """One lane on its way back."""
+    """Recovery of one lane."""
 
     def __init__(
         self, recovery: Recovery, topic: Topic, ranges: list[Range], broker_lane: TopicLane | None, now_us: int
@@ -117,7 +118,7 @@ class LaneRecovery:
         self._end = self.range_.start
         self._lost = True  # whether something may be lost: then sessions are fenced
         self._enough_us: int | None = None
-        self._needed = 0  # how many copies have to go up to the end
+        self._needed = 0  # number of copies that must reach the end
         self._copied = CopyProgress(0, now_us)
         self._retry_us = 0
         self._failure: Exception | None = None
@@ -138,16 +139,16 @@ class LaneRecovery:
 
     @property
     def range_(self) -> Range:
-        """The last range of the lane, as it was found."""
+        """The last range of the lane, as found in the store."""
         return self._ranges[-1]
 
     def follow(self, topic: Topic) -> None:
-        """The store has news about the lane's topic."""
+        """Adopt a change of the lane's topic in the store."""
         self.topic = topic
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def step(self, now_us: int) -> None:
-        """Go as far as possible."""
+        """Advance as far as possible."""
         steps = {
             Stage.COLLECT: self._collect,
             Stage.COPY: self._copy,
@@ -156,14 +157,14 @@ class LaneRecovery:
             Stage.BEGIN: self._begin,
         }
         if self._failure is not None:
-            raise self._failure  # not in a worker's thread, where no one would see it
+            raise self._failure  # raised here, because a worker's thread would not report it
         before = None
         while self.stage is not before and self.stage in steps and now_us >= self._retry_us:
             before = self.stage
             steps[before](now_us)
 
     def _replies(self) -> dict[str, int]:
-        """How far the copies on the range's own disks go: disk -> end."""
+        """Collect the ends of the copies on the range's own disks: disk -> end."""
         recovery, range_ = self._recovery, self.range_
         disks = {ref.disk for ref in range_.replicas}
         found = {}
@@ -177,7 +178,7 @@ class LaneRecovery:
         return found
 
     def _copies(self) -> list[int]:
-        """How far copies of the range go, one for each replica: disks that replaced its own count here too."""
+        """Collect the ends of the copies of the range, one per replica. Disks that replaced its own count here too."""
         recovery, range_ = self._recovery, self.range_
         named = {ref.replica for ref in range_.replicas}
         found: dict[int, int] = {}
@@ -189,7 +190,7 @@ class LaneRecovery:
         return list(found.values())
 
     def _collect(self, now_us: int) -> None:
-        """Wait for enough replies, and a little longer for the rest."""
+        """Wait for enough replies, and a little longer for the others."""
         range_, recovery = self.range_, self._recovery
         if self._broker_lane is None and range_.start == 0 and recovery.opened_in_this_run(range_):
             self._begin_fresh()
@@ -226,10 +227,10 @@ class LaneRecovery:
         there = [line for line in copies if line >= self._end]
         if sum(copies) != self._copied.total:
             self._copied = CopyProgress(sum(copies), now_us)
-        if len(there) >= self._needed or self._end == self.range_.start:  # of nothing there need be no copies
+        if len(there) >= self._needed or self._end == self.range_.start:  # an empty range needs no copies
             self.stage = Stage.READ
         elif not there:
-            self.stage, self._enough_us = Stage.COLLECT, None  # the replica that had it all is gone again
+            self.stage, self._enough_us = Stage.COLLECT, None  # the replica with the complete copy is gone again
         elif now_us - (self._enough_us or 0) > 5 * _REPLIES_US:
             self._report_once("lane waits for copies", end=self._end, have=len(there), needed=self._needed, do=_DO)
             if self._recovery.directory.ranges.loss_accepted(self.range_.lane):
@@ -238,9 +239,9 @@ class LaneRecovery:
                 self._settle_for_less(copies)
 
     def _settle_for_less(self, copies: list[int]) -> None:
-        """No replica can copy what only a damaged disk has: give up what was surely never durable.
+        """Lower the end when only a damaged disk has the last entries: give up entries that were never durable.
 
-        Disks that do not answer may have all of it, so each of them stands for one of those that made it durable.
+        A disk that does not answer may have all of them, so each counts as one of the A disks that made them durable.
         """
         replies = sorted(self._replies().values(), reverse=True)
         others = self.range_.durable_on - (len(self.range_.replicas) - len(replies))
@@ -255,7 +256,7 @@ class LaneRecovery:
             self._ask_for_copies()
 
     def _read(self, now_us: int) -> None:
-        """Have a worker read what is on disk."""
+        """Let a worker read the lane from disk."""
         self.stage = Stage.READING
         source, range_, end, recovery = self._recovery.source, self.range_, self._end, self._recovery
         ranges, asks_mirror = self._ranges, self._ending is Ending.OPEN
@@ -304,8 +305,8 @@ class LaneRecovery:
             order.table.count_on(snapshot.next_handle)
 
     def _record(self, now_us: int) -> None:
-        """Let the store have the end of the last range and the start of the next."""
-        self._retry_us = now_us + _SOON_US  # if it refuses, or there are too few replicas
+        """Record the end of the last range and the start of the next one in the store."""
+        self._retry_us = now_us + _SOON_US  # in case the store refuses, or there are too few replicas
         if self._broker_lane is not None:
             if self._seal_recovered([]) is None:
                 return
@@ -329,13 +330,13 @@ class LaneRecovery:
         )
 
     def _begin(self, now_us: int) -> None:
-        """Hand the lane over; there may be no memory for it yet."""
+        """Hand over the lane. There may be no memory for it yet."""
         recovery, opened = self._recovery, self.opened
         if opened is None:
             return
         order = self._found.order or recovery.maker.new_order(self.topic)
         if self._fenced is None and self._lost:
-            handles = recovery.directory.ranges.handle_ceiling(opened.lane)  # first: the store may fail
+            handles = recovery.directory.ranges.handle_ceiling(opened.lane)  # first, because the store may fail
             self._fenced = fence_all(order, now_us)
             order.table.pass_over(handles)
         order.resume(LanePosition(opened.start, opened.start_seq), order.append_us)
@@ -345,9 +346,9 @@ class LaneRecovery:
         else:
             self._retry_us = now_us + _RETRY_US
 
-    # --- what the store records ---------------------------------------------------------------------------------------
+    # --- records in the store -----------------------------------------------------------------------------------------
     def _open_next(self, now_us: int) -> Range | None:
-        """Go on above the ceiling if memory was lost, and where the lane ended if the stop was clean."""
+        """Open the next range: above the ceiling if memory was lost, at the lane's end if the stop was clean."""
         refs, recovery = self._refs(now_us), self._recovery
         if refs is None:
             return None
@@ -361,7 +362,10 @@ class LaneRecovery:
         return recovery.directory.ranges.seal_recovered(*ended, found.saved)
 
     def _refs(self, now_us: int) -> list[ReplicaRef] | None:
-        """Replicas for the next range; those that have the last one first. None while more may come, or too few are."""
+        """Choose replicas for the next range, with those of the last range first.
+
+        Returns None while more may come, or there are too few.
+        """
         replicas = self._recovery.keeper.replicas
         found = self._recovery.directory.replicas.choose(self.topic.replicas, self.range_.replicas, replicas.avoided())
         waited = now_us - self._began_us >= _REPLIES_US
@@ -373,7 +377,7 @@ class LaneRecovery:
         return None
 
     def _begin_fresh(self) -> None:
-        """The topic is new: there is nothing to recover."""
+        """Begin the lane of a new topic: there is nothing to recover."""
         self.opened, self._lost, self.stage = self.range_, False, Stage.BEGIN
 
     # --- reports ------------------------------------------------------------------------------------------------------
@@ -392,7 +396,7 @@ class LaneRecovery:
 
 
 class LaneMaker(Protocol):
-    """Makes lanes: the one that recovery hands them to."""
+    """Interface for making lanes, to which recovery hands them over."""
 
     @property
     def buffer(self) -> ReorderBuffer:
@@ -401,20 +405,20 @@ class LaneMaker(Protocol):
 
     @property
     def sessions(self) -> int:
-        """How many sessions a lane may have."""
+        """The maximum number of sessions of a lane."""
         ...
 
     def new_order(self, topic: Topic) -> LaneOrder:
-        """An empty lane's order."""
+        """Make the order of an empty lane."""
         ...
 
     def begin_recovered(self, found: Recovered) -> bool:
-        """Begin a lane that has come back. False: there is no memory for it now."""
+        """Begin a recovered lane. False if there is no memory for it now."""
         ...
 
 
 class Recovery:
-    """All lanes that are on their way back."""
+    """All lanes that are being recovered."""
 
     def __init__(
         self, epoch: LedEpoch, directory: Directory, keeper: RangeKeeper, maker: LaneMaker, mirrors: Mirrors | None
@@ -427,22 +431,22 @@ class Recovery:
         self.lanes: dict[int, LaneRecovery] = {}
 
     def learn_generations(self) -> None:
-        """Ask the store which generations of the fabric were before this one."""
+        """Read the earlier generations of the fabric from the store."""
         self._earlier = self.directory.earlier_generations()
         self.snapshot = MirrorSnapshot(self._earlier, self._mirrors)
 
     def add(self, topic: Topic, ranges: list[Range], broker_lane: TopicLane | None, now_us: int) -> None:
-        """A lane that is on disk only."""
+        """Add a lane that is only on disk."""
         lane = ranges[-1].lane
         if lane not in self.lanes:
             self.lanes[lane] = LaneRecovery(self, topic, ranges, broker_lane, now_us)
 
     def drop(self, lane: int) -> None:
-        """The lane is gone."""
+        """Drop a deleted lane."""
         self.lanes.pop(lane, None)
 
     def step(self, now_us: int) -> int:
-        """Go on with all of them. Returns how many are done now."""
+        """Advance all lanes. Returns how many are done now."""
         if not self.lanes:
             return 0
         self.keeper.look_at_replicas(now_us)
@@ -455,16 +459,16 @@ class Recovery:
         return len(done)
 
     def finish(self) -> None:
-        """Once all lanes are back, the store may forget what was before."""
+        """Let the store forget earlier generations, once all lanes are recovered."""
         if not self.lanes and self._earlier and self.directory.forget_earlier_generations(self.epoch):
             self._earlier = ()
 
     def opened_in_this_run(self, range_: Range) -> bool:
-        """Whether a range was opened since the fabric was made: only then are its replicas' lines in it."""
+        """Whether a range was opened in this fabric: only then does the fabric have lines of its replicas."""
         return any(self.keeper.lines.of(ref) is not None for ref in range_.replicas)
 
     def wake(self, range_: Range) -> None:
-        """Ring the replicas of this run that have copies of a range, or shall have them."""
+        """Wake the replicas of this run that have copies of a range, or must get them."""
         named = {ref.replica for ref in range_.replicas}
         for member in self.keeper.replicas.live():
             if member.replica in named:
@@ -472,14 +476,14 @@ class Recovery:
 
 
 class BrokerRanges:
-    """Sees to it that every lane of a broker with an open range is looked after, or recovered."""
+    """Ensures that every broker's lane with an open range is managed by the keeper, or recovered."""
 
     def __init__(self, fabric: Fabric, directory: Directory, keeper: RangeKeeper, recovery: Recovery) -> None:
         self._fabric, self._directory, self._keeper, self._recovery = fabric, directory, keeper, recovery
         self._over: set[int] = set()  # lanes whose last range is sealed
 
     def update(self, topics: Mapping[int, Topic], members: Sequence[Member], now_us: int) -> None:
-        """Take note of what the store has."""
+        """Adopt the topics, lanes and members of the store."""
         mine = {number: topic for number, topic in topics.items() if topic.replicas and topic.order in (0, 1)}
         lanes = {lane.lane: lane for lane in self._directory.lanes.all() if lane.topic in mine} if mine else {}
         ours = [number for number, lane_range in self._keeper.lanes.items() if lane_range.broker_lane is not None]

@@ -1,27 +1,29 @@
-"""A lane's sessions from what replicas have on disk: the newest checkpoint, and the entries after it.
+"""Sources of recovery: a lane's sessions from the disks of its replicas, and its end from mirrors.
 
-This runs beside the rounds, on a worker: it reads files, and touches nothing that the sequencer has.
+Sessions are the newest checkpoint on disk, and the entries after it. This runs beside the rounds, on a worker: it reads
+files, and does not touch the sequencer's state.
 
-`DiskSource` reads what replicas have on disk, through their folders: only for lanes that come back after a restart.
-`MirrorSnapshot` reads from the mirrors of lost fabrics how far each lane was ordered, exactly.
+`DiskSource` reads the folders of replicas, only for lanes that are recovered after a restart. `MirrorSnapshot` reads
+the exact end of each lane's order from the mirrors of lost fabrics.
 
-Mirrors. A writer's entries are in the mirror before any process sees them (fabric/shared.py), and the processes
-of a lost generation are gone for good before the next one begins, so its mirror does not change any more. A lane is
-read as a takeover reads it: the newest whole checkpoint, and the valid contiguous entries after it, in the ring of
-the newest epoch that started; never the frontier, which only has to be at or below that end. The mirror's own epoch
-table is asked, too, which epoch that is: starts are not synced, so the store may have forgotten it with its power. One
-that was open and had not started has ordered nothing of its own. A broker's lane ends behind the valid entries at its
-frontier. Everything acked, read or copied to a disk is below this end, and positions from there on were never handed
-out.
+Mirrors. A writer's entries are in the mirror before any process sees them (fabric/shared.py). The processes of a lost
+generation are permanently gone before the next generation begins, so its mirror does not change any more. A lane is
+read as in a takeover: the newest whole checkpoint, and the valid contiguous entries after it, in the ring of the newest
+started epoch. The frontier never determines the end; it must only be at or below it. The newest started epoch comes
+from the store and from the mirror's own epoch table, because starts are not synced, and a power failure may remove one
+from the store. An epoch that was open and had not started ordered nothing of its own. A broker's lane ends after the
+valid entries at its frontier. Everything acked, read or copied to a disk is below this end, and positions from there on
+were never handed out.
 
-The newest lost generation that has the lane's ring speaks for it. One that has none never began it: its recovery was
-not done when that generation went, and the one before speaks. A generation without a mirror, or with a damaged one,
-could say anything: then nothing is known, and positions go on above the ceiling as they do without a mirror.
+The newest lost generation that has the lane's ring is the source. A generation without the ring never began the lane,
+because it was lost before it had recovered the lane. Then the generation before it is the source. A generation without
+a mirror, or with a damaged mirror, gives no information. Then positions continue above the ceiling, as without a
+mirror.
 
-What was ordered beyond the end that disks have is lost but for its numbers. Sessions come back as of what is on disk,
-and not as of the mirror: a batch that was ordered and lost is no duplicate when its publisher sends it again, but gets
-a new position, so a batch that was never acked as durable is not lost at all. Only handles are counted on from the
-mirror's.
+Entries that were ordered above the end of the disks are lost; only their number is known. Sessions are restored as of
+the disks, not as of the mirror. So a batch that was ordered and lost is not a duplicate when its publisher sends it
+again: it gets a new position. Therefore a batch that was never acked as durable is not lost at all. Only handles
+continue from the mirror's.
 """
 
 from __future__ import annotations
@@ -73,26 +75,26 @@ from embarcadero.types import (
 
 _CHUNK: Final = 4_096
 _POSITIONS: Final = 65_536
-"""How many entries before a checkpoint are looked at, for the positions of batches that may come again."""
+"""Number of entries before a checkpoint that are read, for the positions of batches that may be sent again."""
 
 _ROWS_MAX: Final = 1 << 22
 _TRIES_MAX: Final = 8
 
 
 class RecoverySource(Protocol):
-    """What replicas have on disk. Damaged copies are passed over; BadSegment when no good one is within reach."""
+    """Reads copies on the disks of replicas. Skips damaged copies; raises BadSegment when no good one is reachable."""
 
     def checkpoint(self, topic: Topic, at_most: int) -> tuple[int, bytes] | None:
-        """The newest session checkpoint of a topic at or below an index."""
+        """Find the newest session checkpoint of a topic at or below an index."""
         ...
 
     def entries(self, range_: Range, start: int, stop: int) -> Entries:
-        """The entries [start, stop) of a range: all of them."""
+        """Read all entries [start, stop) of a range."""
         ...
 
 
 def seq_at_end(source: RecoverySource, range_: Range, end: int) -> int:
-    """The seq at which a range that is to end at `end` ends."""
+    """Compute the seq at `end`, the future end of a range."""
     if end <= range_.start:
         return range_.start_seq
     last = source.entries(range_, end - 1, end)
@@ -108,15 +110,15 @@ def restore_lane(
     buffer: ReorderBuffer,
     now_us: int,
 ) -> LaneOrder:
-    """The lane's sessions as of `end`; all ranges of it that there are, the last one of them ending at or above."""
+    """Restore a lane's sessions as of `end`. `ranges` are all of its ranges; the last one ends at or above `end`."""
     saved = _checkpoint(source, topic, ranges, end)
     first = min((range_.start for range_ in ranges), default=0)
     start = saved.index if saved is not None else 0
-    if start < first:  # a range is forgotten only below a checkpoint on enough disks: it is on others than these
+    if start < first:  # a range is removed only below a checkpoint on enough disks: unreachable replicas have it
         raise BadSegment(
-            f"the log of topic {topic.name} begins at {first}, and no replica within reach has a checkpoint of its "
-            "sessions from there on",
-            "start the replicas that are missing",
+            f"the log of topic {topic.name} begins at {first}, and no reachable replica has a checkpoint of its "
+            "sessions at or above that index",
+            "start the missing replicas",
         )
     parts = _entries(source, ranges, start, end)
     rows = rows_for(sessions, saved, parts)
@@ -131,7 +133,7 @@ def restore_lane(
 
 
 def fence_all(order: LaneOrder, now_us: int) -> list[int]:
-    """End all sessions, because sequences may be lost that were acked. Returns the rows."""
+    """Fence all open sessions, because acked sequences may be lost. Returns their rows."""
     rows: list[int] = np.flatnonzero(order.table.state == OPEN).tolist()
     for row in rows:
         order.table.fence(row, now_us)
@@ -139,9 +141,9 @@ def fence_all(order: LaneOrder, now_us: int) -> list[int]:
 
 
 def _checkpoint(source: RecoverySource, topic: Topic, ranges: Sequence[Range], end: int) -> Checkpoint | None:
-    """The newest good one at or below `end` that speaks only of what the lane has.
+    """Find the newest good checkpoint at or below `end` that covers only entries of the lane's ranges.
 
-    One from between two ranges speaks of what was lost: some disk had more than those that replied.
+    A checkpoint from between two ranges covers lost entries: some disk had more than those that replied.
     """
     at_most = end
     for _ in range(_TRIES_MAX):
@@ -158,13 +160,13 @@ def _checkpoint(source: RecoverySource, topic: Topic, ranges: Sequence[Range], e
 
 
 def _last_kept(ranges: Sequence[Range], index: int, end: int) -> int:
-    """The highest index at or below one at which some range is, or ends."""
+    """Find the highest index at or below `index` that is in a range, or is the end of one."""
     ends = [end if range_.end is None else range_.end for range_ in ranges if range_.start <= index]
     return min(index, max(ends, default=-1))
 
 
 def rows_for(sessions: int, saved: Checkpoint | None, parts: list[Entries]) -> int:
-    """How many sessions the table must have rows for: none may be in another's row."""
+    """Compute the number of rows that the table needs, so that no two sessions share a row."""
     if saved is not None:
         return max(sessions, saved.capacity - 1)
     named = [part["session"][part["session"] != NO_SESSION] for part in parts]
@@ -175,7 +177,7 @@ def rows_for(sessions: int, saved: Checkpoint | None, parts: list[Entries]) -> i
 
 
 def _entries(source: RecoverySource, ranges: Sequence[Range], start: int, stop: int) -> list[Entries]:
-    """The entries of [start, stop) as far as they were ever in a range, in pieces."""
+    """Read the entries of [start, stop) that are in a range, in pieces."""
     parts: list[Entries] = []
     for range_ in ranges:
         last = stop if range_.end is None else min(stop, range_.end)
@@ -185,7 +187,7 @@ def _entries(source: RecoverySource, ranges: Sequence[Range], start: int, stop: 
 
 
 def _learn(source: RecoverySource, order: LaneOrder, ranges: Sequence[Range], index: int) -> None:
-    """Where the batches below the checkpoint are, as far as the log shows: good to know, but not needed."""
+    """Learn the positions of batches below the checkpoint, as far as the log has them. Useful, but not required."""
     try:
         parts = _entries(source, ranges, max(0, index - _POSITIONS), index)
     except EmbarcaderoError:
@@ -193,13 +195,13 @@ def _learn(source: RecoverySource, order: LaneOrder, ranges: Sequence[Range], in
     learn_positions(order, np.concatenate([np.empty(0, dtype=ORDER), *parts]))
 
 
-_DO = "start the replicas that are missing"
+_DO = "start the missing replicas"
 
 
 class DiskSource:
-    """Reads from whichever replica has a good copy; entries also from folders of replicas that are down.
+    """Reads from any replica that has a good copy. Entries may also come from folders of replicas that are down.
 
-    Workers call it: it gets the members from memory, never from the store.
+    Workers call it, so it gets the members from memory, never from the store.
     """
 
     def __init__(
@@ -209,7 +211,7 @@ class DiskSource:
         self._opened: dict[tuple[int, int], Disk] = {}
 
     def _all(self, first: list[int], live: bool = False) -> Iterator[Disk]:
-        """The disks of these replicas, then all others, as far as they can be opened."""
+        """Yield the disks of these replicas, and then of all others, if they can be opened."""
         newest = {member.replica: member for member in self._members()}
         numbers = [*first, *(number for number in newest if number not in first)]
         for member in (newest[number] for number in numbers if number in newest):
@@ -225,9 +227,9 @@ class DiskSource:
                 yield self._opened[key]
 
     def checkpoint(self, topic: Topic, at_most: int) -> tuple[int, bytes] | None:
-        """The newest session checkpoint of a topic at or below an index.
+        """Find the newest session checkpoint of a topic at or below an index.
 
-        Only of replicas that are up: of the others it is not known whether their folders are the topic's.
+        Reads only replicas that are up. The folders of the others may belong to another topic.
         """
         best: tuple[int, bytes] | None = None
         for disk in self._all([], live=True):
@@ -240,7 +242,7 @@ class DiskSource:
         return best
 
     def entries(self, range_: Range, start: int, stop: int) -> Entries:
-        """The entries [start, stop) of a range: all of them, from one good copy."""
+        """Read all entries [start, stop) of a range from one good copy."""
         for disk in self._all([ref.replica for ref in range_.replicas]):
             lane, number = range_.lane, range_.number
             reader = RangeReader(disk, range_folder(lane, number), lane, number, range_.start)
@@ -252,16 +254,16 @@ class DiskSource:
                 reader.close()
             if len(found) == stop - start and int(found["index"][0]) == start:
                 return found
-        raise BadSegment(f"no replica within reach has records {start} to {stop} of lane {range_.lane}", _DO)
+        raise BadSegment(f"no reachable replica has entries {start} to {stop} of lane {range_.lane}", _DO)
 
 
 Mirrors = Callable[[EarlierGeneration], Fabric | None]
-"""The mirror of an earlier generation; None when there is none (any more)."""
+"""Opens the mirror of an earlier generation; None when there is none (any more)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneSnapshot:
-    """Where a lane's order ended, and the newest entries before that."""
+    """The end of a lane's order, and the newest entries before it."""
 
     end: int
     end_seq: int
@@ -270,19 +272,19 @@ class LaneSnapshot:
     next_handle: int = 0
 
     def lost_above(self, kept: int) -> tuple[int, int]:
-        """How many batches and records were ordered from an index on, as far as the ring goes."""
+        """Count the batches and records that were ordered from an index on, as far as the ring goes."""
         lost = self.entries[(self.entries["index"] >= kept) & (self.entries["kind"] == EntryKind.BATCH)]
         return len(lost), int(lost["count"].sum(dtype=np.uint64))
 
 
 class MirrorSnapshot:
-    """The mirrors of generations that have not been recovered yet. Workers ask it: it touches no store."""
+    """The mirrors of generations that are not recovered yet. Workers call it, so it does not use the store."""
 
     def __init__(self, earlier: Sequence[EarlierGeneration] = (), mirrors: Mirrors | None = None) -> None:
         self._earlier, self._mirrors = earlier, mirrors
 
     def lane(self, ranges: Sequence[Range]) -> LaneSnapshot | None:
-        """Where a lane of the sequencer ended; None if no mirror has it. `ranges`: all that it has in the store."""
+        """Find the end of a sequencer's lane; None if no mirror has it. `ranges` are all of its ranges in the store."""
         last = ranges[-1]
         for fabric, epoch in self._newest_first():
             if fabric is None:
@@ -291,14 +293,14 @@ class MirrorSnapshot:
                 continue
             number = _open_range(fabric, epoch, last.lane)
             if number == 0:
-                continue  # it was about to begin
+                continue  # the lane was about to begin
             if number not in {range_.number for range_ in ranges}:
-                return None  # of a topic that had this lane before
+                return None  # the ring is of a topic that had this lane before
             return _at_least(_read_lane(fabric, name, checkpoint_region(epoch, last.lane)), last)
         return self._never_begun(last)
 
     def broker_lane(self, lane: TopicLane, range_: Range) -> LaneSnapshot | None:
-        """Where a lane of a broker ended; None if no mirror has it."""
+        """Find the end of a broker's lane; None if no mirror has it."""
         for fabric, _ in self._newest_first():
             if fabric is None:
                 return None
@@ -310,7 +312,7 @@ class MirrorSnapshot:
         return [self._open(generation) for generation in reversed(self._earlier)]
 
     def _open(self, generation: EarlierGeneration) -> tuple[Fabric | None, int]:
-        """A mirror, and its newest epoch. Without what that one made first it is not whole."""
+        """Open a mirror, and find its newest started epoch. A mirror without that epoch's frontiers is not whole."""
         found = None if self._mirrors is None or not generation.mirror else self._mirrors(generation)
         if found is None or not found.exists(EPOCHS_REGION):
             return None, generation.epoch
@@ -318,7 +320,7 @@ class MirrorSnapshot:
         return found if found.exists(frontiers_region(epoch)) else None, epoch
 
     def _never_begun(self, range_: Range) -> LaneSnapshot | None:
-        """No generation that could have ordered something in this range ever began to."""
+        """Snapshot of a range that no earlier generation has begun."""
         return _nothing_above(range_) if self._earlier else None
 
 
@@ -327,14 +329,14 @@ def _nothing_above(range_: Range) -> LaneSnapshot:
 
 
 def _at_least(found: LaneSnapshot | None, range_: Range) -> LaneSnapshot | None:
-    """A range that was opened above what a mirror knows, for a lane that had no time to begin there, is empty."""
+    """Correct a snapshot that ends below the range: the range was opened, but the lane never began, so it is empty."""
     if found is None or found.end >= range_.start:
         return found
     return replace(_nothing_above(range_), append_us=found.append_us, next_handle=found.next_handle)
 
 
 def _open_range(fabric: Fabric, epoch: int, lane: int) -> int:
-    """The number of the range that the epoch's sequencer last said was open in a lane; 0: none."""
+    """The number of the open range that the epoch's sequencer last published for a lane; 0: none."""
     name = ranges_region(epoch)
     word = TaggedReader(fabric.attach(name)).load(RangeKey(lane, 0)) if fabric.exists(name) else None
     return RangeWord.decode(word).number if word else 0
@@ -349,7 +351,7 @@ def _read_lane(fabric: Fabric, name: str, checkpoints: str) -> LaneSnapshot | No
     after = valid_from(ring, start)
     end, last = start + len(after), after[-1:]
     if ring.frontier.load() > end:
-        return None  # an entry that was published is damaged
+        return None  # a published entry is damaged
     before = valid_suffix(ring, max(0, min(start, end - ring.slots)), start)
     entries = join([before, after])
     opened = entries[entries["kind"] == EntryKind.SESSION_OPEN]["session"]
@@ -372,7 +374,7 @@ def _read_broker_lane(ring: RingReader) -> LaneSnapshot | None:
 
 
 def snapshot_of(mirrors: MirrorSnapshot, ranges: Sequence[Range], lane: TopicLane | None) -> LaneSnapshot | None:
-    """Where a lane ended, as far as mirrors have it; a mirror that can't be read has nothing."""
+    """Find the end of a lane in the mirrors. A mirror that cannot be read counts as missing."""
     try:
         return mirrors.lane(ranges) if lane is None else mirrors.broker_lane(lane, ranges[-1])
     except EmbarcaderoError:
