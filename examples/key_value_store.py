@@ -4,7 +4,8 @@
 
 A write is a record in the log. Each replica reads the log from its start and applies the records, one by one. The
 result depends only on the content so far and the record. Replicas that have read up to the same position therefore
-have the same content, and a new replica gets it by replaying the log.
+have the same content, and a new replica gets it by replaying the log. For a long log, store a snapshot of the content
+with its position, and start from there: `replay.py` stores both in one transaction.
 
 Three nodes write at the same time, each through all brokers, with hundreds of writes in flight. Order 5 keeps the
 writes of each node in the order in which the node made them, and puts the writes of all nodes into one total order.
