@@ -121,8 +121,8 @@ class Handler(BaseHTTPRequestHandler):
 
 def described(table: Table) -> str:
     """A table in the form for clients."""
-    told = TableResponse(**{"metadata-location": table.metadata_location, "metadata": table.metadata})
-    return told.model_dump_json(by_alias=True)
+    answer = TableResponse(**{"metadata-location": table.metadata_location, "metadata": table.metadata})
+    return answer.model_dump_json(by_alias=True)
 
 
 def main() -> None:

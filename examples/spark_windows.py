@@ -37,7 +37,7 @@ COLUMNS = pa.schema([("minute", pa.timestamp("us", tz="UTC")), ("page", pa.strin
 
 
 def publish(log: emb.Log, minutes: range) -> None:
-    """Six views of two pages in each minute."""
+    """Publish six views of two pages in each minute."""
     if TOPIC not in [topic.name for topic in log.topics()]:
         log.create_topic(TOPIC)
     with log.publisher(TOPIC, ack=2) as publisher:
@@ -48,7 +48,7 @@ def publish(log: emb.Log, minutes: range) -> None:
 
 
 def counts(spark: SparkSession, brokers: str) -> DataFrame:
-    """Views by minute and page; a view may be two minutes late."""
+    """Count views by minute and page. A view may be two minutes late."""
     views = (
         spark.readStream.format("embarcadero")
         .options(brokers=brokers, topic=TOPIC, startingOffsets="earliest", columns="key,timestamp", reader="by-minute")
@@ -59,21 +59,21 @@ def counts(spark: SparkSession, brokers: str) -> DataFrame:
 
 
 def open_table(folder: Path) -> Table:
-    """The table, in a catalog in SQLite. Commits are not retried: after a lost race a retry could add rows twice."""
-    place = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
-    catalog: Catalog = load_catalog("shop", type="sql", **place)
+    """Open the table, in a catalog in SQLite. A commit is not retried: after a conflict, that could add rows twice."""
+    files = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
+    catalog: Catalog = load_catalog("shop", type="sql", **files)
     catalog.create_namespace_if_not_exists("shop")
     return catalog.create_table_if_not_exists(TABLE, COLUMNS, properties={"commit.retry.num-retries": "0"})
 
 
 def newest_batch(table: Table, query: str) -> int:
-    """The newest micro-batch of a query that is in the table; -1: none."""
+    """Return the newest micro-batch of a query in the table; -1: none."""
     snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots()}
     at = table.current_snapshot()
     while at is not None:
-        told = at.summary.additional_properties if at.summary is not None else {}
-        if told.get(QUERY) == query:
-            return int(told[BATCH])
+        properties = at.summary.additional_properties if at.summary is not None else {}
+        if properties.get(QUERY) == query:
+            return int(properties[BATCH])
         at = None if at.parent_snapshot_id is None else snapshots.get(at.parent_snapshot_id)
     return -1
 
@@ -90,7 +90,7 @@ def append(folder: Path, rows: DataFrame, number: int) -> None:
 
 
 def run(spark: SparkSession, brokers: str, folder: Path, write: Write = append) -> None:
-    """Bring the table up to date with the topic, and end."""
+    """Bring the table up to date with the topic, then end."""
     query = (
         counts(spark, brokers)
         .writeStream.option("checkpointLocation", str(folder / "checkpoint")).outputMode("append")

@@ -25,7 +25,7 @@ def on_files(files: Files, config: Any) -> Files:
     for name, source in PAGES.items():
         files.append(File.generated(config, name, content=(ROOT / source).read_text()))
     for path in sorted((ROOT / "examples").rglob("*")):
-        if path.is_file() and path.suffix in {".py", ".yml", ".sql"}:
+        if path.is_file() and path.suffix in {".py", ".ipynb", ".yml", ".sql"}:
             name = str(path.relative_to(ROOT))
             files.append(File.generated(config, name, abs_src_path=str(path)))
     return files

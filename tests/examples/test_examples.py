@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 @pytest.fixture(scope="module")
 def log() -> Iterator[emb.Log]:
     """One cluster for all examples that are given an address."""
-    with emb.local(brokers=2) as log:
+    with emb.local(brokers=2, replicas=1) as log:
         yield log
 
 
@@ -43,14 +44,17 @@ def load(name: str) -> ModuleType:
 
 
 def test_every_example_is_listed_and_tested() -> None:
-    """The folder's README names each file, and so does this module, or one of those that have Spark or tables."""
-    readme, here = (EXAMPLES / "README.md").read_text(), Path(__file__).read_text()
+    """The folder's README and the page of examples name each file, and a test runs it."""
+    tests = Path(__file__).parents[1]
+    readme, page = (EXAMPLES / "README.md").read_text(), (tests.parent / "docs" / "examples.md").read_text()
     apart = ("spark/test_examples.py", "matrix/test_connect.py", "tier/test_rest_catalog.py")
-    others = "".join((Path(__file__).parents[1] / name).read_text() for name in apart)
+    files = [*(tests / "examples").glob("test_*.py"), *(tests / name for name in apart)]
+    text = "".join(file.read_text() for file in files)
 
-    for path in EXAMPLES.glob("*.py"):
+    for path in [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")]:
         assert f"[{path.name}]({path.name})" in readme
-        assert f'run("{path.name}"' in here or f'load("{path.stem}")' in others or f"examples.{path.stem} " in others
+        assert f"[{path.name}](../examples/{path.name})" in page
+        assert any(use in text for use in (f'"{path.name}"', f'load("{path.stem}")', f"examples.{path.stem} ")), path
 
 
 def test_replicas_of_the_store_end_equal_and_a_late_one_catches_up(log: emb.Log) -> None:
@@ -102,3 +106,104 @@ def test_the_firehose_counts_everything(log: emb.Log) -> None:
     assert "400,000 of 400,000 measurements" in run("firehose.py", log.address)
     topic = log.describe("metrics")
     assert (topic.order, {lane.broker for lane in topic.lanes}) == (0, {0, 1})
+
+
+# --- import of a file -------------------------------------------------------------------------------------------------
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv.pop(1))
+import import_file
+
+def chunks(file, real=import_file.chunks):
+    for number, lines in enumerate(real(file)):
+        if number == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield lines
+
+import_file.chunks = chunks
+import_file.main(*sys.argv[1:])
+"""
+
+
+def test_an_import_that_is_killed_continues_where_it_stopped(log: emb.Log, tmp_path: Path) -> None:
+    """Every line is in the topic once, in the order of the file; a third run adds nothing."""
+    lines = [b"line %06d of the file, followed by some more text" % number for number in range(60_000)]
+    (tmp_path / "file.txt").write_bytes(b"\n".join(lines))
+    arguments = (str(tmp_path / "file.txt"), log.address)
+
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(EXAMPLES), *arguments], check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    found = re.search(r": (\d+) chunks were added, (\d+) were in", run("import_file.py", *arguments))
+
+    assert found is not None
+    added, before = map(int, found.groups())
+    assert added + before == 12
+    assert before <= 7
+    assert log.read("lines").column("value").to_pylist() == lines
+    assert "0 chunks were added, 12 were in" in run("import_file.py", *arguments)
+
+
+def test_a_changed_file_is_another_import(log: emb.Log, tmp_path: Path) -> None:
+    """All of its lines are added. The last line needs no line break, and carriage returns are removed."""
+    before = log.tail("lines").seq
+    for content in (b"one\r\ntwo", b"one\ntwo\n\nthree"):
+        (tmp_path / "file.txt").write_bytes(content)
+        run("import_file.py", str(tmp_path / "file.txt"), log.address)
+
+    values = log.read("lines", before).column("value").to_pylist()
+    assert values == [b"one", b"two", b"one", b"two", b"", b"three"]
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+def test_a_replay_corrects_the_totals(log: emb.Log) -> None:
+    """The program with the bug loses a cent of each payment; the corrected one reads all payments again."""
+    shown = run("replay.py", log.address).splitlines()
+
+    assert shown == [
+        "version 1 read 300 payments: {'ann': 2800, 'bob': 2800, 'eve': 2800}",
+        "version 1 read 300 payments: {'ann': 5600, 'bob': 5600, 'eve': 5600}",
+        "version 2 read 600 payments: {'ann': 5800, 'bob': 5800, 'eve': 5800}",
+    ]
+
+
+def test_totals_count_each_record_once_after_a_failure(log: emb.Log, tmp_path: Path) -> None:
+    """The program fails in the middle of a batch, and starts again: the batch is counted as a whole, or not at all."""
+    example, database, read = load("replay"), tmp_path / "totals.db", [0]
+    begins = log.tail("payments").seq
+    for _ in range(4):
+        example.pay(log, 30)
+
+    def fails(amount: bytes) -> int:
+        read[0] += 1
+        if read[0] == begins + 45:
+            raise ZeroDivisionError
+        return int(example.cents(amount))
+
+    first = example.Totals(database, "1", fails)
+    first.switch()
+    with pytest.raises(ZeroDivisionError):
+        example.catch_up(log, first)
+    first.close()
+    again = example.Totals(database, "1", example.cents)
+    example.catch_up(log, again)
+    again.close()
+
+    records = log.tail("payments").seq
+    assert sum(example.current(database).values()) == 29 * records
+
+
+def test_totals_refuse_a_topic_without_its_oldest_records(log: emb.Log, tmp_path: Path) -> None:
+    """They continue at their position; if records from there on were trimmed, the totals would be wrong."""
+    example = load("replay")
+    log.create_topic("payments-trimmed")
+    example.TOPIC = "payments-trimmed"
+    for _ in range(3):
+        example.pay(log, 3)
+    totals = example.Totals(tmp_path / "totals.db", "1", example.cents)
+    [[first, *_], *_] = log.scan("payments-trimmed")
+    totals.add(first)
+    log.trim("payments-trimmed", before_seq=9)
+
+    with pytest.raises(RuntimeError, match="no longer has all records"):
+        example.catch_up(log, totals)
+    totals.close()
