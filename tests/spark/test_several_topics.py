@@ -62,11 +62,13 @@ def test_a_batch_read_has_the_records_of_all_topics(log: emb.Log) -> None:
     reader = batch(log, "b-orders,b-clicks", endingOffsets=places)
     assert column(reader, reader.partitions()) == list(range(7))
 
-    with pytest.raises(BadValue, match="'startingOffsets' names topic 'nothing', and there are b-clicks, b-orders"):
+    with pytest.raises(
+        BadValue, match="'startingOffsets' names topic 'nothing', but the topics are b-clicks, b-orders"
+    ):
         batch(log, None, topicPattern="b-.*", startingOffsets='{"nothing": "latest"}').partitions()
     with pytest.raises(UnknownTopic, match="there is no topic 'nothing'"):
         source(log, "b-orders,nothing").schema()
-    with pytest.raises(UnknownTopic, match=r"no topic has a name that matches 'nothing\.\*'"):
+    with pytest.raises(UnknownTopic, match=r"no topic matches the pattern 'nothing\.\*'"):
         batch(log, None, topicPattern="nothing.*").partitions()
 
 
@@ -140,7 +142,7 @@ def test_a_stream_reads_several_topics_and_new_ones(log: emb.Log, caplog: pytest
 
     gone = log.describe("s-b").id
     log.delete_topic("s-b")
-    with pytest.raises(RecordsLost, match=rf"topic 's-b' \(id {gone:016x}\) was deleted under this .*failOnDataL"):
+    with pytest.raises(RecordsLost, match=rf"topic 's-b' \(id {gone:016x}\) was deleted during this .*failOnDataL"):
         later.latestOffset(third, ALL)
     with pytest.raises(RecordsLost, match=r"topic 's-b' .* was deleted"):
         rows(later, start, first)
@@ -211,13 +213,13 @@ def test_a_query_of_one_topic_continues_with_several(log: emb.Log, kind: str, ca
         assert {each["topic"] for each in last["topics"].values()} == {one, two}
         assert again(latest(both, last)) == last
 
-    with pytest.raises(BadValue, match=f"of a query that reads topic '{two}', and this one reads '{one}'"):
+    with pytest.raises(BadValue, match=f"of a query that reads topic '{two}', but this query reads '{one}'"):
         rows(make(log, one), last, last)
-    with pytest.raises(BadValue, match=f"reads topic '{one}', and this one reads topics that match 'x'"):
+    with pytest.raises(BadValue, match=f"reads topic '{one}', but this query reads topics that match 'x'"):
         rows(make(log, None, topicPattern="x"), last, last)
     made(log, {f"three-{kind}": 5})
     other = f"{two},three-{kind}"
-    with pytest.raises(BadValue, match=f"also reads topic '{one}', and this one does not .*read it, too"):
+    with pytest.raises(BadValue, match=f"also reads topic '{one}', but this query does not .*read this topic, too"):
         rows(make(log, other), last, last)
     loose = make(log, other, failOnDataLoss="false")
     assert rows(loose, last, latest(loose, last)) == [(f"three-{kind}", seq) for seq in range(5)]
@@ -242,7 +244,7 @@ def test_without_admission_control_topics_come_and_go_as_well(log: emb.Log) -> N
     assert again(unlimited(log, None, topicPattern="u-.*", startingOffsets="latest").initialOffset()) == second
 
     log.delete_topic("u-a")
-    with pytest.raises(RecordsLost, match=r"topic 'u-a' .* was deleted under this query"):
+    with pytest.raises(RecordsLost, match=r"topic 'u-a' .* was deleted during this query"):
         rows(later, second, later.latestOffset())
     loose = unlimited(log, None, topicPattern="u-.*", failOnDataLoss="false")
     fill(log, "u-b", 5, first=20)

@@ -85,7 +85,7 @@ def test_bad_writes_are_refused_before_any_task_runs(spark: SparkSession, log: e
     assert "column 'name' is int64 in the frame and string in the topic" in refusal(
         lambda: save(log, topic, spark.range(3).selectExpr("id", "id name"))
     )
-    assert 'use mode("append"); to begin anew' in refusal(lambda: save(log, topic, good, "overwrite"))
+    assert 'use mode("append"); to start empty' in refusal(lambda: save(log, topic, good, "overwrite"))
     assert "option 'topic' is missing, and the frame has no column 'topic'" in refusal(
         lambda: good.selectExpr("name value").write.format("embarcadero").options(brokers=log.address)
         .mode("append").save()
@@ -254,7 +254,7 @@ def test_invalid_streams_are_refused(
         return refusal(lambda: writer.trigger(availableNow=True).start().awaitTermination())
 
     raw = files.selectExpr("name value", "timestamp_micros(id) timestamp")
-    assert "does not go with a stream" in run(raw, writeId="w")
+    assert "can't be used with a stream" in run(raw, writeId="w")
     counts = files.groupBy("name").count().selectExpr("name value", "timestamp_micros(0) timestamp")
     assert 'outputMode("append")' in run(counts, "complete")
     assert log.tail(topic).seq == 0
