@@ -1,4 +1,4 @@
-"""P3: all readers see one order; what was acked first comes first; strong sessions keep their order."""
+"""P3: all readers see one order; batches acked earlier come before later ones; strong sessions keep their order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embarcadero_proof.sim.history import Began, Delivered, FabricLost, GapSeen,
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of P3."""
+    """Return all violations of P3."""
     ledger = ledger_of(history)
     found = [*_readers_agree(history), *_stamps(ledger), *_time_goes_on(ledger), *_real_time(ledger)]
     strong = {began.stream for began in history.of(Began) if began.strong}
@@ -42,7 +42,7 @@ def _entry(event: Delivered) -> tuple[int, ...]:
 
 
 def _stamps(ledger: Ledger) -> list[Violation]:
-    """A batch is found under its number: its sequence, and how many of its stream were lost before it."""
+    """A batch is found under its number: its sequence plus the lost batches of its stream before it."""
     found: list[Violation] = []
     memory_went = bool(ledger.history.of(FabricLost))
     gone = {lane: _lost(ledger, lane) if memory_went else {} for lane, _ in ledger.numbered}
@@ -61,7 +61,7 @@ def _stamps(ledger: Ledger) -> list[Violation]:
 
 
 def _time_goes_on(ledger: Ledger) -> list[Violation]:
-    """Append times never go back along a lane."""
+    """Append times never decrease along a lane."""
     found: list[Violation] = []
     times: dict[int, dict[int, Delivered]] = defaultdict(dict)
     for event in ledger.history.of(Delivered):
@@ -100,7 +100,7 @@ def _real_time(ledger: Ledger) -> list[Violation]:
 
 
 def _place(ledger: Ledger, places: dict[int, dict[int, int]], ack: Settled) -> int | None:
-    """Where the batch is that was acked: as the ack says or, if it does not, as readers found out."""
+    """Return the position of an acked batch: from the ack or, without a position there, from readers."""
     if ack.verdict is not Verdict.STORED:
         return None
     if ack.index is not None or not ledger.lasts(ack):
@@ -111,7 +111,7 @@ def _place(ledger: Ledger, places: dict[int, dict[int, int]], ack: Settled) -> i
 def _lane_order(ledger: Ledger, lane: int) -> list[Violation]:
     """Order 1: in a lane, the first copies of a stream's batches are in the order of sending.
 
-    A copy is known to be the first one if a reader looked at all that comes before it.
+    A copy is known to be the first one if a reader has read everything before it.
     """
     found: list[Violation] = []
     seen = covered(ledger.history, lane)
@@ -132,7 +132,7 @@ def _lane_order(ledger: Ledger, lane: int) -> list[Violation]:
 def _submission_order(ledger: Ledger, topic: TopicMade, strong: set[str] | None) -> list[Violation]:
     """Check the streams of strong sessions (None: all streams of the topic).
 
-    Each stream's numbers go up with the index, from 0, without a hole that no SKIPPED gap declares."""
+    Each stream's numbers increase with the index, from 0, without a hole unless a SKIPPED gap declares it."""
     found: list[Violation] = []
     skipped, lost = _skipped(ledger, topic.lane), _lost(ledger, topic.lane)
     spans = covered(ledger.history, topic.lane)
@@ -146,14 +146,14 @@ def _submission_order(ledger: Ledger, topic: TopicMade, strong: set[str] | None)
         for index, number, at in sorted(stored[stream]):
             where = f"lane {topic.lane}: {stream}"
             if skipped[stream].get(number):
-                found.append(Violation("P3", at, f"{where}: batch {number} was declared skipped, yet it is at {index}"))
+                found.append(Violation("P3", at, f"{where}: batch {number} was declared skipped, but is at {index}"))
             if number <= before[1]:
                 found.append(Violation("P3", at, (
                     f"{where}: batch {number} (index {index}) comes after batch {before[1]} (index {before[0]})")))
             missing = [n for n in range(before[1] + 1, number) if n not in skipped[stream].keys() | lost[stream]]
             seen_all = index == before[0] + 1 or inside(spans, before[0] + 1, index)  # else it may just be trimmed
             if missing and seen_all:
-                rule = "no SKIPPED gap says so" if topic.on_gap == OnGap.SKIP else "the topic allows no holes"
+                rule = "no SKIPPED gap reports it" if topic.on_gap == OnGap.SKIP else "the topic allows no holes"
                 found.append(Violation("P3", at, (
                     f"{where}: batch {number} is at index {index}, batch {missing[0]} is not before it, and {rule}")))
             before = max(before, (index, number, at), key=lambda b: b[1])
@@ -161,7 +161,7 @@ def _submission_order(ledger: Ledger, topic: TopicMade, strong: set[str] | None)
 
 
 def _skipped(ledger: Ledger, lane: int) -> dict[str, dict[int, bool]]:
-    """Numbers that SKIPPED gaps declare lost, by stream; and whether that stands, or went itself with the fabric."""
+    """Return the numbers in SKIPPED gaps by stream, and whether the gap exists or was itself lost with the fabric."""
     skipped: dict[str, dict[int, bool]] = defaultdict(dict)
     for gap in ledger.history.of(GapSeen):
         if gap.lane == lane and gap.kind == GapKind.SKIPPED.name and gap.session is not None:
@@ -175,7 +175,7 @@ def _skipped(ledger: Ledger, lane: int) -> dict[str, dict[int, bool]]:
 
 
 def _lost(ledger: Ledger, lane: int) -> dict[str, set[int]]:
-    """Numbers that had been stored, or declared lost to their publisher, which went with the fabric, by stream."""
+    """Return the numbers, by stream, of batches lost with the fabric: stored before, or reported as lost before."""
     lost: dict[str, set[int]] = defaultdict(set)
     for index, claims in ledger.claims[lane].items():
         for claim in claims if ledger.is_lost(lane, index) else ():

@@ -7,7 +7,7 @@ from embarcadero_proof.sim.history import DamageLeft, Delivered, History, OnDisk
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of P7."""
+    """Return all violations of P7."""
     ledger = ledger_of(history)
     return [*_nothing_unsent(ledger), *_as_sent(ledger), *_disks_hold_what_was_sent(ledger), *_repaired(history)]
 
@@ -21,7 +21,7 @@ def _nothing_unsent(ledger: Ledger) -> list[Violation]:
 
 
 def _as_sent(ledger: Ledger) -> list[Violation]:
-    """Not only the bytes are right, but also what is said about them."""
+    """Not only the bytes are right, but also the number of records and the partition."""
     found: list[Violation] = []
     for event in ledger.history.of(Delivered):
         batch = ledger.batch_of.get(event.digest)
