@@ -39,7 +39,7 @@ class Candidates:
         world.pollers[f"candidate-{number}"] = self._processes[number] = process
         process.start()
 
-    def reigns(self, process: SequencerProcess) -> None:
+    def leads(self, process: SequencerProcess) -> None:
         """Make a standby that won an election the current sequencer."""
         self._world.sequencer = self._world.pollers["sequencer"] = process
 
@@ -61,9 +61,9 @@ class Candidates:
     def suspect(self, process: SequencerProcess) -> None:
         """Make some standbys, perhaps all together, believe that the leader they watch is dead, right or wrong."""
         for other in self._others(process):
-            candidate = other.candidate
-            if candidate is not None and other.sequencer is None and self._rng.random() < 0.7:
-                candidate.process_ended(candidate.watched)
+            standby = other.standby
+            if standby is not None and other.sequencer is None and self._rng.random() < 0.7:
+                standby.process_ended(standby.watched)
                 other.wake(self._rng.choice([1, 1, 5_000]))
 
     def hand_over(self) -> tuple[str, int] | None:

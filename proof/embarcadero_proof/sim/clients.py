@@ -72,7 +72,7 @@ class ClientProcess(Process):
 
     def start(self) -> None:
         """Connect to all brokers."""
-        self.tell(self._connect_all)
+        self.submit(self._connect_all)
 
     # --- connecting ---------------------------------------------------------------------------------------------------
     def _connect_all(self) -> None:
@@ -87,7 +87,7 @@ class ClientProcess(Process):
         """Try that broker again, a little later each time."""
         self._tries[address] = tries = self._tries.get(address, 0) + 1
         wait_us = self.rng.randrange(1_000, min(50_000 << min(tries, 6), 2_000_000))
-        self.world.queue.after(wait_us, lambda: self.tell(lambda: self._connect(address)))
+        self.world.queue.after(wait_us, lambda: self.submit(lambda: self._connect(address)))
 
     def _connect(self, address: Address) -> None:
         if not self.finished:
@@ -102,7 +102,7 @@ class ClientProcess(Process):
         self._conns[wire.number] = _Conn(wire, address, self._scratch)
         wire.up.send(control_frame(m.Hello(versions=[PROTOCOL_VERSION], client=self.name), _HELLO))
         give_up_us = int(CONNECT_TIMEOUT_S * 1e6)
-        self.world.queue.after(give_up_us, lambda: self.tell(lambda: self._check_welcome(wire)))
+        self.world.queue.after(give_up_us, lambda: self.submit(lambda: self._check_welcome(wire)))
 
     def _check_welcome(self, wire: Wire) -> None:
         conn = self._conns.get(wire.number)
@@ -203,7 +203,7 @@ class ClientProcess(Process):
 
     def _timer_due(self, when_us: int) -> None:
         if self._timer_us == when_us:
-            self.tell(self._timer)
+            self.submit(self._timer)
 
     def _timer(self) -> None:
         self._timer_us = None
@@ -321,7 +321,7 @@ class ProbeProcess(ClientProcess):
         self._plan()
 
     def _plan(self) -> None:
-        self.world.queue.after(self.rng.randrange(50_000, 3_000_000), lambda: self.tell(self._ask))
+        self.world.queue.after(self.rng.randrange(50_000, 3_000_000), lambda: self.submit(self._ask))
 
     def _ask(self) -> None:
         if self._lane is None and self._probe.links:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.process import Process
     from embarcadero_proof.sim.world import World
 
-_FOR_EVER = 1 << 62
+_UNBOUNDED = 1 << 62
 
 
 class Disks:
@@ -40,7 +40,7 @@ class Disks:
         self._ranges: dict[int, list[Range]] = {}
         self._revision = -1
         self._fine: set[tuple[int, int, int | None]] = set()  # (lane, index, digest) found on enough disks; None: any
-        self._told: set[tuple[int, int, int]] = set()  # recorded lost spans and trims
+        self._recorded: set[tuple[int, int, int]] = set()  # recorded lost spans and trims
         self._cut_short: set[int] = set()  # lanes of brokers that were open when the fabric was lost
 
     # --- using them ---------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Disks:
     def _lost_spans(self) -> list[tuple[int, int, int]]:
         """List (lane, start, stop) of each span that is lost according to the store."""
         directory = self._world.directory
-        spans = [(lane.lane, lane.end, _FOR_EVER) for lane in directory.lanes.all()
+        spans = [(lane.lane, lane.end, _UNBOUNDED) for lane in directory.lanes.all()
                  if lane.lane in self._cut_short and lane.end is not None]  # fmt: skip
         ranges = directory.ranges.all()
         for before, after in pairwise(ranges):
@@ -133,14 +133,14 @@ class Disks:
         """Record the lost and trimmed spans according to the store."""
         directory, now_us = self._world.directory, self._world.queue.now_us
         for span in self._lost_spans():
-            if span not in self._told:
-                self._told.add(span)
+            if span not in self._recorded:
+                self._recorded.add(span)
                 self._world.seen(LostSpan(at=now_us, lane=span[0], start=span[1], stop=span[2]))
         for lane, index in sorted(directory.topics.trims().items()):
             if lane in self._world.tiering.lanes:
                 continue  # brokers have dropped it; the table has it
-            if (lane, index, -1) not in self._told:
-                self._told.add((lane, index, -1))
+            if (lane, index, -1) not in self._recorded:
+                self._recorded.add((lane, index, -1))
                 self._world.seen(TrimmedTo(at=now_us, lane=lane, index=index))
 
     def unsettled(self) -> list[tuple[int, str]]:
@@ -175,7 +175,7 @@ class Disks:
         for tail in self._world.history.of(TailRead):
             ends[tail.lane] = tail.durable_index
         found = unequal(self.devices, directory.ranges.all(), ends)
-        return [copy for copy in found if copy.place >= trims.get(copy.lane, 0)]
+        return [copy for copy in found if copy.at_index >= trims.get(copy.lane, 0)]
 
     def see_all(self) -> None:
         """Record at the end which batches are on disks."""

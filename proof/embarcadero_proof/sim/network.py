@@ -104,8 +104,8 @@ class Wire:
 
     def __init__(self, network: Network, number: int, client: ClientProcess, broker: BrokerProcess) -> None:
         self.network, self.number, self.client, self.broker = network, number, client, broker
-        self.up = Half(self, "up", lambda data: broker.tell(lambda: broker.bytes_in(self, data)))
-        self.down = Half(self, "down", lambda data: client.tell(lambda: client.bytes_in(self, data)))
+        self.up = Half(self, "up", lambda data: broker.submit(lambda: broker.bytes_in(self, data)))
+        self.down = Half(self, "down", lambda data: client.submit(lambda: client.bytes_in(self, data)))
         self.is_cut = False
         self.loses_next = False  # the next BATCH frame is lost
         self.loses_acks_until_us = 0  # until then ACK frames are lost
@@ -130,9 +130,9 @@ class Wire:
         self.network.wires.pop(self.number, None)
         self.network.note(f"wire-{self.number}", f"cut between {self.client.name} and {self.broker.name}")
         if client_learns_us is not None:
-            self.network.queue.after(client_learns_us, lambda: self.client.tell(lambda: self.client.wire_lost(self)))
+            self.network.queue.after(client_learns_us, lambda: self.client.submit(lambda: self.client.wire_lost(self)))
         if broker_learns_us is not None:
-            self.network.queue.after(broker_learns_us, lambda: self.broker.tell(lambda: self.broker.wire_lost(self)))
+            self.network.queue.after(broker_learns_us, lambda: self.broker.submit(lambda: self.broker.wire_lost(self)))
 
 
 class Network:
@@ -160,15 +160,15 @@ class Network:
     def _accept(self, client: ClientProcess, address: Address) -> None:
         broker = self.listening.get(address)
         if broker is None or not broker.alive:
-            self.queue.at(self.arrival_us(), lambda: client.tell(lambda: client.refused(address)))
+            self.queue.at(self.arrival_us(), lambda: client.submit(lambda: client.refused(address)))
             return
         self._made += 1
         wire = self.wires[self._made] = Wire(self, self._made, client, broker)
         self.note(f"wire-{wire.number}", f"connects {client.name} to {broker.name}")
         for partition in self._partitions:
             self._apply(partition, wire)
-        broker.tell(lambda: broker.wire_made(wire))  # a paused process accepts later; its kernel has done so already
-        self.queue.at(self.arrival_us(), lambda: client.tell(lambda: client.wire_made(wire, address)))
+        broker.submit(lambda: broker.wire_made(wire))  # a paused process accepts later; its kernel has done so already
+        self.queue.at(self.arrival_us(), lambda: client.submit(lambda: client.wire_made(wire, address)))
 
     def process_died(self, process: object, silently: bool) -> None:
         """End the connections of a process: with a reset that the peers see, or silently if the host is gone."""

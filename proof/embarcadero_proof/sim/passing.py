@@ -92,7 +92,7 @@ class PassingWriter(ClientProcess):
 
     def start(self) -> None:
         super().start()
-        self.tell(self._write)
+        self.submit(self._write)
 
     def _write(self) -> None:
         for number in range(self.rng.randrange(_BATCHES_MAX)):
@@ -139,7 +139,7 @@ class PassingProcess(ClientProcess):
         self._plan()
 
     def _plan(self) -> None:
-        self.world.queue.after(self.rng.randrange(*_STEP_US), lambda: self.tell(self._step))
+        self.world.queue.after(self.rng.randrange(*_STEP_US), lambda: self.submit(self._step))
 
     def _step(self) -> None:
         self._look()

@@ -48,7 +48,7 @@ class Process:
         self._backlog: deque[Action] = deque()
 
     # --- work given to it ---------------------------------------------------------------------------------------------
-    def tell(self, action: Action) -> None:
+    def submit(self, action: Action) -> None:
         """Run an action in this process now, or as soon as it can."""
         if not self.alive:
             return

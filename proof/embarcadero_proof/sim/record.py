@@ -44,9 +44,9 @@ def _git(*arguments: str) -> str:
 class Record:
     """The results of one version of the code, or of a file given by name."""
 
-    def __init__(self, place: Path, version: str) -> None:
+    def __init__(self, location: Path, version: str) -> None:
         self.version = version
-        self.path = place if place.suffix == _SUFFIX else place / f"{version}{_SUFFIX}"
+        self.path = location if location.suffix == _SUFFIX else location / f"{version}{_SUFFIX}"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.reports = {report.seed: report for report in load(self.path, cut=True)} if self.path.exists() else {}
         self._encoder = msgspec.json.Encoder()
@@ -81,11 +81,11 @@ def load(path: Path, cut: bool = False) -> Iterator[SeedReport]:
         raise Corrupt(f"{path} has a line that is no result of a seed: {error}", "move the file away") from error
 
 
-def newest(place: Path) -> Path:
+def newest(location: Path) -> Path:
     """Return the file itself, or the newest results file of a folder."""
-    if place.is_file():
-        return place
-    found = sorted(place.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
+    if location.is_file():
+        return location
+    found = sorted(location.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise BadValue(f"there are no results of seeds in {place}", "run embarcadero-proof sim with --results first")
+        raise BadValue(f"there are no results of seeds in {location}", "run embarcadero-proof sim with --results first")
     return found[-1]

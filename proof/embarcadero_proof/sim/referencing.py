@@ -52,10 +52,10 @@ class StagingProcess(PublisherProcess):
     """Stages batches that others publish."""
 
     def _settled(self, batch: OutBatch) -> None:
-        place = batch.position
-        if place is not None:
+        position = batch.position
+        if position is not None:
             staged = StagedBatch(
-                self.stream.plan.topic.id, place.lane, place.index, batch.size, batch.count, batch.crc
+                self.stream.plan.topic.id, position.lane, position.index, batch.size, batch.count, batch.crc
             )
             self.world.staged.append(Staged(staged, self.stream.content(batch.token)))
             if self.rng.random() < _PROMPT_RATE:
@@ -66,7 +66,7 @@ class StagingProcess(PublisherProcess):
         waiting = [each for each in self.world.live_publishers() if isinstance(each, ReferencingProcess)]
         if waiting:
             process = self.rng.choice(waiting)
-            process.tell(process.publish_one)
+            process.submit(process.publish_one)
 
 
 class ReferencingProcess(PublisherProcess):

@@ -71,7 +71,7 @@ class Restarts:
         queue, rng = self._world.queue, random.Random(f"{self._world.seed}:closes:{self._world.queue.now_us}")
         for publisher in self._world.live_publishers():
             if rng.random() < (_CLOSED_SHARE if publisher.busy else 1 - _CLOSED_SHARE):
-                queue.after(rng.randrange(SECOND_US // 10), partial(publisher.tell, publisher.close))
+                queue.after(rng.randrange(SECOND_US // 10), partial(publisher.submit, publisher.close))
 
     def _begin_later(self) -> int:
         down_us = self._rng.randrange(SECOND_US // 10, 4 * SECOND_US)

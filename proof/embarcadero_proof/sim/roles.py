@@ -61,8 +61,8 @@ class SimJournal:
         self._process = process
 
     def note(self, event: str, /, **facts: object) -> None:
-        told = ", ".join(f"{name}={value}" for name, value in facts.items())
-        self._process.world.note(self._process.name, f"JOURNAL {event}: {told}")
+        text = ", ".join(f"{name}={value}" for name, value in facts.items())
+        self._process.world.note(self._process.name, f"JOURNAL {event}: {text}")
 
     def warn(self, event: str, /, **facts: object) -> None:
         self.note(event, **facts)
@@ -84,7 +84,7 @@ class Poller(Process):
 
     def start(self) -> None:
         """Begin. Others may already know this process: it can be interrupted or crash from its first instruction on."""
-        self.tell(self._boot)
+        self.submit(self._boot)
 
     @abstractmethod
     def _boot(self) -> None: ...
@@ -98,7 +98,7 @@ class Poller(Process):
 
     def _due(self, when_us: int) -> None:
         if when_us == self._planned_us:
-            self.tell(self._poll)
+            self.submit(self._poll)
 
     def _poll(self) -> None:
         self._planned_us = None
@@ -177,7 +177,7 @@ class BrokerProcess(Poller):
         self.wires.add(wire.number)
         connection = wire.connection = self.broker.connect(Transport(lambda: self._is_ready(wire)))
         patience_us = int(HELLO_TIMEOUT_S * 1e6)
-        self.world.queue.after(patience_us, lambda: self.tell(lambda: self._check_hello(wire, connection)))
+        self.world.queue.after(patience_us, lambda: self.submit(lambda: self._check_hello(wire, connection)))
 
     def _is_ready(self, wire: Wire) -> None:
         self._ready.setdefault(wire.number, wire)
@@ -222,7 +222,7 @@ class BrokerProcess(Poller):
         if self.world.network.listening.get(self.address) is self:
             del self.world.network.listening[self.address]
         if self.broker is not None:
-            self.tell(self.broker.leave)
+            self.submit(self.broker.leave)
 
     @property
     def unanswered(self) -> int:
@@ -318,7 +318,7 @@ class SequencerProcess(Poller):
         super().__init__(world, name, host)
         self.sequencer: Sequencer | None = None
         self.number = number
-        self.candidate: StandbySequencer | None = None
+        self.standby: StandbySequencer | None = None
         self._draining = self.drained = False
         self._ready: Sequencer | None = None  # asked to take over while the other leader still leads
         self._begin_us = 0  # when `_ready` begins
@@ -327,16 +327,16 @@ class SequencerProcess(Poller):
 
     def _boot(self) -> None:
         if self.number is None:
-            self._reign(None)
+            self._lead(None)
         else:
             after_us = int(DEFAULTS.sequencer.takeover_after_ms * 1_000)
             self.directory.elections.register(self.number, self.name, pid=0)
             env = Env(self.clock, self.bell, self.journal)
             cluster = ClusterParts(self.fabric, self.directory, self.world.sizes)
-            self.candidate = StandbySequencer(env, cluster, self.number, self.name, after_us)
+            self.standby = StandbySequencer(env, cluster, self.number, self.name, after_us)
         self.wake(0)
 
-    def _reign(self, epoch: int | None) -> None:
+    def _lead(self, epoch: int | None) -> None:
         self.sequencer = self._make(epoch)
         self.sequencer.begin()
         self._started(self.sequencer, f"starts epoch {self.sequencer.epoch}")
@@ -351,7 +351,7 @@ class SequencerProcess(Poller):
         if self.clock.now_us() < self._begin_us:
             return False
         self._ready = None
-        self.world.candidates.reigns(self)
+        self.world.candidates.leads(self)
         ready.begin()
         self.sequencer = ready
         self._started(ready, f"starts epoch {ready.epoch}, as asked")
@@ -369,16 +369,16 @@ class SequencerProcess(Poller):
         if ends is not None:
             self.world.seen(EpochStarted(at=self.world.queue.now_us, epoch=sequencer.epoch, ends=ends))
 
-    def _stand_by(self, candidate: StandbySequencer) -> bool:
+    def _stand_by(self, standby: StandbySequencer) -> bool:
         """Watch the leader. The end of a process on the same host is visible."""
-        watched = next((process for process in self.world.processes if process.name == candidate.watched), None)
+        watched = next((process for process in self.world.processes if process.name == standby.watched), None)
         if watched is not None and watched.host == self.host and not watched.alive:
-            candidate.process_ended(watched.name)
-        if self._draining or (epoch := candidate.look()) is None:
+            standby.process_ended(watched.name)
+        if self._draining or (epoch := standby.look()) is None:
             return False
-        if candidate.hurries:
-            self.world.candidates.reigns(self)
-            self._reign(epoch)
+        if standby.hurries:
+            self.world.candidates.leads(self)
+            self._lead(epoch)
         else:
             self._ready, self._begin_us = self._make(epoch), self.clock.now_us() + _BREATH_US
             self.world.note(self.name, f"is ready for epoch {epoch}")
@@ -388,7 +388,7 @@ class SequencerProcess(Poller):
         if self._ready is not None:
             return self._begin(self._ready)
         if self.sequencer is None:
-            return self.candidate is not None and self._stand_by(self.candidate)
+            return self.standby is not None and self._stand_by(self.standby)
         if self._draining:
             self.drained = self.drained or self.sequencer.drain()
             return False
@@ -399,7 +399,7 @@ class SequencerProcess(Poller):
             for problem in self.sequencer.problems:
                 self.world.seen(RoleFailed(at=self.world.queue.now_us, process=self.name, error=problem))
         self.sequencer.problems.clear()
-        if self.sequencer.deposed and self.candidate is not None:
+        if self.sequencer.deposed and self.standby is not None:
             self.world.note(self.name, "is deposed and stands by")
             self.sequencer = None
         elif self.sequencer.deposed:
@@ -410,8 +410,8 @@ class SequencerProcess(Poller):
     def deadline_us(self) -> int | None:
         if self._ready is not None:
             return self._begin_us
-        if self.sequencer is None and self.candidate is not None:
-            return self.clock.now_us() + self.candidate.wait_us()
+        if self.sequencer is None and self.standby is not None:
+            return self.clock.now_us() + self.standby.wait_us()
         return self.sequencer.next_deadline_us() if self.sequencer is not None else None
 
     def drain(self) -> None:

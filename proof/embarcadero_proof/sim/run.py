@@ -191,8 +191,8 @@ def story(seed: int, bugs: Sequence[str] = ()) -> str:
         head = f"seed {seed}: every promise holds; its last steps:"
     else:
         first = violations[0] if world.endless else min(violations, key=lambda violation: violation.at)
-        place = sum(step.at <= first.at for step in steps)
-        around = steps[max(0, place - _STORY_BEFORE) : place + _STORY_AFTER]
+        position = sum(step.at <= first.at for step in steps)
+        around = steps[max(0, position - _STORY_BEFORE) : position + _STORY_AFTER]
         broken = [f"  {v.promise} at {v.at} us: {v.sentence}" for v in violations[:10]]
         head = "\n".join([f"seed {seed} breaks promises, {len(violations)} times:", *broken])
     lines = [f"  {step.at / 1e6:12.6f}  {step.who:<14} {step.what[:220]}" for step in around]
@@ -201,7 +201,7 @@ def story(seed: int, bugs: Sequence[str] = ()) -> str:
 
 
 def shrink(
-    seed: int, bugs: Sequence[str] = (), tries: int = TRIES, told: Callable[[str], None] = lambda _line: None
+    seed: int, bugs: Sequence[str] = (), tries: int = TRIES, progress: Callable[[str], None] = lambda _line: None
 ) -> tuple[Shrinker | None, str]:
     """Make a failing run as small as possible, and return its story; None if every promise holds."""
     bias, swarm = bias_of(bugs), not bugs
@@ -213,7 +213,7 @@ def shrink(
     first = run(make_plan(seed, bias=bias, swarm=swarm))
     if not first.violations:
         return None, f"seed {seed}: every promise holds"
-    shrinker = Shrinker(seed, first, run, bias, swarm, tries, told)
+    shrinker = Shrinker(seed, first, run, bias, swarm, tries, progress)
     shrinker.shrink()
     world = run_plan(shrinker.plan(shrinker.cuts), bugs, keep_trace=True)
     broken = [v for v in _violations(world) if v.promise == shrinker.promise]
@@ -223,10 +223,10 @@ def shrink(
 
 def _shrink_all(console: Console, first: int, last: int) -> int:
     """Run `--shrink`: print the smallest story of each failing seed. Returns the exit code."""
-    code = 0
+    code, stderr = 0, Console(stderr=True)
     for seed in range(first, last):
-        shrinker, told = shrink(seed, told=lambda line: Console(stderr=True).print(line, markup=False, highlight=False))
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        shrinker, text = shrink(seed, progress=lambda line: stderr.print(line, markup=False, highlight=False))
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
         code = code if shrinker is None else 1
     return code
 

@@ -74,11 +74,11 @@ class Shrinker:
     """Shrinks the run of one seed as long as it breaks the promise that `first` broke."""
 
     def __init__(self, seed: int, first: Outcome, run: Run, bias: Bias | None = None, swarm: bool = True,
-                 tries: int = TRIES, told: Callable[[str], None] = lambda _line: None) -> None:  # fmt: skip
+                 tries: int = TRIES, progress: Callable[[str], None] = lambda _line: None) -> None:  # fmt: skip
         self._seed, self._run, self._bias, self._swarm = seed, run, bias, swarm
         self.first = self.outcome = first
         self.promise = first_promise(first.violations)
-        self._told, self._left = told, tries
+        self._progress, self._tries_max = progress, tries
         self.cuts = Cuts()
         self.tries = 0
 
@@ -94,7 +94,7 @@ class Shrinker:
 
     def _try(self, what: str, **changes: object) -> bool:
         """Run with one more cut. If the run still breaks the promise, keep the cut and return True."""
-        if self.tries >= self._left:
+        if self.tries >= self._tries_max:
             return False
         self.tries += 1
         cuts = replace(self.cuts, **changes)  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ class Shrinker:
         if not any(violation.promise == self.promise for violation in outcome.violations):
             return False
         self.cuts, self.outcome = cuts, outcome
-        self._told(f"without {what}: {outcome.faults} faults, {self.promise} is still broken")
+        self._progress(f"without {what}: {outcome.faults} faults, {self.promise} is still broken")
         return True
 
     # --- steps --------------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class SpanProcess(ClientProcess):
         self._plan(_LATER_US)
 
     def _plan(self, span_us: tuple[int, int]) -> None:
-        self.world.queue.after(self.rng.randrange(*span_us), lambda: self.tell(self._ask))
+        self.world.queue.after(self.rng.randrange(*span_us), lambda: self.submit(self._ask))
 
     def _ask(self) -> None:
         late = self.world.queue.now_us > self._began_us + _PATIENCE_US

@@ -171,16 +171,16 @@ def run_step(step: Step, way: Way, first_seed: int = 0, bugs: Sequence[str] = ()
 
 def _reported(world: World, step: Step, way: Way, seed: int) -> StepReport:
     found = [*check_all(world.history), *unread(world.history)]
-    told = [f"{violation.promise}: {violation.sentence}" for violation in found]
+    sentences = [f"{violation.promise}: {violation.sentence}" for violation in found]
     acks = acks_in_trouble(world.history)
     if world.endless:
-        told.insert(0, f"RUN: {world.endless}")
+        sentences.insert(0, f"RUN: {world.endless}")
     if acks < ACKS_MIN:
-        told.append(f"RUN: only {acks} batches were acked before healing; {ACKS_MIN} are needed")
+        sentences.append(f"RUN: only {acks} batches were acked before healing; {ACKS_MIN} are needed")
     return StepReport(
         step=step.value, role=step.role, way=way.value, seed=seed, reached=world.step_faults.counts[step.value],
-        struck=sum(world.step_faults.struck.values()), acks=acks, violations=told, failures=world.failures,
-        faults=dict(world.faults.counts), broken=sorted({line.partition(":")[0] for line in told}),
+        struck=sum(world.step_faults.struck.values()), acks=acks, violations=sentences, failures=world.failures,
+        faults=dict(world.faults.counts), broken=sorted({line.partition(":")[0] for line in sentences}),
     )  # fmt: skip
 
 

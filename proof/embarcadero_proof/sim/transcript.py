@@ -29,12 +29,12 @@ class Line:
     what: str  # with {} for the numbers, if there are any
     first: int | None = None
     last: int | None = None
-    place: int | None = None  # index of the first number's batch, and below of the last
-    last_place: int | None = None
+    index: int | None = None  # index of the first number's batch, and below of the last
+    last_index: int | None = None
     fault: bool = False
     until: int = 0
 
-    def goes_on(self, next_line: Line) -> bool:
+    def continues_with(self, next_line: Line) -> bool:
         """Whether the next line is the same action with the next number, soon after."""
         return (
             self.last is not None
@@ -45,8 +45,8 @@ class Line:
 
     def __str__(self) -> str:
         numbers = "" if self.first is None else _span(self.first, self.last)
-        places = "" if self.place is None else f" at {_span(self.place, self.last_place)}"
-        return f"  {self.at / 1e6:11.6f}  {self.who:<16} {self.what.replace('{}', numbers)}{places}"
+        indices = "" if self.index is None else f" at {_span(self.index, self.last_index)}"
+        return f"  {self.at / 1e6:11.6f}  {self.who:<16} {self.what.replace('{}', numbers)}{indices}"
 
 
 def _span(first: int, last: int | None) -> str:
@@ -92,7 +92,7 @@ def _tail(e: h.TailRead) -> Line:
     return Line(e.at, e.process, f"learns: lane {e.lane} ends at {e.index}, durable through {e.durable_index}")
 
 
-_TOLD: Final[dict[type[h.Event], Callable[[Any], Line | None]]] = {
+_DESCRIBE: Final[dict[type[h.Event], Callable[[Any], Line | None]]] = {
     h.Sent: _sent,
     h.Settled: _settled,
     h.ByReference: lambda e: Line(
@@ -128,22 +128,22 @@ def lines(world: World) -> Iterator[Line]:
     for step in world.trace.steps:
         if step.who == "history":
             event = next(events)
-            tell = _TOLD.get(type(event))
-            line = tell(event) if tell is not None else None
+            describe = _DESCRIBE.get(type(event))
+            line = describe(event) if describe is not None else None
             if line is not None:
                 yield line
         elif not any(dull in step.what for dull in _DULL) and not step.what.startswith("FAULT"):
             yield Line(step.at, step.who, step.what.removeprefix("JOURNAL ")[:200])
 
 
-def merged(told: Iterator[Line]) -> list[Line]:
+def merged(separate: Iterator[Line]) -> list[Line]:
     """Merge runs of consecutive numbers into one line, at the moment of the first."""
     out: list[Line] = []
     open_runs: dict[str, Line] = {}
-    for line in told:
+    for line in separate:
         run = open_runs.get(line.who)
-        if run is not None and run.goes_on(line):
-            run.last, run.last_place, run.until = line.last, line.place, line.at
+        if run is not None and run.continues_with(line):
+            run.last, run.last_index, run.until = line.last, line.index, line.at
             continue
         out.append(line)
         open_runs[line.who] = line
@@ -154,9 +154,9 @@ def transcript(world: World, violations: Sequence[Violation], title: str) -> str
     """Return the story of a run up to its first violation."""
     first = min(violations, key=lambda violation: violation.at) if violations else None
     until_us = world.queue.now_us if first is None else first.at + _AFTER_US
-    told = merged(line for line in lines(world) if line.at <= until_us)
-    recent = told[-LINES_MAX:]
-    earlier = [line for line in told[:-LINES_MAX] if line.fault]
+    shown = merged(line for line in lines(world) if line.at <= until_us)
+    recent = shown[-LINES_MAX:]
+    earlier = [line for line in shown[:-LINES_MAX] if line.fault]
     plan = world.plan
     cast = (
         f"{plan.brokers} brokers on {plan.hosts} hosts, {plan.durable.replicas} replicas, "

@@ -30,14 +30,14 @@ _OWNER = struct.Struct("<QQ")
 _LANE, _RANGE = re.compile(r"lane-(\d{10})"), re.compile(r"range-(\d{10})")
 _SEGMENT = re.compile(r"(\d{20})\.log")
 
-Place = tuple[int, int, int]
+_EntryKey = tuple[int, int, int]
 """(lane, range, index)"""
 
 
 class Record(NamedTuple):
     """One whole record in a segment."""
 
-    place: int
+    at_index: int
     kind: int
     payload: bytes
     end: int  # where the next record begins
@@ -79,7 +79,7 @@ def _number(pattern: re.Pattern[str], name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def _says(file: SimFile, lane: int, number: int) -> bool:
+def _is_of(file: SimFile, lane: int, number: int) -> bool:
     """Whether a segment's header names this range: two files may have been swapped."""
     return len(file.medium) >= _HEADER_BYTES and _OWNER.unpack_from(file.medium, 16) == (lane, number)
 
@@ -89,7 +89,7 @@ class Unequal(NamedTuple):
 
     replica: int
     lane: int
-    place: int
+    at_index: int
     what: str
 
 
@@ -116,7 +116,7 @@ def _raw(disk: SimDisk, range_: Range) -> dict[int, bytes]:
     for lane, number, file in segments(disk):
         at = _HEADER_BYTES
         for record in records(file.medium) if (lane, number) == (range_.lane, range_.number) else ():
-            raw[record.place] = bytes(file.medium[at : at + LINE_BYTES]) + record.payload
+            raw[record.at_index] = bytes(file.medium[at : at + LINE_BYTES]) + record.payload
             at = record.end
     return raw
 
@@ -128,7 +128,7 @@ class Truth:
     """
 
     def __init__(self) -> None:
-        self._synced: dict[Place, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        self._synced: dict[_EntryKey, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         """digest -> replicas, by position"""
         self._known: dict[SimFile, tuple[int, int]] = {}  # segments whose names are on the medium: (lane, range)
         self._read: dict[SimFile, tuple[int, int]] = {}  # (cuts, read through)
@@ -149,7 +149,7 @@ class Truth:
             through = _HEADER_BYTES
         lane, number = self._known[file]
         for found in records(file.medium if file.unspoiled is None else file.unspoiled, through):
-            self._synced[lane, number, found.place][digest_of(found.payload, lane)].add(replica)
+            self._synced[lane, number, found.at_index][digest_of(found.payload, lane)].add(replica)
             through = found.end
         self._read[file] = (file.cuts, through)
 
@@ -160,7 +160,7 @@ class Truth:
         """
         members = {ref.replica for ref in range_.replicas}
         contents = self._synced.get((range_.lane, range_.number, index), {})
-        return max((len(members & who) for what, who in contents.items() if digest in (None, what)), default=0)
+        return max((len(members & who) for key, who in contents.items() if digest in (None, key)), default=0)
 
 
 def owner_of(ranges: list[Range], index: int) -> Range | None:
@@ -172,7 +172,7 @@ def whole(disk: SimDisk, range_: Range) -> set[int]:
     """Return the indices of a range that are on this disk, undamaged."""
     wanted = (range_.lane, range_.number)
     return {
-        record.place
+        record.at_index
         for lane, number, file in segments(disk)
         if (lane, number) == wanted
         for record in records(file.medium)
@@ -187,10 +187,10 @@ def stored(disks: list[SimDisk], ranges: list[Range]) -> dict[tuple[int, int, in
         seen: set[tuple[int, int, int]] = set()
         for lane, number, file in segments(disk):
             range_ = by_key.get((lane, number))
-            for record in records(file.medium) if _says(file, lane, number) else ():
-                owned = range_ is not None and range_.start <= record.place
-                if owned and record.kind == EntryKind.BATCH and (range_.end is None or record.place < range_.end):  # type: ignore[union-attr]
-                    seen.add((lane, record.place, digest_of(record.payload, lane)))
-        for place in seen:
-            found[place] += 1
+            for record in records(file.medium) if _is_of(file, lane, number) else ():
+                owned = range_ is not None and range_.start <= record.at_index
+                if owned and record.kind == EntryKind.BATCH and (range_.end is None or record.at_index < range_.end):  # type: ignore[union-attr]
+                    seen.add((lane, record.at_index, digest_of(record.payload, lane)))
+        for at_index in seen:
+            found[at_index] += 1
     return dict(sorted(found.items()))

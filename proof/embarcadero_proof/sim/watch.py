@@ -20,7 +20,7 @@ class Watch:
         self, console: Console, seeds: int, before: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:  # fmt: skip
         self._clock, self._began = clock, clock()
-        self._said = self._began
+        self._printed = self._began
         self._seeds, self._done = seeds, before  # seeds of an earlier run count as done
         self._failed: list[int] = []
         self._events = self._simulated_us = 0
@@ -45,11 +45,11 @@ class Watch:
         self._simulated_us += simulated_us
         if violation:
             self._failed.append(seed)
-            self._say(f"seed {seed} fails: {violation}")
+            self._print(f"seed {seed} fails: {violation}")
         self._progress.update(self._task, advance=1, description=self.facts())
-        if self._progress.disable and self._clock() - self._said >= LINE_EVERY_S:
-            self._said = self._clock()
-            self._say(f"{self._done} of {self._seeds} seeds, {self.facts()}")
+        if self._progress.disable and self._clock() - self._printed >= LINE_EVERY_S:
+            self._printed = self._clock()
+            self._print(f"{self._done} of {self._seeds} seeds, {self.facts()}")
 
     def facts(self) -> str:
         """All figures in one line."""
@@ -58,5 +58,5 @@ class Watch:
         ratio = self._simulated_us / 1e6 / passed_s
         return f"{failed}, {self._events / passed_s:,.0f} events/s, {ratio:.0f} x real time"
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)

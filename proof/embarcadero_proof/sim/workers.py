@@ -43,8 +43,8 @@ class SimWorkers:
             result = error
         finally:
             world.running.pop()
-        process.tell(lambda: self._tell(result, done))
+        process.submit(lambda: self._deliver(result, done))
 
-    def _tell(self, result: T | Exception, done: Callable[[T | Exception], None]) -> None:
+    def _deliver(self, result: T | Exception, done: Callable[[T | Exception], None]) -> None:
         done(result)
         self._process.wake(0)

@@ -146,7 +146,7 @@ class PublisherProcess(ClientProcess):
     def _plan_burst(self) -> None:
         think_us = int(self.rng.expovariate(1.0) * self.stream.plan.think_us)
         most_us = _THINK_HEALED_US if self.world.healed else _THINK_US_MAX
-        self.world.queue.after(min(think_us, most_us), lambda: self.tell(self._burst))
+        self.world.queue.after(min(think_us, most_us), lambda: self.submit(self._burst))
 
     def _burst(self) -> None:
         plan = self.stream.plan
@@ -225,20 +225,20 @@ class PublisherProcess(ClientProcess):
             verdict = Verdict.STORED
             if error is not None:
                 verdict = Verdict.UNKNOWN if isinstance(error, OutcomeUnknown) else Verdict.FAILED
-            place = batch.position
-            if place is not None:
-                self.world.see_lane(place.lane)
+            position = batch.position
+            if position is not None:
+                self.world.see_lane(position.lane)
             self.world.seen(Settled(
                 at=self.world.queue.now_us, process=self.name, stream=self.stream.plan.name,
-                lane=place.lane if place else self.stream.plan.topic.lane, number=batch.token, verdict=verdict,
-                index=place.index if place else None, seq=place.seq if place else None,
+                lane=position.lane if position else self.stream.plan.topic.lane, number=batch.token, verdict=verdict,
+                index=position.index if position else None, seq=position.seq if position else None,
                 error=type(error).__name__ if error else "", ack=self.stream.plan.ack))  # fmt: skip
             self._settled(batch)
-            if place is not None and self.stream.plan.ack == Ack.ORDERED and self.world.restarts.armed:
+            if position is not None and self.stream.plan.ack == Ack.ORDERED and self.world.restarts.armed:
                 self.world.queue.after(1, self.world.restarts.acked)
-            if place is not None and verdict is Verdict.STORED and self.stream.plan.ack == Ack.DURABLE:
+            if position is not None and verdict is Verdict.STORED and self.stream.plan.ack == Ack.DURABLE:
                 digest = self.stream.content(batch.token).digest
-                self.world.disks.see_copies(self.name, place.lane, place.index, digest)
+                self.world.disks.see_copies(self.name, position.lane, position.index, digest)
         if self._publisher.failed is not None and self._ending_us is None:
             self._ending_us = self.world.queue.now_us
         if self._publisher.closed and not self.finished:
@@ -287,7 +287,7 @@ class SubscriberProcess(ClientProcess):
         super().start()
         self._note_lanes()
         if self.plan.slow_us:
-            self.world.queue.after(self.plan.slow_us, lambda: self.tell(self._take_some))
+            self.world.queue.after(self.plan.slow_us, lambda: self.submit(self._take_some))
         if self._seeks_left:
             self._plan_seek()
 
@@ -307,23 +307,23 @@ class SubscriberProcess(ClientProcess):
             self._moved(lane, 0 if self.plan.by == "index" else None, self._earliest)
 
     def _plan_seek(self) -> None:
-        self.world.queue.after(self.rng.randrange(500_000, 15_000_000), lambda: self.tell(self._seek))
+        self.world.queue.after(self.rng.randrange(500_000, 15_000_000), lambda: self.submit(self._seek))
 
     def _seek(self) -> None:
         self.mark_passed()
         self._seeks_left -= 1
         self._note_lanes()
-        places = self._subscriber.positions()
-        lane = self.rng.choice(sorted(places)) if places else self.plan.topic.lane
-        index = self.rng.randint(0, places.get(lane) or 0)
-        by = self.rng.choice(["index", "index", "earliest", "latest"]) if places else "earliest"
+        positions = self._subscriber.positions()
+        lane = self.rng.choice(sorted(positions)) if positions else self.plan.topic.lane
+        index = self.rng.randint(0, positions.get(lane) or 0)
+        by = self.rng.choice(["index", "index", "earliest", "latest"]) if positions else "earliest"
         if by == "index":
             self._subscriber.seek(by, index, self.clock.now_us(), lane)
             self._moved(lane, index)
         else:
             self._subscriber.seek(by, 0, self.clock.now_us())
             self._earliest = by == "earliest"
-            for lane in places:
+            for lane in positions:
                 self._moved(lane, None, self._earliest)
         if self._seeks_left:
             self._plan_seek()
@@ -331,9 +331,9 @@ class SubscriberProcess(ClientProcess):
     def mark_passed(self) -> None:
         """Record how far this reader has read, control entries included."""
         self._note_lanes()
-        for lane, place in self._subscriber.positions().items():
-            if place is not None:
-                self.world.seen(Passed(at=self.world.queue.now_us, reader=self.name, lane=lane, index=place))
+        for lane, position in self._subscriber.positions().items():
+            if position is not None:
+                self.world.seen(Passed(at=self.world.queue.now_us, reader=self.name, lane=lane, index=position))
 
     def mark_missed(self) -> None:
         """Record the lanes that this reader has never found."""
@@ -347,7 +347,7 @@ class SubscriberProcess(ClientProcess):
 
     def _take_some(self) -> None:
         self._take(self.rng.randint(1, 8))
-        self.world.queue.after(self.plan.slow_us, lambda: self.tell(self._take_some))
+        self.world.queue.after(self.plan.slow_us, lambda: self.submit(self._take_some))
 
     def harvest(self) -> None:
         if not self.plan.slow_us or self.world.healed:

@@ -572,8 +572,8 @@ class World:
 
         Also, no role has just started: the cleanup after its predecessor has had time to finish.
         """
-        reigns = self.history.of(EpochStarted)
-        if self.queue.now_us < max(self._started_us, reigns[-1].at if reigns else 0) + _TIDY_US:
+        epochs = self.history.of(EpochStarted)
+        if self.queue.now_us < max(self._started_us, epochs[-1].at if epochs else 0) + _TIDY_US:
             return False
         if self.passing is not None and not self.passing.done:
             return False
@@ -586,12 +586,12 @@ class World:
         tails = {tail.lane: tail.index for tail in self.history.of(TailRead) if tail.began > quiet_us}
         if any(lane not in tails for topic in self.plan.topics for lane in self.lanes_of(topic)):
             return False
-        places = [
+        positions = [
             (lane, reader.positions().get(lane))
             for reader in self.subscribers
             for lane in self.lanes_of(reader.plan.topic)
         ]
-        if not all(place is not None and place >= tails[lane] for lane, place in places):
+        if not all(position is not None and position >= tails[lane] for lane, position in positions):
             return False
         patience_us = SCRUB_US_MAX if self.rest.taken else REPAIR_US_MAX
         return self.queue.now_us > self._well_us + patience_us or not self.disks.wanting()

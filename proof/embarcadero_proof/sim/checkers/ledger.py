@@ -170,8 +170,8 @@ class Ledger:
         A session that continues after a loss closes the gap: the next batches get the sequences of the lost ones.
         """
         pairs = self.numbered.get((lane, session), [])
-        place = bisect_left(pairs, (sequence, -1))
-        around = pairs[max(0, place - 1) : place + 1]
+        position = bisect_left(pairs, (sequence, -1))
+        around = pairs[max(0, position - 1) : position + 1]
         steps = [number - at for at, number in around] or [0]
         return min(steps), max(steps)
 
@@ -190,13 +190,13 @@ class Ledger:
 
     def index_of(self, lane: int) -> dict[int, int]:
         """Map digest -> its first index, for all batches known to be stored in a lane and not lost."""
-        places: dict[int, int] = {}
+        indices: dict[int, int] = {}
         for index in sorted(self.claims[lane]):
             if self.is_lost(lane, index):
                 continue
             for claim in self.claims[lane][index]:
-                places.setdefault(claim.digest, index)
-        return places
+                indices.setdefault(claim.digest, index)
+        return indices
 
     def may_be_trimmed(self, lane: int, sent: Sent) -> bool:
         """Whether a batch stored in a lane may be in the trimmed part: then no reader needs to have seen it there.
@@ -206,8 +206,8 @@ class Ledger:
         if not self.trimmed[lane]:
             return False
         before = (i for i, claims in self.claims[lane].items() if any(claim.at < sent.at for claim in claims))
-        place = self.index_of(lane).get(sent.digest, max(before, default=-1) + 1)
-        return place < self.trimmed[lane]
+        position = self.index_of(lane).get(sent.digest, max(before, default=-1) + 1)
+        return position < self.trimmed[lane]
 
     def lanes_of(self, topic: int) -> list[int]:
         """Return the lanes of a topic, given the topic's own lane."""
@@ -255,31 +255,31 @@ def covered(history: History, lane: int) -> list[tuple[int, int]]:
 
 def _covered(reads: list[Read]) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
-    place: dict[str, int | None] = {}
+    position: dict[str, int | None] = {}
     filtered: dict[str, bool] = {}
 
     def advance(reader: str, index: int) -> None:
-        was = place.get(reader)
+        was = position.get(reader)
         if was is not None and index > was and not filtered.get(reader):
             spans.append((was, index))
-        place[reader] = index
+        position[reader] = index
 
     for event in reads:
         if isinstance(event, Moved):
-            place[event.reader], filtered[event.reader] = event.index, event.partitions is not None
+            position[event.reader], filtered[event.reader] = event.index, event.partitions is not None
         elif isinstance(event, Delivered):
-            if place.get(event.reader) is None:
-                place[event.reader] = event.index
+            if position.get(event.reader) is None:
+                position[event.reader] = event.index
             advance(event.reader, event.index + 1)
         elif isinstance(event, Passed):
             advance(event.reader, event.index)
         elif event.session is None:
-            was = place.get(event.reader)
+            was = position.get(event.reader)
             if was is None and event.kind == GapKind.END_OF_LANE.name:
                 continue  # it began at the end; in a lane with losses that may be above the reported end
             if was is not None:
                 advance(event.reader, max(event.start, was))
-            place[event.reader] = max(event.stop, was or 0)  # the end of a lane with losses may be lower
+            position[event.reader] = max(event.stop, was or 0)  # the end of a lane with losses may be lower
     return merge(spans)
 
 
@@ -296,8 +296,8 @@ def merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def inside(spans: list[tuple[int, int]], start: int, stop: int) -> bool:
     """Whether [start, stop) lies within one of the merged spans."""
-    place = bisect_left(spans, (start + 1, 0)) - 1
-    return place >= 0 and spans[place][0] <= start and stop <= spans[place][1]
+    position = bisect_left(spans, (start + 1, 0)) - 1
+    return position >= 0 and spans[position][0] <= start and stop <= spans[position][1]
 
 
 def refused_streams(history: History) -> set[str]:

@@ -36,12 +36,12 @@ def check(history: History) -> list[Violation]:
     """Return all violations of P1."""
     ledger = ledger_of(history)
     lanes = ledger.replicated
-    found = [*_losses_have_a_cause(ledger), *_gaps_are_true(history, lanes), *_what_lasts_is_not_lost(ledger)]
-    found += [*_trims_were_asked_for(history), *_losses_are_told(ledger), *_ends_are_known(ledger)]
-    found += [*_no_end_hides_a_loss(ledger), *_references_find_what_is_there(ledger)]
+    found = [*_losses_have_a_cause(ledger), *_gaps_are_true(history, lanes), *_durable_is_not_lost(ledger)]
+    found += [*_trims_were_requested(history), *_losses_are_reported(ledger), *_ends_are_known(ledger)]
+    found += [*_no_end_hides_a_loss(ledger), *_references_find_kept_batches(ledger)]
     ended, healed = history.of(Ended), history.of(Healed)
     if ended and healed:
-        found += [*_read_back(ledger, lanes), *_unnamed_is_there(ledger, lanes), *_readers_are_told(ledger)]
+        found += [*_read_back(ledger, lanes), *_unnamed_are_stored(ledger, lanes), *_readers_learn_losses(ledger)]
     return found
 
 
@@ -55,7 +55,7 @@ def _losses_have_a_cause(ledger: Ledger) -> list[Violation]:
     ]  # fmt: skip
 
 
-def _trims_were_asked_for(history: History) -> list[Violation]:
+def _trims_were_requested(history: History) -> list[Violation]:
     """Trims go no further than requested."""
     found: list[Violation] = []
     asked: dict[int, int] = defaultdict(int)
@@ -99,7 +99,7 @@ def _readers_of_durable(history: History) -> list[Violation]:
     ]  # fmt: skip
 
 
-def _what_lasts_is_not_lost(ledger: Ledger) -> list[Violation]:
+def _durable_is_not_lost(ledger: Ledger) -> list[Violation]:
     """Batches acked or read as durable are never lost. Batches acked or sent after a loss are not part of it."""
     found: list[Violation] = []
     for s in ledger.history.of(Settled):
@@ -123,7 +123,7 @@ def _what_lasts_is_not_lost(ledger: Ledger) -> list[Violation]:
     return found
 
 
-def _references_find_what_is_there(ledger: Ledger) -> list[Violation]:
+def _references_find_kept_batches(ledger: Ledger) -> list[Violation]:
     """A batch by reference is refused only if the staged batch is gone, or is not the batch that was meant."""
     refused = {(s.process, s.number): s.at for s in ledger.history.of(Settled) if s.error == "BadReference"}
     found: list[Violation] = []
@@ -136,7 +136,7 @@ def _references_find_what_is_there(ledger: Ledger) -> list[Violation]:
     return found
 
 
-def _losses_are_told(ledger: Ledger) -> list[Violation]:
+def _losses_are_reported(ledger: Ledger) -> list[Violation]:
     """A publisher that continues after a loss gets a report of its lost acked batches, and of no others.
 
     If it continues in the same lane, the report comes first; with orders 0 and 1 it continues in others, and the report
@@ -144,7 +144,7 @@ def _losses_are_told(ledger: Ledger) -> list[Violation]:
     """
     history, sent_last = ledger.history, _sent_last(ledger)
     unnumbered_us = max((stop.at for stop in history.of(Stopped) if not stop.numbered), default=-1)
-    told = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
+    reported = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
     found = [
         Violation("P1", t.at, f"{t.process} got a report that index {t.index} of lane {t.lane} is lost; it is not")
         for t in history.of(LossTold)
@@ -161,7 +161,7 @@ def _losses_are_told(ledger: Ledger) -> list[Violation]:
             went_us = ledger.went_us(event.lane, event.index or 0)
             notices = event.at > unnumbered_us  # an earlier process cannot distinguish the generations
             goes_on = notices and went_us is not None and sent_last.get(event.process, 0) > went_us
-        if goes_on and (event.process, event.lane, event.index or 0) not in told:
+        if goes_on and (event.process, event.lane, event.index or 0) not in reported:
             found.append(Violation("P1", event.at, (
                 f"batch {event.number} of {event.process}, acked at index {event.index} of lane {event.lane}, is lost, "
                 "and its publisher continued without a report")))  # fmt: skip
@@ -172,7 +172,7 @@ def _no_end_hides_a_loss(ledger: Ledger) -> list[Violation]:
     """A publisher that is asked to close, or fails, after a loss has reported that loss when it has ended."""
     history = ledger.history
     unnumbered_us = max((stop.at for stop in history.of(Stopped) if not stop.numbered), default=-1)
-    told = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
+    reported = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
     since = {event.process: event.since for event in history.of(PublisherEnded)}
     found: list[Violation] = []
     for event in history.of(Settled):
@@ -181,7 +181,7 @@ def _no_end_hides_a_loss(ledger: Ledger) -> list[Violation]:
         went_us = ledger.went_us(event.lane, event.index)
         if went_us is None or event.process not in since or since[event.process] <= went_us:
             continue
-        if (event.process, event.lane, event.index) not in told:
+        if (event.process, event.lane, event.index) not in reported:
             found.append(Violation("P1", event.at, (
                 f"batch {event.number} of {event.process}, acked at index {event.index} of lane {event.lane}, is lost, "
                 "and its publisher ended without a report")))  # fmt: skip
@@ -234,14 +234,14 @@ def _ends_are_known(ledger: Ledger) -> list[Violation]:
     return found
 
 
-def _readers_are_told(ledger: Ledger) -> list[Violation]:
+def _readers_learn_losses(ledger: Ledger) -> list[Violation]:
     """A reader of lost records learns of all of them: by a gap that begins no later, or by the end of the lane."""
     unaware: dict[tuple[str, int], Delivered] = {}  # the first lost batch that each reader received
     for event in ledger.reads:
         key = event.reader, event.lane
         if isinstance(event, Delivered) and ledger.is_lost(event.lane, event.index):
             unaware.setdefault(key, event)
-        elif isinstance(event, Moved) or (isinstance(event, GapSeen) and _tells(event, unaware.get(key))):
+        elif isinstance(event, Moved) or (isinstance(event, GapSeen) and _reports(event, unaware.get(key))):
             unaware.pop(key, None)
     return [
         Violation("P1", d.at, f"reader {d.reader} got index {d.index} of lane {d.lane}; it got no gap there")
@@ -249,14 +249,14 @@ def _readers_are_told(ledger: Ledger) -> list[Violation]:
     ]
 
 
-def _tells(gap: GapSeen, read: Delivered | None) -> bool:
+def _reports(gap: GapSeen, read: Delivered | None) -> bool:
     """Whether a gap reports that a batch is gone. The end of a closed lane reports that all above it is lost."""
     if read is None:
         return True
     if gap.kind == GapKind.END_OF_LANE.name:
         return gap.start <= read.index
-    told = gap.session is None and gap.kind != GapKind.NEVER_DURABLE.name
-    return told and gap.start <= read.index < gap.stop
+    reported = gap.session is None and gap.kind != GapKind.NEVER_DURABLE.name
+    return reported and gap.start <= read.index < gap.stop
 
 
 def _read_back(ledger: Ledger, lanes: set[int]) -> list[Violation]:
@@ -270,16 +270,16 @@ def _read_back(ledger: Ledger, lanes: set[int]) -> list[Violation]:
             continue
         if ack.index < ledger.trimmed[ack.lane] or ledger.is_lost(ack.lane, ack.index):
             continue
-        place = (ack.lane, ack.index, ledger.first_sent[ack.stream, ack.number].digest)
+        position = (ack.lane, ack.index, ledger.first_sent[ack.stream, ack.number].digest)
         what = f"batch {ack.number} of {ack.stream}, acked at index {ack.index} of lane {ack.lane} (ack {ack.ack})"
-        if place not in read:
+        if position not in read:
             found.append(Violation("P1", ack.at, f"{what}, was not found there when all was read back"))
-        if ack.ack == Ack.DURABLE and place not in disks:
+        if ack.ack == Ack.DURABLE and position not in disks:
             found.append(Violation("P1", ack.at, f"{what}, is on no disk at the end"))
     return found
 
 
-def _unnamed_is_there(ledger: Ledger, lanes: set[int]) -> list[Violation]:
+def _unnamed_are_stored(ledger: Ledger, lanes: set[int]) -> list[Violation]:
     """Check acks without a position (the batch was stored too long ago): the batch is somewhere in the lane."""
     history, found = ledger.history, []
     healed_us = history.of(Healed)[-1].at

@@ -13,7 +13,7 @@ from embarcadero_proof.sim.history import Began, Delivered, FabricLost, GapSeen,
 def check(history: History) -> list[Violation]:
     """Return all violations of P3."""
     ledger = ledger_of(history)
-    found = [*_readers_agree(history), *_stamps(ledger), *_time_goes_on(ledger), *_real_time(ledger)]
+    found = [*_readers_agree(history), *_stamps(ledger), *_time_never_goes_back(ledger), *_real_time(ledger)]
     strong = {began.stream for began in history.of(Began) if began.strong}
     for topic in history.of(TopicMade):
         if topic.order >= Order.TOTAL:
@@ -60,7 +60,7 @@ def _stamps(ledger: Ledger) -> list[Violation]:
     return found
 
 
-def _time_goes_on(ledger: Ledger) -> list[Violation]:
+def _time_never_goes_back(ledger: Ledger) -> list[Violation]:
     """Append times never decrease along a lane."""
     found: list[Violation] = []
     times: dict[int, dict[int, Delivered]] = defaultdict(dict)
@@ -79,33 +79,34 @@ def _real_time(ledger: Ledger) -> list[Violation]:
     """A batch sent after another's ack comes after it."""
     found: list[Violation] = []
     lanes = {topic: ledger.lanes_of(topic) for topic in sorted({sent.lane for sent in ledger.first_sent.values()})}
-    places = {lane: ledger.index_of(lane) for several in lanes.values() for lane in several}
-    acks = [(ack, index) for ack in ledger.history.of(Settled) if (index := _place(ledger, places, ack)) is not None]
+    positions = {lane: ledger.index_of(lane) for several in lanes.values() for lane in several}
+    found_at = ((ack, _index_of(ledger, positions, ack)) for ack in ledger.history.of(Settled))
+    acks = [(ack, index) for ack, index in found_at if index is not None]
     acks.sort(key=lambda item: item[0].at)
     highest: dict[int, tuple[Settled, int]] = {}
     later = 0
     for batch, sent in sorted(ledger.first_sent.items(), key=lambda item: item[1].at):
         while later < len(acks) and acks[later][0].at < sent.at:
-            (ack, place), later = acks[later], later + 1
-            if ack.lane not in highest or highest[ack.lane][1] < place:
-                highest[ack.lane] = ack, place
+            (ack, position), later = acks[later], later + 1
+            if ack.lane not in highest or highest[ack.lane][1] < position:
+                highest[ack.lane] = ack, position
         for lane in lanes[sent.lane]:
-            index = places[lane].get(sent.digest)
+            index = positions[lane].get(sent.digest)
             if lane in highest and index is not None and index < highest[lane][1]:
-                before, place = highest[lane]
+                before, position = highest[lane]
                 found.append(Violation("P3", sent.at, (
                     f"batch {batch[1]} of {batch[0]} was sent after batch {before.number} of {before.stream} was "
-                    f"acked at index {place} of lane {lane}, but is before it, at index {index}")))  # fmt: skip
+                    f"acked at index {position} of lane {lane}, but is before it, at index {index}")))  # fmt: skip
     return found
 
 
-def _place(ledger: Ledger, places: dict[int, dict[int, int]], ack: Settled) -> int | None:
+def _index_of(ledger: Ledger, positions: dict[int, dict[int, int]], ack: Settled) -> int | None:
     """Return the position of an acked batch: from the ack or, without a position there, from readers."""
     if ack.verdict is not Verdict.STORED:
         return None
     if ack.index is not None or not ledger.lasts(ack):
         return ack.index
-    return places[ack.lane].get(ledger.first_sent[ack.stream, ack.number].digest)
+    return positions[ack.lane].get(ledger.first_sent[ack.stream, ack.number].digest)
 
 
 def _lane_order(ledger: Ledger, lane: int) -> list[Violation]:
@@ -116,7 +117,7 @@ def _lane_order(ledger: Ledger, lane: int) -> list[Violation]:
     found: list[Violation] = []
     seen = covered(ledger.history, lane)
     last: dict[str, tuple[int, int]] = {}  # stream -> (number, index)
-    for digest, index in sorted(ledger.index_of(lane).items(), key=lambda place: place[1]):
+    for digest, index in sorted(ledger.index_of(lane).items(), key=lambda position: position[1]):
         batch = ledger.batch_of.get(digest)
         if batch is None:
             continue
@@ -183,7 +184,7 @@ def _lost(ledger: Ledger, lane: int) -> dict[str, set[int]]:
             if batch is not None:
                 lost[batch[0]].add(batch[1])
     memory_went = max((event.at for event in ledger.history.of(FabricLost)), default=0)
-    for told in ledger.history.of(Settled):
-        if told.lane == lane and told.verdict is Verdict.FAILED and told.at < memory_went:
-            lost[told.stream].add(told.number)
+    for event in ledger.history.of(Settled):
+        if event.lane == lane and event.verdict is Verdict.FAILED and event.at < memory_went:
+            lost[event.stream].add(event.number)
     return lost

@@ -115,8 +115,8 @@ def _prefix_stays(history: History) -> list[Violation]:
 def _below_frontier(history: History) -> list[Violation]:
     found: list[Violation] = []
     frontier: dict[int, int] = {}
-    told: list[OrderedTo | Delivered] = history.some(OrderedTo, Delivered)
-    for event in told:
+    events: list[OrderedTo | Delivered] = history.some(OrderedTo, Delivered)
+    for event in events:
         if isinstance(event, OrderedTo):
             if event.index < frontier.get(event.lane, 0):
                 found.append(Violation("P4", event.at, (
@@ -165,7 +165,7 @@ def _ends_are_ends(ledger: Ledger) -> list[Violation]:
     return found
 
 
-_FOR_EVER = -1
+_ALWAYS = -1
 
 
 class _Fact(NamedTuple):
@@ -185,8 +185,8 @@ class _Fact(NamedTuple):
     def why(self) -> str:
         """The evidence in words."""
         if isinstance(self.event, TailRead):
-            told = "the durable end had been reported as" if self.durable else "the tail had been reported as"
-            return f"{told} {self.tail}"
+            phrase = "the durable end had been reported as" if self.durable else "the tail had been reported as"
+            return f"{phrase} {self.tail}"
         return f"index {self.event.index} had been {'acked' if isinstance(self.event, Settled) else 'read'}"
 
 
@@ -203,12 +203,12 @@ def _tails(ledger: Ledger) -> list[Violation]:
         for fact in _facts(event):
             made = ledger.broker_lanes.get(fact.lane)
             goes = made is not None and not fact.durable and ledger.is_lost(fact.lane, fact.tail - 1)
-            since = bisect_left(losses, fact.since(made)) if made is not None and goes else _FOR_EVER
+            since = bisect_left(losses, fact.since(made)) if made is not None and goes else _ALWAYS
             seen[fact.lane, since].append(fact)
     floors = {key: _floors(facts) for key, facts in seen.items()}
     found: list[Violation] = []
     for tail in ledger.history.of(TailRead):
-        for since in (_FOR_EVER, bisect_right(losses, tail.at)):
+        for since in (_ALWAYS, bisect_right(losses, tail.at)):
             times, best = floors.get((tail.lane, since), ([], []))
             before = bisect_left(times, tail.began)
             if before and best[before - 1].tail > tail.index:

@@ -25,7 +25,7 @@ from embarcadero_proof.sim.history import (
     Verdict,
 )
 
-_Telling = Settled | Delivered | TailRead
+_Evidence = Settled | Delivered | TailRead
 """Events by which a process learned how far a lane reaches."""
 
 _Request = DeleteAsked | ChangeAsked
@@ -51,28 +51,28 @@ def _late_requests_do_nothing(history: History) -> list[Violation]:
         if isinstance(event, _Request):
             asked.add((event.topic, what))
         elif (event.topic, what) not in asked:
-            told = f"topic {event.topic} is {what}; that was requested only for earlier topics"
-            found.append(Violation("P5", event.at, told))
+            sentence = f"topic {event.topic} is {what}; that was requested only for earlier topics"
+            found.append(Violation("P5", event.at, sentence))
     return found
 
 
 def _epochs_start_above_all(history: History) -> list[Violation]:
     found: list[Violation] = []
-    told: dict[int, tuple[int, _Telling]] = {}  # by lane: the furthest position that a process learned, and its event
-    events: list[EpochStarted | _Telling] = history.some(EpochStarted, Settled, Delivered, TailRead)
+    furthest: dict[int, tuple[int, _Evidence]] = {}  # by lane: the furthest known end, and its event
+    events: list[EpochStarted | _Evidence] = history.some(EpochStarted, Settled, Delivered, TailRead)
     for event in events:
         if isinstance(event, EpochStarted):
             for lane, end in event.ends.items():
-                if lane in told and told[lane][0] > end:
+                if lane in furthest and furthest[lane][0] > end:
                     found.append(Violation("P5", event.at, (
-                        f"epoch {event.epoch} of lane {lane} starts at {end}, but {_in_words(told[lane][1])} before "
-                        "that")))  # fmt: skip
-        elif (goes_to := _goes_to(event)) and (event.lane not in told or goes_to > told[event.lane][0]):
-            told[event.lane] = goes_to, event
+                        f"epoch {event.epoch} of lane {lane} starts at {end}, but before that "
+                        f"{_in_words(furthest[lane][1])}")))  # fmt: skip
+        elif (goes_to := _goes_to(event)) and (event.lane not in furthest or goes_to > furthest[event.lane][0]):
+            furthest[event.lane] = goes_to, event
     return found
 
 
-def _goes_to(event: _Telling) -> int:
+def _goes_to(event: _Evidence) -> int:
     """Return the smallest end of a lane that is consistent with this event."""
     if isinstance(event, TailRead):
         return event.index
@@ -81,7 +81,7 @@ def _goes_to(event: _Telling) -> int:
     return event.index + 1
 
 
-def _in_words(event: _Telling) -> str:
+def _in_words(event: _Evidence) -> str:
     if isinstance(event, Settled):
         return f"{event.process} had an ack for index {event.index}"
     if isinstance(event, Delivered):

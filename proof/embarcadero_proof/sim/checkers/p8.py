@@ -115,18 +115,18 @@ def _readers_arrive(history: History, dead: set[str], end: int) -> list[Violatio
     for tail in history.of(TailRead):
         lost = [s.start for s in history.of(LostSpan) if s.lane == tail.lane and s.start < tail.index < s.stop]
         tails[tail.lane] = max(min([tail.index, *lost]), tails.get(tail.lane, 0))
-    place: dict[tuple[str, int], int] = {}
+    position: dict[tuple[str, int], int] = {}
     for event in ledger_of(history).reads:
         if isinstance(event, Moved):
-            place[event.reader, event.lane] = event.index or 0
+            position[event.reader, event.lane] = event.index or 0
         elif isinstance(event, Delivered):
-            place[event.reader, event.lane] = event.index + 1
+            position[event.reader, event.lane] = event.index + 1
         elif isinstance(event, Passed):
-            place[event.reader, event.lane] = event.index
+            position[event.reader, event.lane] = event.index
         elif event.session is None:
-            place[event.reader, event.lane] = event.stop
+            position[event.reader, event.lane] = event.stop
     return [
         Violation("P8", end, f"reader {reader} of lane {lane} stopped at {index}; the log ends at {tails[lane]}")
-        for (reader, lane), index in place.items()
+        for (reader, lane), index in position.items()
         if reader not in dead and index < tails.get(lane, 0)
     ]

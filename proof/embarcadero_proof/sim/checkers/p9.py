@@ -14,7 +14,7 @@ CALM_US = 2_000_000
 
 def check(history: History) -> list[Violation]:
     """Return all violations of P9."""
-    return [*_bounds(history), *_others_go_on(history)]
+    return [*_bounds(history), *_others_continue(history)]
 
 
 def _bounds(history: History) -> list[Violation]:
@@ -25,7 +25,7 @@ def _bounds(history: History) -> list[Violation]:
     ]
 
 
-def _others_go_on(history: History) -> list[Violation]:
+def _others_continue(history: History) -> list[Violation]:
     """While a stream is stuck and there is no other fault, batches of other streams are answered."""
     found: list[Violation] = []
     settled = {(event.process, event.number): event.at for event in history.of(Settled)}

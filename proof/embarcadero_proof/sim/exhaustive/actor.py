@@ -113,7 +113,7 @@ class Lines:
             self.first.append(data.ljust(LINE_BYTES, b"\0"))
         return self.numbers[key]
 
-    def tell(self, number: int) -> str:
+    def describe(self, number: int) -> str:
         """Describe a line in words."""
         region, line = self.names[number]
         return f"{region}[{line * LINE_BYTES}]"
@@ -166,7 +166,7 @@ class Stage:
     _key: Any = None
 
     # --- what actors use ----------------------------------------------------------------------------------------------
-    def tell(self, *fact: Any) -> None:
+    def report(self, *fact: Any) -> None:
         """Report a fact that the checks need."""
         self._facts.append(fact)
 
@@ -291,7 +291,7 @@ class Stage:
                     found[number] = now
         return found
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         for number in self._named:
             self._line(number)[:] = 0
         for region in self._regions.values():
@@ -313,7 +313,7 @@ class Stage:
             op, error = Op("end"), "it does not end"
         stores = self._stores()
         view = {number: self._line(number).tobytes() for number in self._named}
-        self._give_back()
+        self._release()
         return Node(
             op, tuple(sorted(stores.items())), tuple(self._facts), frozenset(self._made), view, tuple(self._asked),
             error, None, frozenset(self._missing), self._key,

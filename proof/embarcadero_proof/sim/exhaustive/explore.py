@@ -112,13 +112,13 @@ class Explorer:
         self._sets: dict[frozenset[str], frozenset[str]] = {}
 
     # --- beginning ----------------------------------------------------------------------------------------------------
-    def first(self, told: list[str] | None = None) -> State:
+    def first(self, story: list[str] | None = None) -> State:
         """Return the initial state."""
         memory = self._model.first(self.lines.first)
         state = State(tuple(tree.root for tree in self._trees), memory, frozenset(), self._world, frozenset())
         for actor, tree in enumerate(self._trees):
             state = self._after(state, actor, tree.nodes[tree.root])
-        return self._forward(state, told)
+        return self._forward(state, story)
 
     def _walk(self) -> None:
         """Learn by random walks which actors read which lines, approximately."""
@@ -176,8 +176,8 @@ class Explorer:
         tree = self._trees[actor]
         child = tree.child(state.nodes[actor], Seen(news, answer))
         node = tree.nodes[child]
-        place = _GONE if node.op.kind == "end" and not node.error else child
-        nodes = (*state.nodes[:actor], place, *state.nodes[actor + 1 :])
+        node_number = _GONE if node.op.kind == "end" and not node.error else child
+        nodes = (*state.nodes[:actor], node_number, *state.nodes[actor + 1 :])
         return self._after(State(nodes, memory, state.made, world, state.facts), actor, node)
 
     def _is_local(self, state: State, actor: int, node: Node) -> bool:
@@ -215,7 +215,7 @@ class Explorer:
             self._ends[state.nodes] = found = self._sets.setdefault(found, found)
         return found
 
-    def _forward(self, state: State, told: list[str] | None = None) -> State:
+    def _forward(self, state: State, story: list[str] | None = None) -> State:
         """Run all steps whose time no other actor can observe."""
         moved = True
         while moved:
@@ -223,26 +223,26 @@ class Explorer:
             for actor in range(len(self.names)):
                 node = self._node(state, actor)
                 while node is not None and self._is_local(state, actor, node):
-                    if told is not None:
-                        told.append(self._sentence(state, Label("step", actor)))
+                    if story is not None:
+                        story.append(self._sentence(state, Label("step", actor)))
                     state, moved = self._step(state, actor, node), True
                     node = self._node(state, actor)
         return state
 
-    def successors(self, state: State, told: list[str] | None = None) -> Iterator[tuple[Label, State]]:
+    def successors(self, state: State, story: list[str] | None = None) -> Iterator[tuple[Label, State]]:
         """Yield all next steps; steps that actors can't distinguish run immediately."""
         ended = self._ended(state)
         for actor in range(len(self.names)):
             node = self._node(state, actor)
             if node is not None and self._enabled(state, node, ended):
-                yield Label("step", actor), self._forward(self._step(state, actor, node), told)
+                yield Label("step", actor), self._forward(self._step(state, actor, node), story)
         for what, who, line, words, memory in self._model.by_itself(state.memory, partial(self._looked_at, state)):
-            yield Label(what, who, line, words), self._forward(state._replace(memory=memory), told)
+            yield Label(what, who, line, words), self._forward(state._replace(memory=memory), story)
         for actor in self._mortal:
             if self.names[actor] not in ended:
                 nodes = (*state.nodes[:actor], _GONE, *state.nodes[actor + 1 :])
                 memory = self._model.crash(state.memory, actor)
-                yield Label("crash", actor), self._forward(state._replace(nodes=nodes, memory=memory), told)
+                yield Label("crash", actor), self._forward(state._replace(nodes=nodes, memory=memory), story)
 
     # --- judging ------------------------------------------------------------------------------------------------------
     def _wrong(self, state: State) -> str:
@@ -321,39 +321,39 @@ class Explorer:
         while at is not None:
             labels.append(at[1])
             at = came_from[at[0]]
-        found.wrong, found.story = wrong, tuple(self._tell(labels[::-1]))
+        found.wrong, found.story = wrong, tuple(self._story(labels[::-1]))
         return found
 
-    def _tell(self, labels: list[Label]) -> Iterator[str]:
-        told: list[str] = []
-        state = self.first(told)
-        yield from told
+    def _story(self, labels: list[Label]) -> Iterator[str]:
+        story: list[str] = []
+        state = self.first(story)
+        yield from story
         for label in labels:
             yield self._sentence(state, label)
-            told, following = [], state
-            for other, after in self.successors(state, told):
+            story, following = [], state
+            for other, after in self.successors(state, story):
                 if other == label:
                     following = after
                     break
-                told.clear()
-            yield from told
+                story.clear()
+            yield from story
             yield from ("    so: " + " ".join(map(str, fact)) for fact in following.facts - state.facts)
             state = following
 
     def _sentence(self, state: State, label: Label) -> str:
-        where = self.lines.tell(label.line) if label.line >= 0 else ""
+        where = self.lines.describe(label.line) if label.line >= 0 else ""
         if label.what == "step":
             node = self._trees[label.who].nodes[state.nodes[label.who]]
-            lines = ", ".join(map(self.lines.tell, node.op.lines[:3])) + (", ..." if len(node.op.lines) > 3 else "")
+            lines = ", ".join(map(self.lines.describe, node.op.lines[:3])) + (", ..." if len(node.op.lines) > 3 else "")
             return f"{self.names[label.who]} {node.op.kind} {' '.join(map(str, node.op.call))}{lines}".rstrip()
         if label.what == "crash":
             return f"{self.names[label.who]} crashes"
         if label.what == "drain":
             return f"a store of {self.names[label.who]} to {where} reaches memory"
         host = "+".join(name for name, at in zip(self.names, self.placement.hosts, strict=True) if at == label.who)
-        told = {
+        sentences = {
             "write back": f"the cache of {host} writes back {where} by itself",
             "tear": f"the cache of {host} writes back word {label.words} of {where} by itself",
             "fetch": f"the cache of {host} fetches {where} again by itself",
         }
-        return told[label.what]
+        return sentences[label.what]

@@ -63,7 +63,7 @@ def ring_scope(entries: int, slots: int, at_once: int = 1) -> Scope:
                 found = ring.load(at, min(published, at + slots))
             else:
                 found = ring.read(at, min(published, at + slots))
-            stage.tell("read", at, published - at, tuple(found["seq"].tolist()))
+            stage.report("read", at, published - at, tuple(found["seq"].tolist()))
             at = published
             read.advance(at)
 

@@ -19,7 +19,7 @@ from embarcadero_proof.sim.exhaustive.seal import seal_scope
 from embarcadero_proof.sim.exhaustive.takeover import (
     ack_scope,
     answers_scope,
-    foreseen_scope,
+    prefetched_scope,
     read_scope,
     rivals_scope,
 )
@@ -71,8 +71,8 @@ def _read() -> Scope:
     return read_scope(1)
 
 
-def _foreseen() -> Scope:
-    return foreseen_scope(1)
+def _prefetched() -> Scope:
+    return prefetched_scope(1)
 
 
 def _answers() -> Scope:
@@ -101,8 +101,8 @@ CASES: Final = {
         Case("ack, old with broker", _ack, _OLD_WITH_BROKER, small=False),
         Case("read", _read, _THREE, small=False),
         Case("read, one host", _read, _ONE_3, small=False),
-        Case("foreseen", _foreseen, _THREE, small=False),
-        Case("foreseen, one host", _foreseen, _ONE_3, small=False),
+        Case("prefetched", _prefetched, _THREE, small=False),
+        Case("prefetched, one host", _prefetched, _ONE_3, small=False),
         Case("answers", _answers, _THREE, small=False),
         Case("answers, one host", _answers, _ONE_3, small=False),
         Case("rivals", rivals_scope, _THREE, small=False),
@@ -150,7 +150,7 @@ VARIANTS: Final = {
         Variant("ordered-end-from-frontier", "ack", bug="ordered-end-from-frontier", small=False),
         Variant("results-before-entries", "ack", bug="results-before-entries", small=False),
         Variant("epoch checked before reading", "read", left_out="entries before the epoch", small=False),
-        Variant("foreseen-is-the-end", "foreseen, one host", bug="foreseen-is-the-end", small=False),
+        Variant("foreseen-is-the-end", "prefetched, one host", bug="foreseen-is-the-end", small=False),
         Variant("published-before-decided", "commit", bug="published-before-decided"),
         Variant("decided-before-manifest", "commit", bug="decided-before-manifest"),
         Variant("published-before-durable", "commit", bug="published-before-durable"),
@@ -196,10 +196,10 @@ class ExhaustiveReport(msgspec.Struct, kw_only=True):
         """A table for the terminal."""
         table = Table("scope", "memory", "left out", "states", "steps", "verdict", title="all interleavings")
         for case in self.cases:
-            said = case.wrong or "holds"
+            verdict = case.wrong or "holds"
             table.add_row(
                 case.name, case.placement, case.left_out, f"{case.states:,}", f"{case.steps:,}",
-                f"[green]{said}" if case.good else f"[red]{said}",
+                f"[green]{verdict}" if case.good else f"[red]{verdict}",
             )  # fmt: skip
         return table
 
@@ -240,8 +240,8 @@ def run_cli(*, jobs: int = 0, report: Path | None = None, json: bool = False, st
     console, result = Console(stderr=json), ExhaustiveReport(cases=[])
     for case in explore_all(small=False, jobs=jobs):
         result.cases.append(case)
-        told = f"{case.name}, {case.left_out or 'unchanged'}: {case.wrong or 'holds'}"
-        console.print(f"{told} ({case.states:,} states, {case.cpu_s:.0f} s)", highlight=False)
+        line = f"{case.name}, {case.left_out or 'unchanged'}: {case.wrong or 'holds'}"
+        console.print(f"{line} ({case.states:,} states, {case.cpu_s:.0f} s)", highlight=False)
         if (stories and case.wrong) or not case.good:
             console.print("\n".join(f"    {line}" for line in case.story), markup=False, highlight=False)
     encoded = msgspec.json.encode(result)

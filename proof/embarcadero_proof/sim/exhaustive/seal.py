@@ -55,7 +55,7 @@ class _Directory:
 
     def seal_and_open(self, lane: int, number: int, end: int, end_seq: int, refs: Any, epoch: int) -> Range | None:
         self._stage.call("seal", end)
-        self._stage.tell("sealed", end)
+        self._stage.report("sealed", end)
         return Range(lane=0, number=number + 1, start=end, start_seq=end_seq, replicas=refs, durable_on=1)
 
 
@@ -108,7 +108,7 @@ class _Seal:
         epochs = EpochTable(stage, stage.attach(EPOCHS_REGION))
         durability = Durability(stage, epochs, lambda _lane, number: self._range if number == 1 else None)
         durability.follow(1)
-        stage.tell("counted", durability.through(0))
+        stage.report("counted", durability.through(0))
 
     def sealer(self, stage: Stage) -> None:
         """Seal once, at any time."""

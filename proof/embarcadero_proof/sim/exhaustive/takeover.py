@@ -1,4 +1,4 @@
-"""Scopes "ack", "read", "foreseen" and "rivals": acting on a sequencer's writes while another one takes over.
+"""Scopes "ack", "read", "prefetched", "answers" and "rivals": acting on a sequencer's writes during a takeover.
 
 Two batches, X of broker 0 and Y of broker 1, are published. The old sequencer is about to order X, then Y. A new one
 takes them in the opposite order, so each batch that it does not find gets another position. These parts run here:
@@ -94,7 +94,7 @@ def begin_takeover(lines: Lines, ordered: int = 0) -> Any:
         )
         create_ring(fabric, results_region(1, member), RegionKind.RESULTS, RESULT, SIZES.results_slots, "position")
     if ordered:
-        _reign(fabric, ordered)
+        _order_batches(fabric, ordered)
     return (1, 1)
 
 
@@ -114,10 +114,10 @@ def call_store(world: Any, _actor: str, call: tuple[Any, ...]) -> tuple[Any, Any
 # --- sequencers -------------------------------------------------------------------------------------------------------
 def old_sequencer(rounds: int) -> Play:
     """Epoch 1 orders X, then Y, each in a round of its own."""
-    return lambda stage: _reign(stage, rounds, stage.remembers)
+    return lambda stage: _order_batches(stage, rounds, stage.remembers)
 
 
-def _reign(fabric: Fabric, rounds: int, begins: Callable[[int], None] = lambda _round: None) -> None:
+def _order_batches(fabric: Fabric, rounds: int, begins: Callable[[int], None] = lambda _round: None) -> None:
     table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
     frontiers = fabric.attach("epoch-1/frontiers", writable=True)
     ring = RingWriter(fabric.attach(order_region(1, LANE), writable=True), ORDER)
@@ -147,10 +147,10 @@ def _reign(fabric: Fabric, rounds: int, begins: Callable[[int], None] = lambda _
         read[number].advance(1)
 
 
-def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) -> Play:
+def new_sequencer(turn: int, after_old: bool = False, prefetches: bool = False) -> Play:
     """Take over from the leader, and order the remaining batches, beginning with broker `turn`.
 
-    `foresees`: before its line is open, it reads and re-issues all that it can.
+    `prefetches`: before its line is open, it reads and re-issues all that it can.
     """
 
     def play(stage: Stage) -> None:
@@ -159,7 +159,7 @@ def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) ->
         table = EpochTable(stage, stage.attach(EPOCHS_REGION, writable=True))
         epoch = stage.call("next epoch")
         frontiers, held = stage.create(f"epoch-{epoch}/frontiers", _FRONTIERS), ReorderBuffer(1)
-        early = _Early(stage, epoch, held, frontiers) if foresees else None
+        early = _Early(stage, epoch, held, frontiers) if prefetches else None
         if not is_injected("epoch-opened-late"):
             table.open(epoch)
         earlier = stage.call("started epoch")
@@ -222,9 +222,9 @@ def _round(stage: Stage, lane: Lane, brokers: BrokerIncarnations, turn: int) -> 
     if parts:
         lane.decide(join(parts), 0, 0)
     if lane.write():
-        entries = RingReader(stage.attach(lane.regions[0]), ORDER)
-        told = entries._entries
-        stage.tell("decided", *((int(e["index"]), int(e["session_seq"])) for e in told if e["kind"] == EntryKind.BATCH))
+        slots = RingReader(stage.attach(lane.regions[0]), ORDER)._entries
+        batches = slots[slots["kind"] == EntryKind.BATCH]
+        stage.report("decided", *((int(entry["index"]), int(entry["session_seq"])) for entry in batches))
     answered = brokers.answer(lane.order.out.take_answers())
     lane.publish()
     for source in answered:
@@ -245,7 +245,7 @@ class _Publisher:
 
     def send_ack(self, _lane: int, _session: int, sequence: int, index: int, _seq: int, _extra: int, _out: int) -> None:
         self.acked += 1
-        self._stage.tell("acked", sequence, index)
+        self._stage.report("acked", sequence, index)
 
     def send_acks(self, acks: Any) -> None:
         for ack in acks:
@@ -288,24 +288,24 @@ def reader(stage: Stage) -> None:
     if not (checked or epoch.may_act()):
         return
     if len(found) < frontier - 1:
-        stage.tell("not valid", 1, frontier)
+        stage.report("not valid", 1, frontier)
     for entry in found:
-        stage.tell("served", int(entry["session_seq"]), int(entry["index"]))
+        stage.report("served", int(entry["session_seq"]), int(entry["index"]))
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 def check_takeover(_world: Any, facts: Facts) -> str:
     """Acked or served batches keep their positions; no batch has two positions, no position has two batches."""
-    places: dict[int, tuple[int, str]] = {}
+    positions: dict[int, tuple[int, str]] = {}
     for fact in sorted(facts, key=str):
         if fact[0] == "not valid":
             return f"below the frontier {fact[2]} there is an invalid entry"
         pairs = [(sequence, index) for index, sequence in fact[1:]] if fact[0] == "decided" else [fact[1:]]
         for sequence, index in pairs:
-            for other, (place, how) in places.items():
-                if (other == sequence) != (place == index):
-                    return f"batch {sequence} is {fact[0]} at {index}, batch {other} is {how} at {place}"
-            places[sequence] = index, fact[0]
+            for other, (position, how) in positions.items():
+                if (other == sequence) != (position == index):
+                    return f"batch {sequence} is {fact[0]} at {index}, batch {other} is {how} at {position}"
+            positions[sequence] = index, fact[0]
     return ""
 
 
@@ -342,10 +342,10 @@ def read_scope(rounds: int) -> Scope:
     )
 
 
-def foreseen_scope(rounds: int) -> Scope:
+def prefetched_scope(rounds: int) -> Scope:
     """The same, but the new sequencer has read most of the order before its line is open."""
-    plays = {"old": old_sequencer(rounds), "new": new_sequencer(1, foresees=True), "broker": broker(0, False)}
-    return takeover_scope("ack against a takeover that is foreseen", plays)
+    plays = {"old": old_sequencer(rounds), "new": new_sequencer(1, prefetches=True), "broker": broker(0, False)}
+    return takeover_scope("ack against a takeover with prefetch", plays)
 
 
 def answers_scope(rounds: int) -> Scope:

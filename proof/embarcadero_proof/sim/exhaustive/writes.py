@@ -232,7 +232,7 @@ class _Writes:
             committed = await commit(ledger, manifest)
         except SessionFenced:
             return  # two committers that keep taking over the session from each other: a real one waits longer
-        stage.tell("done" if committed is Committed.DONE else "committed", manifest.epoch)
+        stage.report("done" if committed is Committed.DONE else "committed", manifest.epoch)
 
     def sweep(self, stage: Stage) -> None:
         """Read the facts, complete decided writes, and trim facts that no write needs."""
@@ -249,7 +249,7 @@ class _Writes:
     def power(self, stage: Stage) -> None:
         """Lose all that is not durable."""
         stage.call("lose")
-        stage.tell("lost")
+        stage.report("lost")
 
     def check(self, world: _World, facts: Facts) -> str:
         """An epoch has the first rows of one manifest, in each target; a committed epoch has all of them."""
@@ -264,8 +264,8 @@ class _Writes:
             if not any(all(rows[name] == whole[name][: len(rows[name])] for name in rows) for whole in wholes):
                 return f"epoch {epoch} has the rows {rows}"
             passed_over = _held(world, "decided").expected >= Decision(epoch + 1, 0).number  # it was never decided
-            told = ("committed", epoch) in facts or (("done", epoch) in facts and not passed_over)
-            if told and rows not in wholes:
+            reported = ("committed", epoch) in facts or (("done", epoch) in facts and not passed_over)
+            if reported and rows not in wholes:
                 return f"epoch {epoch} was committed, and has the rows {rows}"
         return ""
 
