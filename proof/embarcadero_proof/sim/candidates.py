@@ -1,4 +1,4 @@
-"""Standby sequencers of a run: started, restarted, asked to hand over, wrong about each other."""
+"""Sequencers in the elections of a run: started, restarted, asked to hand over, wrong about each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Candidates:
-    """All standbys of one run. Its random generator is separate."""
+    """The leader and the standbys of one run. Its random generator is separate."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -22,7 +22,7 @@ class Candidates:
         self._started = 0
 
     def start_all(self) -> None:
-        """Start all standbys that do not run; the first one is the sequencer until another one takes over."""
+        """Start all that do not run; the first one is the sequencer until another one takes over."""
         for number in range(self._world.plan.candidates):
             process = self._processes.get(number)
             if process is None or not process.alive:
@@ -44,7 +44,7 @@ class Candidates:
         self._world.sequencer = self._world.pollers["sequencer"] = process
 
     def died(self, process: SequencerProcess) -> None:
-        """Start a dead standby again after a while; standbys on its host notice its end immediately."""
+        """Start a dead sequencer again after a while; standbys on its host notice its end immediately."""
         number, world = process.number or 0, self._world
         world.queue.after(self._rng.randrange(50_000, 4 * SECOND_US), lambda: self._replace(number, process))
         for other in self._others(process):

@@ -44,7 +44,7 @@ class SimFile:
         self.live = bytearray()
         self.medium = bytearray()
         self.under_way: list[Write] = []
-        self.unspoiled: bytearray | None = None  # the medium as it would be without rot
+        self.unspoiled: bytearray | None = None  # the medium as if it had kept all that was written
         self._unsure = False
         self.cuts = 0  # how often it was shortened
 

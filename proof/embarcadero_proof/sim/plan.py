@@ -127,7 +127,7 @@ class Plan:
     resend_after_us: int
     delivery_timeout_us: int
     durable: DurablePlan = field(default_factory=DurablePlan)
-    candidates: int = 0  # standby sequencers; 0: a successor starts when the sequencer is gone
+    candidates: int = 0  # sequencers in elections; 0: a successor starts when the sequencer is gone
     steps: list[StepFault] = field(default_factory=list)  # faults at named steps
     faults_max: int | None = None  # later faults do not happen: for shrinking
     faults_off: frozenset[int] = frozenset()  # these faults do not happen either
@@ -196,7 +196,7 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
 
 
 def _candidates(rng: random.Random, faults: dict[str, float]) -> int:
-    """Draw the number of standby sequencers. In runs with faults, some are also asked to take over."""
+    """Draw the number of sequencers in elections. In runs with faults, some are also asked to hand over."""
     count = rng.choice([0, 1, 2, 2, 3])
     if count > 1 and faults.keys() - set(CALM_KINDS) and rng.random() < 0.6:
         faults["hand-over"] = rng.choice([2.0, 5.0])

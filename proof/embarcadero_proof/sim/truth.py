@@ -122,7 +122,7 @@ def _raw(disk: SimDisk, range_: Range) -> dict[int, bytes]:
 
 
 class Truth:
-    """All entries that were ever synced, with their replicas, even if the disk has lost or damaged them since.
+    """All entries ever synced, with their replicas, even if the disk has damaged them, or records before them, since.
 
     A replica may have had several disks, wiped or replaced: it counts once.
     """

@@ -1,4 +1,4 @@
-"""P3: all readers see one order; batches acked earlier come before later ones; strong sessions keep their order."""
+"""P3: all readers see one order; a batch sent after another's ack comes after it; strong sessions keep their order."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _skipped(ledger: Ledger, lane: int) -> dict[str, dict[int, bool]]:
 
 
 def _lost(ledger: Ledger, lane: int) -> dict[str, set[int]]:
-    """Return the numbers, by stream, of batches lost with the fabric: stored before, or reported as lost before."""
+    """Return the numbers, by stream, of batches lost with the fabric: stored, or reported as failed, before."""
     lost: dict[str, set[int]] = defaultdict(set)
     for index, claims in ledger.claims[lane].items():
         for claim in claims if ledger.is_lost(lane, index) else ():

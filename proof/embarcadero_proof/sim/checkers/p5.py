@@ -1,9 +1,9 @@
 """P5: A deposed process has no effect. Its late writes go to regions that no one reads, and no ack depends on them.
 
 Sequencers: an epoch starts at the end of the order, as recorded in the store. Every index that a process learned before
-is below this end, or it came from an already deposed sequencer. Publishers: when another process continues a session,
-all its own batches come before. Brokers: a closed lane has one end (P4). Replicas: durable batches are on disks that
-count (P6). Clients: a request for a deleted topic does not touch the next topic of its name.
+is below this end, or it came from an already deposed sequencer. Publishers: when a session continues another one, all
+batches of the earlier session come before its own. Brokers: a closed lane has one end (P4). Replicas: durable batches
+are on disks that count (P6). Clients: a request for a deleted topic does not touch the next topic of its name.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _in_words(event: _Evidence) -> str:
 
 
 def _sessions_take_turns(ledger: Ledger) -> list[Violation]:
-    """Check continued sessions of strong streams. Lanes of brokers have none."""
+    """Batches of a continued session come before those of its successor. Lanes of brokers have no such sessions."""
     spans: dict[tuple[int, str], dict[int, list[int]]] = defaultdict(dict)
     for event in ledger.history.of(Delivered):
         stream = ledger.stream_of.get((event.lane, event.session))
