@@ -45,7 +45,7 @@ class Faults:
             "sequencer-pause": lambda: self._pause([world.sequencer], 5 * SECOND_US),
             "sequencer-crash": self._sequencer_crash,
             "sequencer-zombie": lambda: self.make_zombie(world.sequencer),
-            "hand-over": world.candidates.hand_over,
+            "hand-over": world.elections.hand_over,
         } | DiskFaults(world, self.rng).kinds
         self.swarm = SwarmFaults(world)
 

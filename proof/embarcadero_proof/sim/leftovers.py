@@ -124,7 +124,7 @@ def _values(world: World) -> Iterator[Amount]:
         ("chains", counts["chains"], lanes),
         ("saved", counts["saved"], lanes),
         ("incarnations", counts["incarnations"], world.plan.brokers),
-        ("candidates", counts["candidates"], world.plan.candidates),
+        ("candidates", counts["candidates"], world.plan.sequencers),
         ("present", counts["present"], len(world.replicas)),
         ("replicas", counts["replicas"], len(world.replicas) * (1 + lanes)),  # a lane's range names each replica, too
         ("ranges that are trimmed", past, 0),

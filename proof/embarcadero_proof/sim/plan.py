@@ -68,7 +68,7 @@ class TopicPlan:
     lane: int = -1  # known after the topic is created
     replicas: int = 0
     durable_on: int = 0
-    id: int = 0  # likewise
+    id: int = 0  # known after the topic is created
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class Plan:
     resend_after_us: int
     delivery_timeout_us: int
     durable: DurablePlan = field(default_factory=DurablePlan)
-    candidates: int = 0  # sequencers in elections; 0: a successor starts when the sequencer is gone
+    sequencers: int = 0  # sequencers in elections; 0: a successor starts when the sequencer is gone
     steps: list[StepFault] = field(default_factory=list)  # faults at named steps
     faults_max: int | None = None  # later faults do not happen: for shrinking
     faults_off: frozenset[int] = frozenset()  # these faults do not happen either
@@ -167,13 +167,13 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         _add_long_stream(random.Random(f"{seed}:long"), topics, streams, fault_phase_us)
     if seed >= MIXED_FROM_SEED:
         _mix_orders(random.Random(f"{seed}:orders"), topics, streams)
-    candidates = _candidates(random.Random(f"{seed}:candidates"), faults) if seed >= STANDBYS_FROM_SEED else 0
+    sequencers = _sequencers(random.Random(f"{seed}:candidates"), faults) if seed >= STANDBYS_FROM_SEED else 0
     swarm = swarm and bias is None
     if swarm and not quiet:
         faults |= draw_swarm(seed, durable.replicas, len(durable.victims))
     return Plan(
         seed=seed,
-        candidates=candidates,
+        sequencers=sequencers,
         sizes=sizes,
         topics=topics,
         streams=streams,
@@ -191,11 +191,11 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         delivery_timeout_us=rng.choice([20, 40]) * SECOND_US,
         durable=durable,
         steps=[] if quiet or bias is not None else draw_step_faults(seed, fault_phase_us),
-        rest_us=draw_rest_us(seed, lightly=candidates > 0) if swarm and not brief else 0,
+        rest_us=draw_rest_us(seed, lightly=sequencers > 0) if swarm and not brief else 0,
     )
 
 
-def _candidates(rng: random.Random, faults: dict[str, float]) -> int:
+def _sequencers(rng: random.Random, faults: dict[str, float]) -> int:
     """Draw the number of sequencers in elections. In runs with faults, some are also asked to hand over."""
     count = rng.choice([0, 1, 2, 2, 3])
     if count > 1 and faults.keys() - set(CALM_KINDS) and rng.random() < 0.6:

@@ -41,7 +41,7 @@ class Rest:
     def begin(self) -> None:
         """Put all roles and clients to sleep."""
         world, self.taken = self._world, True
-        sleep_us = LIGHT_SLEEP_US if world.plan.candidates else SLEEP_US
+        sleep_us = LIGHT_SLEEP_US if world.plan.sequencers else SLEEP_US
         self.sample_every_us = 5 * sleep_us
         world.note("cluster", f"rests for {world.plan.rest_us // SECOND_US} s")
         for process in world.processes:

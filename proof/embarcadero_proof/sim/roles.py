@@ -351,7 +351,7 @@ class SequencerProcess(Poller):
         if self.clock.now_us() < self._begin_us:
             return False
         self._ready = None
-        self.world.candidates.leads(self)
+        self.world.elections.leads(self)
         ready.begin()
         self.sequencer = ready
         self._started(ready, f"starts epoch {ready.epoch}, as asked")
@@ -377,7 +377,7 @@ class SequencerProcess(Poller):
         if self._draining or (epoch := standby.look()) is None:
             return False
         if standby.hurries:
-            self.world.candidates.leads(self)
+            self.world.elections.leads(self)
             self._lead(epoch)
         else:
             self._ready, self._begin_us = self._make(epoch), self.clock.now_us() + _BREATH_US

@@ -84,7 +84,7 @@ class BugsReport(msgspec.Struct, kw_only=True):
     def table(self) -> Table:
         """A table for the terminal."""
         idle = f"no bug is noticed only by the checkers of {', '.join(self.idle)}" if self.idle else None
-        table = Table("injected bug", "what it is", "patch point", "caught by", "seed", "seeds needed", "how",
+        table = Table("injected bug", "description", "patch point", "caught by", "seed", "seeds needed", "violation",
                       title="injected bugs", caption=idle)  # fmt: skip
         for bug in self.bugs:
             known = BUGS[bug.name]

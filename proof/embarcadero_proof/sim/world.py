@@ -23,10 +23,10 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import MemoryStore
 from embarcadero.types import EntryKind, Member, Order, TopicLane
 from embarcadero_proof.bugs.leaks import Wrap
-from embarcadero_proof.sim.candidates import Candidates
 from embarcadero_proof.sim.clients import ProbeProcess
 from embarcadero_proof.sim.disk_faults import heal
 from embarcadero_proof.sim.disks import Disks
+from embarcadero_proof.sim.elections import SimElections
 from embarcadero_proof.sim.events import EventQueue, Trace
 from embarcadero_proof.sim.faults import Faults, Interrupts
 from embarcadero_proof.sim.history import (
@@ -123,7 +123,7 @@ class World:
         self.disks = Disks(self)
         self.tiering = Tiering(self)
         self.restarts = Restarts(self, random.Random(f"{plan.seed}:restarts"))
-        self.candidates = Candidates(self)
+        self.elections = SimElections(self)
         self.faults = Faults(self)
         self.interrupts = Interrupts(self)
         self.step_faults = StepFaults(self)
@@ -394,8 +394,8 @@ class World:
 
     def _start_sequencer(self) -> None:
         self._started_us = self.queue.now_us
-        if self.plan.candidates:
-            self.candidates.start_all()
+        if self.plan.sequencers:
+            self.elections.start_all()
             return
         self._sequencers += 1
         host = self.rng.choice(self.hosts)
@@ -430,15 +430,15 @@ class World:
 
     def sequencer_died(self, process: SequencerProcess) -> None:
         """Start a successor after a while, as a supervisor does."""
-        if self.plan.candidates:
-            self.candidates.died(process)
+        if self.plan.sequencers:
+            self.elections.died(process)
             return
         self.queue.after(self.rng.randrange(50_000, 4 * SECOND_US), lambda: self.replace_sequencer(process))
 
     def replace_sequencer(self, process: SequencerProcess) -> None:
         """Start a successor, unless it was started already."""
-        if self.plan.candidates:
-            self.candidates.suspect(process)
+        if self.plan.sequencers:
+            self.elections.suspect(process)
         elif self.restarts.up and self.sequencer is process:
             self._start_sequencer()
 

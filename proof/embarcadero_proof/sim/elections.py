@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World
 
 
-class Candidates:
+class SimElections:
     """The leader and the standbys of one run. Its random generator is separate."""
 
     def __init__(self, world: World) -> None:
@@ -23,7 +23,7 @@ class Candidates:
 
     def start_all(self) -> None:
         """Start all that do not run; the first one is the sequencer until another one takes over."""
-        for number in range(self._world.plan.candidates):
+        for number in range(self._world.plan.sequencers):
             process = self._processes.get(number)
             if process is None or not process.alive:
                 self._start(number)
