@@ -20,7 +20,7 @@ def test_a_run_that_takes_too_much_is_given_up(
     monkeypatch.setattr(where, bound, 3_000)
     first, *_ = run_seed(3).violations
     assert first.promise == "RUN"
-    assert "does not come to an end" in first.sentence
+    assert "does not end" in first.sentence
     assert "the busiest is" in first.sentence
     told = story(3)
     assert first.sentence in told
@@ -31,4 +31,4 @@ def test_a_run_in_which_a_process_waits_without_end_is_given_up(monkeypatch: pyt
     """Simulated time is bounded too."""
     monkeypatch.setattr(ProbeProcess, "waits", True)
     monkeypatch.setattr(world, "HEAL_US_MAX", 6_000_000)
-    assert "does not come to an end" in run_seed(BRIEF).violations[0].sentence
+    assert "does not end" in run_seed(BRIEF).violations[0].sentence

@@ -37,7 +37,7 @@ def test_everything_unneeded_is_left_out() -> None:
     assert [stream.name for stream in smallest.streams] == [needed]
     assert (smallest.readers, smallest.brokers, smallest.hosts, smallest.rest_us) == ([], 1, 1, 0)
     assert smallest.fault_phase_us < 4_000_000
-    assert "the rest in the end" in list(left_out(shrinker.cuts))
+    assert "the rest at the end" in list(left_out(shrinker.cuts))
 
 
 def test_tries_are_bounded() -> None:

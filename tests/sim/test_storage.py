@@ -99,7 +99,7 @@ class Storm:
         assert self.promised <= self.log.end
         assert not self.log.damage
         assert matches(open_reader(self.mount), self.source, START, self.log.end)
-        found = [record.place for *_, file in segments(self.disk) for record in records(file.medium)]
+        found = [record.at_index for *_, file in segments(self.disk) for record in records(file.medium)]
         assert set(range(START, self.log.end)) <= set(found)
 
 

@@ -1,1 +1,1 @@
-"""The simulator: one seed, one run. The role code of production on memory, networks and clocks that misbehave."""
+"""The simulator: one seed, one run. Production role code runs on unreliable memory, networks and clocks."""

@@ -35,7 +35,7 @@ _HELLO = 1 << 62
 
 
 class Core(Protocol):
-    """What publisher and subscriber cores have in common."""
+    """The common interface of publisher and subscriber cores."""
 
     def on_connected(self, link: Link, now_us: int) -> None: ...
     def on_disconnected(self, conn: int, now_us: int) -> None: ...
@@ -56,7 +56,7 @@ class _Conn:
 
 
 class ClientProcess(Process):
-    """A process that talks to all brokers it knows of."""
+    """A process that talks to all brokers it knows."""
 
     role = "client"
 
@@ -64,15 +64,15 @@ class ClientProcess(Process):
         super().__init__(world, name, f"client-{name}")
         self.core = core
         self._conns: dict[int, _Conn] = {}
-        self._known = dict.fromkeys(world.bootstrap)  # each is connected, or on its way to be
+        self._known = dict.fromkeys(world.bootstrap)  # each is connected, or connecting
         self._tries: dict[Address, int] = {}
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._timer_us: int | None = None
         self.finished = False
 
     def start(self) -> None:
-        """Connect to everyone."""
-        self.tell(self._connect_all)
+        """Connect to all brokers."""
+        self.submit(self._connect_all)
 
     # --- connecting ---------------------------------------------------------------------------------------------------
     def _connect_all(self) -> None:
@@ -80,21 +80,21 @@ class ClientProcess(Process):
             self.world.network.connect(self, address)
 
     def refused(self, address: Address) -> None:
-        """No process listens there."""
+        """Retry: no process listens there."""
         self._again(address)
 
     def _again(self, address: Address) -> None:
         """Try that broker again, a little later each time."""
         self._tries[address] = tries = self._tries.get(address, 0) + 1
         wait_us = self.rng.randrange(1_000, min(50_000 << min(tries, 6), 2_000_000))
-        self.world.queue.after(wait_us, lambda: self.tell(lambda: self._connect(address)))
+        self.world.queue.after(wait_us, lambda: self.submit(lambda: self._connect(address)))
 
     def _connect(self, address: Address) -> None:
         if not self.finished:
             self.world.network.connect(self, address)
 
     def wire_made(self, wire: Wire, address: Address) -> None:
-        """A connection is there; say hello."""
+        """Send the hello on a new connection."""
         if wire.is_cut or self.finished:
             wire.cut(None, 1_000)
             self._again(address)
@@ -102,7 +102,7 @@ class ClientProcess(Process):
         self._conns[wire.number] = _Conn(wire, address, self._scratch)
         wire.up.send(control_frame(m.Hello(versions=[PROTOCOL_VERSION], client=self.name), _HELLO))
         give_up_us = int(CONNECT_TIMEOUT_S * 1e6)
-        self.world.queue.after(give_up_us, lambda: self.tell(lambda: self._check_welcome(wire)))
+        self.world.queue.after(give_up_us, lambda: self.submit(lambda: self._check_welcome(wire)))
 
     def _check_welcome(self, wire: Wire) -> None:
         conn = self._conns.get(wire.number)
@@ -110,7 +110,7 @@ class ClientProcess(Process):
             self._drop(wire.number)
 
     def wire_lost(self, wire: Wire) -> None:
-        """A connection is gone."""
+        """Handle the loss of a connection."""
         conn = self._conns.pop(wire.number, None)
         if conn is not None:
             if conn.link is not None:
@@ -123,14 +123,14 @@ class ClientProcess(Process):
             self.wire_lost(conn.wire)
 
     def disconnect(self) -> None:
-        """Hang up everywhere, for good."""
+        """Close all connections permanently."""
         self.finished = True
         for number in list(self._conns):
             self._drop(number)
 
     # --- bytes in -----------------------------------------------------------------------------------------------------
     def bytes_in(self, wire: Wire, data: bytes) -> None:
-        """Bytes from a broker."""
+        """Receive bytes from a broker."""
         rest = memoryview(data)
         try:
             while rest and (conn := self._conns.get(wire.number)) is not None:
@@ -174,12 +174,12 @@ class ClientProcess(Process):
                 self._connect(address)
 
     def _protocol_error(self, error: EmbarcaderoError) -> None:
-        """A well-behaved client on a network that spoils no frames never gets an error about its frames."""
+        """Record an error about frames: a correct client never gets one on a network that spoils no frames."""
         if isinstance(error, ProtocolError) and not self.world.network.ever_spoils:
             what = f"{type(error).__name__}: {error}"
             self.world.seen(RoleFailed(at=self.world.queue.now_us, process=self.name, error=what))
 
-    # --- after each thing that happened -------------------------------------------------------------------------------
+    # --- after each action --------------------------------------------------------------------------------------------
     def after_action(self) -> None:
         self.harvest()
         while (output := self.core.take_output()) or (abandoned := self.core.take_abandoned()):
@@ -203,7 +203,7 @@ class ClientProcess(Process):
 
     def _timer_due(self, when_us: int) -> None:
         if self._timer_us == when_us:
-            self.tell(self._timer)
+            self.submit(self._timer)
 
     def _timer(self) -> None:
         self._timer_us = None
@@ -216,21 +216,21 @@ class ClientProcess(Process):
     # --- for subclasses -----------------------------------------------------------------------------------------------
     def on_event(self, number: int, event: AcksReceived | CreditReceived | FullReceived | FetchedReceived | Any,
                  now_us: int) -> None:  # fmt: skip
-        """Anything but control."""
+        """Hook: handle an event that is not a control message."""
 
     def on_answer(self, message: m.AnyMessage) -> None:
-        """A control answer was given to the core."""
+        """Hook: called after the core received a control answer."""
 
     def harvest(self) -> None:
-        """Take what the core has finished."""
+        """Hook: take the results that the core has ready."""
 
     def stuck_for_us(self) -> tuple[str, int, int] | None:
-        """(stream, lane, how long it may be stuck) when one of its frames is lost."""
+        """Return (stream, lane, how long it may be stuck) when one of its frames is lost."""
         return None
 
 
 def start_read(world: World, who: str, began_us: int, tail: m.TailIs) -> StartRead:
-    """Where a lane starts, as a broker reported it: for all readers, and for those of what brokers still have."""
+    """The start of a lane, as a broker reported it: for all readers, and for readers of brokers only."""
     hot = tail.start_index if tail.hot_index is None else tail.hot_index
     return StartRead(
         at=world.queue.now_us, process=who, began=began_us, lane=tail.lane, index=tail.start_index, hot_index=hot
@@ -238,7 +238,7 @@ def start_read(world: World, who: str, began_us: int, tail: m.TailIs) -> StartRe
 
 
 class Outbox:
-    """Requests on their way out, for cores that have no timers."""
+    """Outgoing requests of cores that have no timers."""
 
     def __init__(self) -> None:
         self._output: list[tuple[int, list[Any]]] = []
@@ -266,7 +266,7 @@ class Outbox:
 
 
 class ProbeCore(Outbox):
-    """Asks for the tail of a lane, one question at a time."""
+    """Asks for the tail of a lane, one request at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,12 +276,12 @@ class ProbeCore(Outbox):
         self.failed = ""
 
     def ask(self, number: int, lane: int) -> None:
-        """Put the question to one broker."""
+        """Send the request to one broker."""
         self.answer, self.failed = None, ""
         self.asked = self.send(self.links[number], m.GetTail(lane=lane))
 
     def give_up(self) -> None:
-        """No answer came in time: that connection is not used again."""
+        """Give up a request without an answer; its connection is not used again."""
         self.failed = "TimedOut"
         if self.asked is not None:
             self._abandoned.append(self.asked[0])
@@ -303,7 +303,7 @@ class ProbeCore(Outbox):
 
 
 class ProbeProcess(ClientProcess):
-    """Asks brokers, one after the other, where lanes end."""
+    """Asks brokers, one after the other, for the ends of lanes."""
 
     role = "probe"
     _PATIENCE_US = 5_000_000
@@ -321,7 +321,7 @@ class ProbeProcess(ClientProcess):
         self._plan()
 
     def _plan(self) -> None:
-        self.world.queue.after(self.rng.randrange(50_000, 3_000_000), lambda: self.tell(self._ask))
+        self.world.queue.after(self.rng.randrange(50_000, 3_000_000), lambda: self.submit(self._ask))
 
     def _ask(self) -> None:
         if self._lane is None and self._probe.links:
@@ -339,7 +339,7 @@ class ProbeProcess(ClientProcess):
         self._plan()
 
     def _choose(self) -> int | None:
-        """A lane to ask for; of a topic with several the one that was not asked for longest."""
+        """Choose a lane; in a topic with several, the lane whose last request is oldest."""
         lanes = self.world.lanes_of(self.rng.choice(self.world.plan.topics))
         if not lanes:
             return None
@@ -349,7 +349,7 @@ class ProbeProcess(ClientProcess):
 
     @property
     def waits(self) -> bool:
-        """Whether a question of it is open."""
+        """Whether a request is open."""
         return self._lane is not None
 
     def harvest(self) -> None:

@@ -1,8 +1,8 @@
-"""A disk that is as bad as disks may be: what was not synced is lost in part, syncs fail, bits rot, room runs out.
+"""A disk that is as bad as disks may be: unsynced data is lost in part, syncs fail, bits rot, space runs out.
 
 One `SimDisk` is one device with its file system. Each process has a `Mount` of it; all see the same live files, as
-processes on one host do. `lose_power` is what a power cut leaves; a process that is killed leaves everything in place
-but its locks.
+processes on one host do. `lose_power` leaves the disk as after a power cut. A killed process leaves everything in place
+except its locks.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
 from embarcadero_proof.sim.medium import SECTOR_BYTES, Names, Naming, Node, SimFile, SimFolder, Write
 
 CAPACITY_BYTES = 1 << 40
-"""Of a disk that is not full."""
+"""Free space of an empty disk."""
 
 _HINT = "look at the disk's health"
 
 
 class SimDisk:
-    """One device. The fields are its faults: set them, and it is so."""
+    """One device. Its fields are its faults: set a field to cause the fault."""
 
     def __init__(self, seed: str) -> None:
         self.rng = random.Random(seed)
         self.names = Names()
         self.locks: dict[str, Mount] = {}
         self.full = self.read_only = False
-        self.failing_syncs = 0  # so many syncs will fail
-        self.slow_us = 0  # on top of what a sync takes anyway
-        self.on_synced: Callable[[SimDisk, SimFile | None], None] = lambda _disk, _file: None  # None: names were
+        self.failing_syncs = 0  # the number of next syncs that fail
+        self.slow_us = 0  # added to the time of a sync
+        self.on_synced: Callable[[SimDisk, SimFile | None], None] = lambda _disk, _file: None  # None: names were synced
 
     def lose_power(self) -> None:
-        """Everything that was not synced is lost in part."""
+        """Lose any part of the unsynced data and names."""
         self.names.lose_power(self.rng)
         self.locks.clear()
 
     def heal(self) -> None:
-        """Nothing is wrong with it any more; what it has lost stays lost."""
+        """End all faults; lost data stays lost."""
         self.full = self.read_only = False
         self.failing_syncs = self.slow_us = 0
 
     def drop_caches(self) -> None:
-        """Pages that a failed sync left in the cache are seen no more."""
+        """Drop the pages that a failed sync left in the cache."""
         for file in self.names.files():
             file.drop_cache()
 
     def flip_a_bit(self, chosen: Callable[[str], bool]) -> str | None:
-        """Some bit of some file rots; its path, if there was a file to choose."""
+        """Flip a bit of some file. Returns its path, if a file could be chosen."""
         if not (paths := self._files(chosen)):
             return None
         path, file = self.rng.choice(paths)
@@ -56,7 +56,7 @@ class SimDisk:
         return path
 
     def lose_a_file(self, chosen: Callable[[str], bool]) -> str | None:
-        """Some file is not there any more; its path."""
+        """Lose some file. Returns its path."""
         if not (paths := self._files(chosen)):
             return None
         path, _ = self.rng.choice(paths)
@@ -64,7 +64,7 @@ class SimDisk:
         return path
 
     def lose_a_folder(self, chosen: Callable[[str], bool]) -> str | None:
-        """The folder of some file, or the one that has that folder, is gone with all that was in it; its path."""
+        """Lose the folder of some file, or its parent, with all contents. Returns its path."""
         if not (paths := self._files(chosen)):
             return None
         folders = self.rng.choice(paths)[0].split("/")[:-1]
@@ -81,7 +81,7 @@ class SimDisk:
                 names.pop(path.rpartition("/")[2], None)
 
     def swap_files(self, chosen: Callable[[str], bool]) -> str | None:
-        """Two files have each other's content; their paths."""
+        """Swap the contents of two files. Returns their paths."""
         paths = self._files(chosen)
         if len(paths) < 2:
             return None
@@ -94,7 +94,7 @@ class SimDisk:
         return f"{path} and {other_path}"
 
     def misplace_a_sector(self, chosen: Callable[[str], bool]) -> str | None:
-        """A write went to a wrong place: a sector has the content of another one; its file's path."""
+        """Overwrite a sector with another one, like a write to a wrong place. Returns the path of its file."""
         if not (paths := self._files(chosen)):
             return None
         (path, file), (_, source) = self.rng.choice(paths), self.rng.choice(paths)
@@ -112,14 +112,14 @@ class SimDisk:
 
 
 class Mount:
-    """A disk as one process uses it, whichever device is found there. Implements `storage.disk.Disk`."""
+    """A disk as one process uses it; the device under it may change. Implements `storage.disk.Disk`."""
 
     def __init__(self, find: Callable[[], SimDisk], interrupt: Callable[[], None] = lambda: None) -> None:
         self._find, self.interrupted = find, interrupt
 
     @property
     def device(self) -> SimDisk:
-        """The device that is there now."""
+        """The current device."""
         return self._find()
 
     # --- names --------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Mount:
         if create:
             self.check_writable(path)
             if self.device.full:
-                raise DiskFull(f"no room to make {path}", "free space on that disk")
+                raise DiskFull(f"no space to create {path}", "free space on that disk")
             if node is not None:
                 node.write(Write(0, None))
             else:
@@ -154,11 +154,11 @@ class Mount:
         self.interrupted()
         folder, name = self._parent(path)
         if isinstance(folder.live.get(name), SimFile):
-            raise DiskFailed(f"can't make {path}: a file has that name", _HINT)
+            raise DiskFailed(f"can't create {path}: a file has that name", _HINT)
         if name not in folder.live:
             self.check_writable(path)
             if self.device.full:
-                raise DiskFull(f"no room to make {path}", "free space on that disk")
+                raise DiskFull(f"no space to create {path}", "free space on that disk")
             self.device.names.change(Naming(folder, name, SimFolder()))
 
     def rename(self, old: str, new: str) -> None:
@@ -211,19 +211,19 @@ class Mount:
         return f"{self.device.rng.getrandbits(128):032x}"
 
     def close(self) -> None:
-        """Let go of all locks, as the system does when a process ends."""
+        """Release all locks, as the operating system does when a process ends."""
         device = self.device
         device.locks = {path: holder for path, holder in device.locks.items() if holder is not self}
 
     # --- faults, and helpers ------------------------------------------------------------------------------------------
     def check_sync(self, path: str) -> None:
-        """A sync may fail."""
+        """Raise if a sync should fail."""
         if self.device.failing_syncs:
             self.device.failing_syncs -= 1
             raise DiskFailed(f"can't sync {path}: input/output error", _HINT)
 
     def check_writable(self, path: str) -> None:
-        """A disk may have become read-only."""
+        """Raise if the disk is read-only."""
         if self.device.read_only:
             raise DiskFailed(f"can't write {path}: read-only file system", "make the folder writable for this user")
 
@@ -258,12 +258,12 @@ class Handle:
         self._open = True
 
     def pwrite(self, parts: Sequence[Part], offset: int) -> None:
-        """Long writes may be seen half done, and may stay so."""
+        """Write. Readers may see a long write half done, and it may stay half done."""
         self._check_writable()
         data, device = b"".join(parts), self._mount.device
         if device.full and offset + len(data) > len(self._file.live):
             self._write(offset, data[: self._part_of(offset, len(data))])
-            raise DiskFull(f"no room to write {self._path}", "free space on that disk")
+            raise DiskFull(f"no space to write {self._path}", "free space on that disk")
         if len(data) > 2 * SECTOR_BYTES:
             cut = self._part_of(offset, len(data))
             self._write(offset, data[:cut])
@@ -272,7 +272,7 @@ class Handle:
         self._write(offset, data)
 
     def _part_of(self, offset: int, size: int) -> int:
-        """How much of a write is done when it is cut short: up to the end of some sector before its last."""
+        """Return how much of a write is done when it is cut short: up to the end of some sector before its last."""
         last = (offset + size - 1) // SECTOR_BYTES * SECTOR_BYTES - offset
         return max(0, last - SECTOR_BYTES * self._mount.device.rng.randrange(max(1, last // SECTOR_BYTES + 1)))
 

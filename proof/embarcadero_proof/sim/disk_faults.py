@@ -1,4 +1,4 @@
-"""Breaking replicas and their disks. What may hit all of them takes nothing that was synced; the rest hits victims."""
+"""Faults of replicas and their disks. Faults of all replicas keep synced data; the others hit only victims."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TROUBLE_US = (SECOND_US // 2, 3 * SECOND_US, 10 * SECOND_US)
 _SLOW_US = (50_000, 400_000, 2_000_000)
 
 Done = tuple[str, int] | None
-"""(what was hit, for how long), or None if there was nothing to hit."""
+"""(target, duration), or None if there was no target."""
 
 
 class DiskFaults:
@@ -49,7 +49,7 @@ class DiskFaults:
         return self._rng.choice(replicas) if replicas else None
 
     def _crash(self) -> Done:
-        """It is killed: what it wrote stays in the cache of its host, synced or not."""
+        """Kill a replica: its writes stay in the cache of its host, synced or not."""
         if (replica := self._pick()) is None:
             return None
         replica.die()
@@ -63,7 +63,7 @@ class DiskFaults:
         return replica.name, for_us
 
     def _power_cut(self) -> Done:
-        """It is gone, with all that was not synced."""
+        """End a replica with all its unsynced data."""
         if (replica := self._pick()) is None:
             return None
         replica.die(silently=True)
@@ -71,7 +71,7 @@ class DiskFaults:
         return replica.name, SECOND_US
 
     def _sync_fails(self) -> Done:
-        """The next sync fails. Later ones succeed, without what the failed one should have written."""
+        """Fail the next sync. Later syncs succeed, without the data of the failed one."""
         if (replica := self._pick()) is None:
             return None
         replica.device.failing_syncs += self._rng.randint(1, 2)
@@ -80,7 +80,7 @@ class DiskFaults:
         return replica.name, 2 * SECOND_US
 
     def _trouble(self, what: str, value: int | bool) -> Done:
-        """The disk is full, read-only or slow for a while."""
+        """Make the disk full, read-only or slow for a while."""
         if (replica := self._pick()) is None:
             return None
         device, for_us = replica.device, self._rng.randrange(1, self._rng.choice(_TROUBLE_US))
@@ -89,14 +89,14 @@ class DiskFaults:
         return replica.name, for_us
 
     def _flip(self) -> Done:
-        """A bit of a segment, an index or a checkpoint is not what it was."""
+        """Flip a bit of a segment, an index or a checkpoint."""
         if (replica := self._pick(victims=True)) is None:
             return None
         path = replica.device.flip_a_bit(lambda path: "/" in path)
         return None if path is None else (f"{replica.name} {path}", SECOND_US)
 
     def _wipe(self) -> Done:
-        """It is gone, and comes back with an empty disk under its old name."""
+        """End a replica that returns with an empty disk under its old name."""
         if (replica := self._pick(victims=True)) is None:
             return None
         replica.die(silently=True)
@@ -104,7 +104,7 @@ class DiskFaults:
         return replica.name, SECOND_US
 
     def _zombie(self) -> Done:
-        """It is stopped, another takes its number with a disk of its own, and the first one wakes up again."""
+        """Stop a replica; another takes its number with a disk of its own, and the first one wakes up again."""
         if (replica := self._pick(victims=True)) is None:
             return None
         world, for_us = self._world, self._rng.randrange(1, 15 * SECOND_US)
@@ -114,12 +114,12 @@ class DiskFaults:
         return replica.name, for_us
 
     def _trim(self) -> Done:
-        """An operator trims a topic, at most up to what a reader of durable records has read."""
+        """Trim a topic, as an operator does, at most up to an index that a reader of durable records has read."""
         return self._world.trim(self._rng)
 
 
 def heal(disks: list[SimDisk]) -> None:
-    """Nothing is wrong with these disks any more."""
+    """End all faults of these disks."""
     for disk in disks:
         disk.heal()
         disk.drop_caches()

@@ -1,4 +1,4 @@
-"""The disks of a run, the replicas that use them, and what an observer of all disks knows."""
+"""The disks of a run, the replicas that use them, and the view of an observer of all disks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.process import Process
     from embarcadero_proof.sim.world import World
 
-_FOR_EVER = 1 << 62
+_UNBOUNDED = 1 << 62
 
 
 class Disks:
-    """One disk for each replica, and those that were taken away."""
+    """One disk for each replica, and the disks that were removed."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -40,23 +40,23 @@ class Disks:
         self._ranges: dict[int, list[Range]] = {}
         self._revision = -1
         self._fine: set[tuple[int, int, int | None]] = set()  # (lane, index, digest) found on enough disks; None: any
-        self._told: set[tuple[int, int, int]] = set()  # lost spans, and trims, that are on record
+        self._recorded: set[tuple[int, int, int]] = set()  # recorded lost spans and trims
         self._cut_short: set[int] = set()  # lanes of brokers that were open when the fabric was lost
 
     # --- using them ---------------------------------------------------------------------------------------------------
     def of_replica(self, replica: int) -> SimDisk:
-        """The disk that is in its place now; a new one if there is none."""
+        """Return a replica's current disk; a new one if there is none."""
         return self.devices.get(replica) or self.replace(replica)
 
     def replace(self, replica: int) -> SimDisk:
-        """Put an empty disk in a replica's place."""
+        """Replace a replica's disk by an empty one."""
         self._made += 1
         disk = self.devices[replica] = SimDisk(f"{self._world.seed}:disk-{self._made}")
         disk.on_synced = partial(self.truth.look, replica)
         return disk
 
     def mount(self, process: Process, find: Callable[[], SimDisk]) -> Mount:
-        """A disk as this process uses it: it can be interrupted at each use."""
+        """Return a disk as this process uses it: each use can be interrupted."""
 
         def interrupt() -> None:
             if self._world.memory.interrupt is not None:
@@ -65,7 +65,7 @@ class Disks:
         return Mount(find, interrupt)
 
     def seen_by(self, process: Process) -> Callable[[ReplicaMember], Mount]:
-        """How a process opens the disks of replicas."""
+        """Return how a process opens the disks of replicas."""
         return lambda member: self.mount(process, lambda: self.of_replica(member.replica))
 
     # --- looking ------------------------------------------------------------------------------------------------------
@@ -79,9 +79,9 @@ class Disks:
         return self._ranges.get(lane, [])
 
     def see_copies(self, who: str, lane: int, index: int, digest: int | None = None) -> None:
-        """A process takes the batch at `index` as durable: put on record how many replicas of its range have synced it.
+        """Record how many replicas have synced the batch at `index`, when a process takes this batch as durable.
 
-        None: it did not learn what is there, only that it is durable.
+        A digest of None: the process learned only that the batch is durable, not its contents.
         """
         if (lane, index, digest) in self._fine:
             return
@@ -98,53 +98,53 @@ class Disks:
         self._world.seen(Copies(at=now_us, who=who, lane=lane, index=index, copies=copies, needed=needed))
 
     def see_durable_end(self, who: str, lane: int, end: int) -> None:
-        """A process learned that a lane is durable through `end`: look at the last entry before it, if there is one."""
+        """Check the last entry before `end`, if there is one: a process learned that the lane is durable to there."""
         if owner_of(self._ranges_of(lane), end - 1) is not None:
             self.see_copies(who, lane, end - 1)
 
     def fabric_lost(self) -> None:
-        """Lanes of brokers that are open now end somewhere, and what was above is lost."""
+        """Remember the open lanes of brokers: they end at some index, and the entries above are lost."""
         self._cut_short.update(lane.lane for lane in self._world.directory.lanes.all() if lane.open)
 
     def see_stop(self, clean: bool) -> None:
-        """Put on record that the cluster stops, and what is lost already."""
+        """Record that the cluster stops, and the spans that are already lost."""
         numbered = self._world.directory.generation & 0xFFFF_FFFF > 0
         self._world.seen(
             Stopped(at=self._world.queue.now_us, clean=clean, lost=self._lost_spans(), numbered=numbered)
         )  # fmt: skip
 
     def _lost_spans(self) -> list[tuple[int, int, int]]:
-        """(lane, start, stop) of all that the store says is lost."""
+        """List (lane, start, stop) of each span that is lost according to the store."""
         directory = self._world.directory
-        spans = [(lane.lane, lane.end, _FOR_EVER) for lane in directory.lanes.all()
+        spans = [(lane.lane, lane.end, _UNBOUNDED) for lane in directory.lanes.all()
                  if lane.lane in self._cut_short and lane.end is not None]  # fmt: skip
         ranges = directory.ranges.all()
         for before, after in pairwise(ranges):
             if before.lane == after.lane and before.end is not None and before.end < after.start:
                 spans.append((before.lane, before.end, after.start))
         last = {range_.lane: range_ for range_ in ranges}
-        for closed in directory.lanes.all():  # and then memory went before all of it was durable
+        for closed in directory.lanes.all():  # memory was lost after the close, before all of it was durable
             sealed = last[closed.lane].end if closed.lane in last else None
             if closed.end is not None and sealed is not None and sealed < closed.end:
                 spans.append((closed.lane, sealed, closed.end))
         return spans
 
     def see_gaps(self) -> None:
-        """Put on record what the store says is lost or trimmed."""
+        """Record the lost and trimmed spans according to the store."""
         directory, now_us = self._world.directory, self._world.queue.now_us
         for span in self._lost_spans():
-            if span not in self._told:
-                self._told.add(span)
+            if span not in self._recorded:
+                self._recorded.add(span)
                 self._world.seen(LostSpan(at=now_us, lane=span[0], start=span[1], stop=span[2]))
         for lane, index in sorted(directory.topics.trims().items()):
             if lane in self._world.tiering.lanes:
-                continue  # brokers have given it up; the table has it
-            if (lane, index, -1) not in self._told:
-                self._told.add((lane, index, -1))
+                continue  # brokers have dropped it; the table has it
+            if (lane, index, -1) not in self._recorded:
+                self._recorded.add((lane, index, -1))
                 self._world.seen(TrimmedTo(at=now_us, lane=lane, index=index))
 
     def unsettled(self) -> list[tuple[int, str]]:
-        """(replica, what): copies of sealed ranges that are not just what they should be, whole and no more."""
+        """List (replica, range) of copies of sealed ranges that lack entries or have too many."""
         directory = self._world.directory
         trims, found = directory.topics.trims(), []
         for range_ in directory.ranges.all():
@@ -160,13 +160,13 @@ class Disks:
         return found
 
     def wanting(self) -> bool:
-        """Whether some copy is not yet what it should be: rot in an open range waits for a scrub to come by."""
+        """Whether some copy is not complete and intact yet: rot in an open range waits for a scrub."""
         return bool(self.unsettled() or self._differing())
 
     def _differing(self) -> list[Unequal]:
-        """Copies below the durable end that are not there, or not the same, when all had time to catch up.
+        """List copies below the durable end that are missing or different after all had time to catch up.
 
-        That is after its rest; from some seed on, runs without one take their time as well.
+        That is after the rest. From some seed on, runs without a rest also take the time.
         """
         world, directory = self._world, self._world.directory
         if not world.rest.taken_us and (world.plan.rest_us or world.seed < COMPARED_FROM_SEED):
@@ -175,10 +175,10 @@ class Disks:
         for tail in self._world.history.of(TailRead):
             ends[tail.lane] = tail.durable_index
         found = unequal(self.devices, directory.ranges.all(), ends)
-        return [copy for copy in found if copy.place >= trims.get(copy.lane, 0)]
+        return [copy for copy in found if copy.at_index >= trims.get(copy.lane, 0)]
 
     def see_all(self) -> None:
-        """In the end: put on record which batches are on disks."""
+        """Record at the end which batches are on disks."""
         if not self.devices:
             return
         self.see_gaps()

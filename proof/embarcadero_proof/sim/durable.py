@@ -1,7 +1,7 @@
-"""The part of a seed's plan that is about replicas: how many, which topics use them, and what breaks them.
+"""The replicas of a seed's plan: their number, the topics that use them, and their faults.
 
 Damage is bounded so that promises can hold. A batch is durable on A disks, so at most A - 1 replicas of a run are its
-victims: only theirs are the disks that rot or are replaced by empty ones. Everything else may happen to all of them.
+victims: only their disks rot or are replaced by empty ones. All other faults may hit any replica.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ REPLICAS_SHARE: Final = 0.5
 """Share of the runs that have replicas."""
 
 MIRROR_SHARE: Final = 0.4
-"""Share of the runs that lose their fabric which have a mirror of it."""
+"""Share of the runs that lose their fabric and have a mirror of it."""
 
 REPLICA_FAULT_KINDS: Final = (
     "replica-crash", "replica-crash-inside", "replica-pause", "power-cut", "sync-fails", "disk-full", "disk-read-only",
     "slow-disk", "bit-flip", "wipe", "replica-zombie", "trim",
 )  # fmt: skip
-"""Faults that happen now and then in a run with replicas. Of these, bit-flip, wipe and replica-zombie hit victims."""
+"""Occasional faults of a run with replicas. Of these, bit-flip, wipe and replica-zombie hit victims."""
 
 VICTIM_KINDS: Final = ("bit-flip", "wipe", "replica-zombie")
 
 CLUSTER_FAULT_KINDS: Final = ("cluster-loss", "clean-restart")
-"""Faults that hit all at once: every process is gone, and the fabric; or the cluster is stopped and started."""
+"""Faults that hit the whole cluster: all processes end and the fabric is lost; or it is stopped and started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """Runs with replicas where some trouble is certain: an injected bug is found there sooner."""
+    """Runs with replicas where some faults are certain: an injected bug is found there sooner."""
 
     faults: tuple[str, ...]
     copies: tuple[int, int] | None = None  # (R, A) of all topics
@@ -40,47 +40,47 @@ class Bias:
     interrupt_rate: float | None = None  # per memory primitive
     job_us: int | None = None
     mirror: bool = False  # the fabric has a mirror
-    replace_after_s: float | None = None  # sealed ranges of a dead replica are copied again so soon
+    replace_after_s: float | None = None  # delay until sealed ranges of a dead replica are copied again
 
 
 SEGMENT_S: Final = 100.0
-"""An active segment is closed when it is so old: a scrub finds what rots in it only then, and runs wait for that."""
+"""An active segment is closed at this age. A scrub finds rot in it only then, and runs wait for that."""
 
 AGES_FROM_SEED: Final = 40_000
-"""From then on segments may also be closed by their age while there is trouble."""
+"""From this seed on segments may also be closed by their age during the phase with faults."""
 
 STOPS_FROM_SEED: Final = 70_000
-"""From then on some runs are stopped in order and started again, and never lose their fabric."""
+"""From this seed on some runs are stopped in order and started again, and never lose their fabric."""
 
 STOPS_SHARE: Final = 0.4
 
 REPLACED_FROM_SEED: Final = 120_000
-"""From then on sealed ranges of dead replicas are copied to others while there is trouble, in some runs."""
+"""From this seed on some runs copy sealed ranges of dead replicas to others during the phase with faults."""
 
 TABLES_FROM_SEED: Final = 140_000
-"""From then on some runs with replicas have a tiering job, and readers get old records through brokers."""
+"""From this seed on some runs with replicas have a tiering job, and readers get old records through brokers."""
 
 TABLES_SHARE: Final = 0.5
 
 
 @dataclass(slots=True)
 class DurablePlan:
-    """What a seed has of disks and replicas; no replicas: nothing."""
+    """Disks and replicas of a seed; without replicas nothing."""
 
     replicas: int = 0
     copies: list[tuple[int, int]] = field(default_factory=list)  # (R, A) by topic
     victims: list[int] = field(default_factory=list)
     segment_bytes: int = 64 * KIB
     segment_s: float = SEGMENT_S
-    job_us: int = 200  # what a job beside a process takes, about
+    job_us: int = 200  # mean duration of a job on a worker thread
     faults: dict[str, float] = field(default_factory=dict)
     mirror: bool = False  # the fabric has a mirror
-    mirror_dies: float = 0.0  # how often it goes with the fabric
+    mirror_dies: float = 0.0  # how often it is lost with the fabric
     replace_after_s: float = REPLACE_AFTER_S
 
 
 def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) -> DurablePlan:
-    """Draw it. Runs without replicas are as they were before there were any."""
+    """Draw the plan. A run without replicas makes the same random choices as before replicas were added."""
     rng = random.Random(f"{seed}:durable")
     if rng.random() >= REPLICAS_SHARE and bias is None:
         return DurablePlan()
@@ -89,7 +89,7 @@ def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) 
     sets = [(r, a) for r in range(1, min(replicas, 3) + 1) for a in range(1, r + 1)]
     copies = [rng.choice([(3, 2), *sets] if replicas >= 3 else sets) for _ in range(topics)]
     if not restarts and topics > 1 and rng.random() < 0.3:
-        copies[rng.randrange(topics)] = (0, 0)  # what is in memory only does not outlive the fabric
+        copies[rng.randrange(topics)] = (0, 0)  # records in memory only do not survive the fabric
     if bias is not None:
         copies = [bias.copies or (3, 2)] * topics
     least = min((a for _, a in copies if a), default=0)
@@ -117,20 +117,20 @@ def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) 
 
 
 def _add_tables(rng: random.Random, plan: DurablePlan) -> None:
-    """Not where an operator trims: then it is the trim that decides what readers may miss."""
+    """Add a tiering job, except where an operator trims: there the trim decides which records may be missing."""
     if rng.random() < TABLES_SHARE and "trim" not in plan.faults:
         plan.faults["tier"] = rng.choice([0.5, 2.0])
         plan.faults["store-away"] = rng.choice([2.0, 6.0])
 
 
 def _add_stops(rng: random.Random, plan: DurablePlan) -> None:
-    """Not where something is in memory only: that ends with each stop."""
+    """Add clean restarts, except where a topic is in memory only: its records end with each stop."""
     if rng.random() < STOPS_SHARE and all(r for r, _ in plan.copies):
         plan.faults["clean-restart"] = rng.choice([2.0, 5.0])
 
 
 def _add_mirror(rng: random.Random, plan: DurablePlan, bias: Bias | None) -> None:
-    """Some runs that lose their fabric have a mirror; in few of them that is lost as well, now and then."""
+    """Add a mirror to some runs that lose their fabric; in few of them the mirror is lost as well, sometimes."""
     drawn, dies = rng.random(), rng.random()
     plan.mirror = bias.mirror if bias is not None else "cluster-loss" in plan.faults and drawn < MIRROR_SHARE
     plan.mirror_dies = 0.3 if plan.mirror and bias is None and dies < 0.2 else 0.0

@@ -1,4 +1,4 @@
-"""Simulated time: a queue that jumps from event to event, the trace of all that happened, and clocks that drift."""
+"""Simulated time: a queue that jumps from event to event, the trace of a run, and clocks that drift."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Step(NamedTuple):
 
 
 class Trace:
-    """Everything that happens leaves its mark in `digest`: same seed, same digest. Lines are kept only if asked for."""
+    """The trace of a run. All marked notes go into `digest`: same seed, same digest. Lines are kept only on request."""
 
     def __init__(self, keep: bool) -> None:
         self._hash = blake2b(digest_size=16)
-        self._lines: list[str] = []  # not in the hash yet: it takes many at once far quicker
+        self._lines: list[str] = []  # not yet in the hash: hashing many at once is far faster
         self.steps: list[Step] = []
         self.count = 0
         self._keep = keep
 
     def note(self, at: int, who: str, what: str, marked: bool = True) -> None:
-        """Something happened; not `marked`: it leaves a line, and no mark."""
+        """Add a line; without `marked` it is not part of the digest."""
         self.count += 1
         if marked:
             self._lines.append(f"{at} {who} {what}\n")
@@ -42,7 +42,7 @@ class Trace:
             self.steps.append(Step(at, who, what))
 
     def digest(self) -> str:
-        """The hash of all notes so far."""
+        """Return the hash of all marked notes so far."""
         self._digest_lines()
         return self._hash.hexdigest()
 
@@ -52,25 +52,25 @@ class Trace:
 
 
 class EventQueue:
-    """Actions by simulated microseconds; those of the same moment in the order in which they were planned."""
+    """Actions by simulated microseconds; actions of the same moment run in the order in which they were planned."""
 
     def __init__(self) -> None:
         self.now_us = 0
         self._heap: list[tuple[int, int, Action]] = []
         self._planned = 0
-        self.done = 0  # how many actions there were
+        self.done = 0  # actions so far
 
     def at(self, when_us: int, action: Action) -> None:
-        """Plan an action; the past is now."""
+        """Plan an action; one in the past runs now."""
         self._planned += 1
         heappush(self._heap, (max(when_us, self.now_us), self._planned, action))
 
     def after(self, delay_us: int, action: Action) -> None:
-        """Plan an action some time from now."""
+        """Plan an action after a delay."""
         self.at(self.now_us + delay_us, action)
 
     def run(self, until_us: int, stop: Callable[[], bool] = lambda: False) -> None:
-        """Do what is planned up to `until_us`, or until `stop`. May be called from within an action."""
+        """Run planned actions up to `until_us`, or until `stop`. May be called from within an action."""
         heap = self._heap
         while heap and heap[0][0] <= until_us and not stop():
             when_us, _, action = heappop(heap)
@@ -82,7 +82,7 @@ class EventQueue:
 
 
 class SimClock:
-    """The clock of one process: its own beginning, its own pace, its own idea of the date."""
+    """The clock of one process, with its own start, rate and date."""
 
     def __init__(self, queue: EventQueue, rng: random.Random) -> None:
         self._queue = queue
@@ -96,18 +96,18 @@ class SimClock:
         return self._start_us + elapsed + elapsed * self._drift_ppm // 1_000_000
 
     def wall_us(self) -> int:
-        """The date; it may jump, go back, or stand still."""
+        """Return the date; it may jump, go back, or stand still."""
         return self._wall_us + (self._queue.now_us if self._queue.now_us >= self._frozen_until_us else self._frozen_us)
 
     def shift(self, by_us: int) -> None:
-        """An operator sets the date."""
+        """Set the date, as an operator does."""
         self._wall_us += by_us
 
     def freeze(self, until_us: int) -> None:
-        """The date stands still until then."""
+        """Freeze the date until then."""
         self._frozen_us, self._frozen_until_us = self._queue.now_us, until_us
 
     def queue_time(self, local_us: int) -> int:
-        """When, in simulated time, this clock will show `local_us`; rather a little late than early."""
+        """Return the simulated time at which this clock will show `local_us`; rather a little late than early."""
         local = local_us - self._start_us
         return max(0, local - local * self._drift_ppm // 1_000_000 + 1)

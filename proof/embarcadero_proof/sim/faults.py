@@ -1,4 +1,4 @@
-"""Breaking things: at random moments, and in the middle of role code, between any two memory primitives."""
+"""Faults: at random moments, and in the middle of role code, between any two memory primitives."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Faults:
         self._world = world
         self.rng = random.Random(f"{world.seed}:faults")
         self.counts: Counter[str] = Counter()
-        self.numbered = 0  # faults that were about to happen
-        self.happened: list[int] = []  # the numbers of those that did
+        self.numbered = 0  # faults that were due
+        self.happened: list[int] = []  # numbers of the faults that happened
         self._kinds: dict[str, Callable[[], tuple[str, int] | None]] = {
             "broker-crash": self._broker_crash,
             "broker-pause": lambda: self._pause(self._brokers()),
@@ -45,7 +45,7 @@ class Faults:
             "sequencer-pause": lambda: self._pause([world.sequencer], 5 * SECOND_US),
             "sequencer-crash": self._sequencer_crash,
             "sequencer-zombie": lambda: self.make_zombie(world.sequencer),
-            "hand-over": world.candidates.hand_over,
+            "hand-over": world.elections.hand_over,
         } | DiskFaults(world, self.rng).kinds
         self.swarm = SwarmFaults(world)
 
@@ -76,14 +76,14 @@ class Faults:
         self._next(kind)
 
     def claim(self) -> int | None:
-        """The number of the next fault; None: it shall not happen, since a run that is made smaller leaves it out."""
+        """Return the number of the next fault; None if a shrunk run leaves this fault out."""
         plan, number = self._world.plan, self.numbered
         self.numbered += 1
         wanted = number not in plan.faults_off and (plan.faults_max is None or number < plan.faults_max)
         return number if wanted else None
 
     def record(self, kind: str, target: str, for_us: int) -> None:
-        """A fault happened."""
+        """Record a fault."""
         now_us = self._world.queue.now_us
         self.counts[kind] += 1
         self._world.note(target, f"FAULT {kind} for {for_us} us")
@@ -98,7 +98,7 @@ class Faults:
         return self.rng.choice(brokers) if len(brokers) > 1 else None
 
     def _span_us(self, most_us: int) -> int:
-        """How long: short ones often, long ones now and then."""
+        """Draw a duration: short ones often, long ones now and then."""
         return self.rng.randint(1, min(most_us, self.rng.choice(_PAUSES_US)))
 
     # --- processes ----------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Faults:
         return self.make_zombie(broker) if broker is not None else None
 
     def make_zombie(self, process: Process) -> tuple[str, int]:
-        """Pause a process, let another one replace it, and let the old one wake up again: often just after that."""
+        """Pause a process, let another one replace it, and wake the old one up again: often just after that."""
         world, for_us = self._world, self._span_us(20 * SECOND_US)
         replace_us = self.rng.randint(0, for_us)
         if self.rng.random() < 0.5:
@@ -143,7 +143,7 @@ class Faults:
         return publisher.name, SECOND_US
 
     def _publisher_zombie(self) -> tuple[str, int] | None:
-        """Pause a publisher with a named session while another process goes on with that session."""
+        """Pause a publisher with a named session while another process continues that session."""
         named = [publisher for publisher in self._world.live_publishers() if publisher.stream.plan.named]
         if not named:
             return None
@@ -154,7 +154,7 @@ class Faults:
         return publisher.name, for_us
 
     def _host_crash(self) -> tuple[str, int] | None:
-        """A host with brokers goes, with its cache and without a word to anyone."""
+        """End a host with brokers and its cache, without a reset to any peer."""
         world = self._world
         hosts = sorted({broker.host for broker in self._brokers()})
         if not world.sequencer_may_crash:
@@ -171,7 +171,7 @@ class Faults:
 
     # --- connections --------------------------------------------------------------------------------------------------
     def _lose_batch(self) -> tuple[str, int] | None:
-        """The next batch on some publisher's connection never arrives, without an error: its stream has a hole."""
+        """Lose the next batch on some publisher's connection without an error: its stream has a hole."""
         wires = [wire for wire in self._world.network.wires.values() if wire.client.role == "publisher"]
         if not wires:
             return None
@@ -189,7 +189,7 @@ class Faults:
         return f"wire-{wire.number}", SECOND_US
 
     def _hole(self) -> tuple[str, int] | None:
-        """Nothing gets through one way; then everything does (TCP sends it again), or the connection ends."""
+        """Block one direction; then everything gets through (TCP sends it again), or the connection ends."""
         network = self._world.network
         if not network.wires:
             return None
@@ -202,7 +202,7 @@ class Faults:
         return f"wire-{wire.number}", for_us
 
     def _clog(self) -> tuple[str, int] | None:
-        """All connections of one broker are stuck for a while, both ways."""
+        """Block all connections of one broker for a while, in both directions."""
         broker = self._pick_broker()
         if broker is None:
             return None
@@ -215,11 +215,11 @@ class Faults:
 
 
 PRIMITIVES_MAX = 4_000_000
-"""A run uses tens of thousands, few use some hundred thousand: one that uses more does not come to an end."""
+"""A run uses tens of thousands, few use some hundred thousand. A run that exceeds this limit will not end."""
 
 
 class Interrupts:
-    """What happens between two memory primitives: caches do something, others run, or the process ends right there."""
+    """Actions between two memory primitives: caches evict or refresh, others run, or the process ends right there."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -234,11 +234,11 @@ class Interrupts:
 
     @property
     def primitives(self) -> int:
-        """How many there were."""
+        """The number of primitives so far."""
         return self._next_at - self._left
 
     def before_primitive(self, host: str) -> None:
-        """Called by the memory before each primitive of `host`."""
+        """Act before a primitive of `host`, or not; the memory calls this before each one."""
         self._left -= 1
         if self._left > 0:
             return
@@ -261,7 +261,7 @@ class Interrupts:
         process.interrupt(rng.choice([10, 200, 5_000, 60_000]))
 
     def _strike(self, process: Process) -> None:
-        """Maybe end the process right here, or stop it here for so long that another one replaces it."""
+        """End the process right here, stop it here until another one replaces it, or do nothing."""
         world, faults = self._world, self._world.plan.faults
         crash, zombie = f"{process.role}-crash-inside", f"{process.role}-zombie"
         if crash in faults and self._rng.random() < 0.1 and (number := world.faults.claim()) is not None:

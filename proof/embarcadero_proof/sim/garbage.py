@@ -1,6 +1,6 @@
-"""Memory that does not come as zeros: slots that a broker never wrote hold anything once it is gone.
+"""Memory that is not zero at first: after a broker's end, the slots that it never wrote may hold anything.
 
-An entry counts only if its commit word is its index and its check fits, so no process may take garbage for one.
+An entry counts only if its commit word is its index and its check fits, so no process may take garbage for an entry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _RINGS = ("/pending", "/order-")
 
 
 def litter(memory: IncoherentMemory, owner: str, rng: random.Random) -> int:
-    """Fill the slots that are still zero in all rings of an owner; how many there were."""
+    """Fill the slots that are still zero in all rings of an owner. Returns the number of slots."""
     dice, filled = np.random.default_rng(rng.getrandbits(64)), 0
     for name in sorted(memory.regions):
         if not name.startswith(f"{owner}/") or not any(ring in name for ring in _RINGS):

@@ -1,12 +1,12 @@
-"""What was seen from outside: the one list of events that all checkers read.
+"""The history of a run as seen from outside: the one list of events that all checkers read.
 
-The simulator writes it, and so does anything that watches a real cluster: one observer, one clock (`at`, microseconds),
-events in the order in which they were seen. It knows nothing of brokers, rings or epochs, only of calls and answers.
+The simulator writes it, and so do observers of real clusters: one observer, one clock (`at`, microseconds), events in
+the order of observation. A history contains only calls and answers, no brokers, rings or epochs.
 
-A *stream* is what one publisher means to write, in order: batches number 0, 1, 2, ... It outlives processes: when a
-named session is opened again by a new process, that process goes on with the same stream and may send the same numbers
-again, with the same content. A batch's number is its session sequence. `digest` is a hash of a batch's content;
-contents of different batches differ.
+A *stream* is the sequence of batches of one publisher: batches number 0, 1, 2, ... It outlives processes: a new process
+that opens a named session again continues the same stream. It may send the same numbers again, with the same content.
+A batch's number is its session sequence. `digest` is a hash of a batch's content; different batches have different
+contents.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TopicMade(Event):
 
 
 class LaneMade(Event):
-    """A broker has made a lane for a topic of order 0 or 1; the topic is named by its own lane number."""
+    """A broker has made a lane for a topic of order 0 or 1; `topic` is the topic's own lane number."""
 
     lane: int
     topic: int
@@ -52,7 +52,7 @@ class LaneMade(Event):
 
 
 class Began(Event):
-    """A process begins to publish a stream, from its start or from where another process left it."""
+    """A process begins to publish a stream, from its start or where another process stopped."""
 
     process: str
     stream: str
@@ -72,7 +72,7 @@ class Sent(Event):
 
 
 class Settled(Event):
-    """The publisher reported to that process what became of the batch."""
+    """The publisher reported the outcome of a batch to that process."""
 
     process: str
     stream: str
@@ -82,7 +82,7 @@ class Settled(Event):
     index: int | None = None
     seq: int | None = None
     error: str = ""
-    ack: int = 1  # what it had asked for
+    ack: int = 1  # the requested ack
 
 
 class SessionOpened(Event):
@@ -96,7 +96,7 @@ class SessionOpened(Event):
 
 
 class Moved(Event):
-    """A reader starts, or seeks: the next index it wants (None: wherever the log starts or ends)."""
+    """A reader starts, or seeks: its next index (None: wherever the log starts or ends)."""
 
     reader: str
     lane: int
@@ -117,7 +117,7 @@ class Delivered(Event):
     partition: int
     digest: int
     append_us: int = 0  # when the lane's writer took it, by that writer's clock
-    durable: bool = False  # it had asked for what is durable
+    durable: bool = False  # the reader had asked for durable records
 
 
 class GapSeen(Event):
@@ -136,7 +136,7 @@ class GapSeen(Event):
 
 
 class Passed(Event):
-    """A reader has seen all that it asked for below `index`."""
+    """A reader has read all records below `index` that it asked for."""
 
     reader: str
     lane: int
@@ -144,7 +144,7 @@ class Passed(Event):
 
 
 class TailRead(Event):
-    """A process asked for the end of the log at `began` and got the answer now."""
+    """A process asked for the end of the log at `began`. This is the moment of the answer."""
 
     process: str
     began: int
@@ -155,8 +155,8 @@ class TailRead(Event):
 
 
 class StartRead(Event):
-    """A process asked at `began` where a lane starts and got the answer now: for all readers, and for those who read
-    from brokers only (a tiering job, for example)."""
+    """A process asked at `began` for the start of a lane. This is the moment of the answer: `index` for all readers,
+    `hot_index` for readers of brokers only (a tiering job, for example)."""
 
     process: str
     began: int
@@ -166,22 +166,22 @@ class StartRead(Event):
 
 
 class OrderedTo(Event):
-    """An observer that sees everything (the simulator) saw the ordered frontier at `index`."""
+    """An observer of everything (the simulator) saw the ordered frontier at `index`."""
 
     lane: int
     index: int
 
 
 class EpochStarted(Event):
-    """An observer of the store saw that an epoch has started, and where it says that each lane ended: lane -> index."""
+    """An observer of the store saw the start of an epoch, and the end of each lane in the store: lane -> index."""
 
     epoch: int
     ends: dict[int, int]
 
 
 class StillThere(Event):
-    """A reader learned that the batch at `index` is trimmed, or that the log begins above it; an observer of everything
-    found it there."""
+    """A reader learned that the batch at `index` is trimmed, or that the log begins above it. An observer of everything
+    found the batch still there."""
 
     reader: str
     lane: int
@@ -189,22 +189,22 @@ class StillThere(Event):
 
 
 class FabricLost(Event):
-    """Every process was gone at once, and the fabric with them: what was not durable may be lost."""
+    """Every process ended at once, and the fabric is lost: records that were not durable may be lost."""
 
 
 class Stopped(Event):
-    """The whole cluster has stopped, and this is what the store says to be lost: (lane, start, stop).
+    """The whole cluster has stopped. `lost` has the lost spans according to the store: (lane, start, stop).
 
-    Clean: it was asked to stop, and all that was ordered is durable. Else this is seen when the fabric is lost.
+    Clean: it was asked to stop, and all ordered records are durable. Else the event is the loss of the fabric.
     """
 
     clean: bool
     lost: list[tuple[int, int, int]] = []
-    numbered: bool = True  # clients can distinguish this cluster from the next one
+    numbered: bool = True  # clients can distinguish this cluster from the next generation
 
 
 class MirrorLeft(Event):
-    """The fabric that was lost just now had a mirror, which is still there: all but the payloads."""
+    """The fabric that was just lost had a mirror, which still exists: all but the payloads."""
 
 
 class WrittenTo(Event):
@@ -215,7 +215,7 @@ class WrittenTo(Event):
 
 
 class LostSpan(Event):
-    """The store says that indices [start, stop) of a lane are lost: no batch is there, and none ever will be."""
+    """Indices [start, stop) of a lane are lost according to the store: no batch is there, and none ever will be."""
 
     lane: int
     start: int
@@ -223,7 +223,7 @@ class LostSpan(Event):
 
 
 class LossTold(Event):
-    """A publisher learned that a batch of its, acked at `index`, went with the fabric."""
+    """A publisher learned that its batch, acked at `index`, was lost with the fabric."""
 
     process: str
     lane: int
@@ -231,9 +231,9 @@ class LossTold(Event):
 
 
 class ByReference(Event):
-    """A batch that was sent names a staged batch, at `index` of `lane`, instead of carrying its bytes.
+    """A batch names a staged batch, at `index` of `lane`, instead of carrying its bytes.
 
-    `right`: that batch has its content. One that is not right has to be refused.
+    `right`: the staged batch has the content of this one. If it has not, the batch has to be refused.
     """
 
     process: str
@@ -258,28 +258,28 @@ class PublisherEnded(Event):
 
 
 class TieredTo(Event):
-    """A tiering job has moved everything below `index` to the topic's table; brokers may give it up."""
+    """A tiering job has moved all batches below `index` to the topic's table; brokers may drop them."""
 
     lane: int
     index: int
 
 
 class TrimAsked(Event):
-    """An operator asks for a trim of everything below `index`."""
+    """An operator asks for a trim below `index`."""
 
     lane: int
     index: int
 
 
 class TrimmedTo(Event):
-    """The store says that everything below `index` is trimmed."""
+    """The lane is trimmed below `index` according to the store."""
 
     lane: int
     index: int
 
 
 class Copies(Event):
-    """Something durable was reported or read; an observer of all disks counts the replicas that synced it."""
+    """A durable batch was reported or read; an observer of all disks counts the replicas that have synced it."""
 
     who: str
     lane: int
@@ -289,7 +289,7 @@ class Copies(Event):
 
 
 class OnDisk(Event):
-    """In the end the batch is synced on so many disks, byte for byte."""
+    """At the end the batch is synced on so many disks, byte for byte."""
 
     lane: int
     index: int
@@ -298,14 +298,14 @@ class OnDisk(Event):
 
 
 class DamageLeft(Event):
-    """In the end a replica still has a damaged copy, and does not know it or has not repaired it."""
+    """At the end a replica still has a damaged copy, which it has not noticed or not repaired."""
 
     replica: int
     path: str
 
 
 class CopyDiffers(Event):
-    """When all had time to catch up, a replica lacks a batch below the durable end, or has other bytes than a peer."""
+    """After all had time to catch up, a replica lacks a batch below the durable end, or has other bytes than a peer."""
 
     replica: int
     lane: int
@@ -331,13 +331,13 @@ class Answered(Event):
 
 
 class Died(Event):
-    """A process is gone for ever; its calls need no end."""
+    """A process has ended permanently; its calls need no end."""
 
     process: str
 
 
 class Fault(Event):
-    """Something was broken on purpose, until `until`."""
+    """A fault was injected, and lasts until `until`."""
 
     kind: str
     target: str
@@ -345,7 +345,7 @@ class Fault(Event):
 
 
 class Stuck(Event):
-    """A stream has a hole that does not close before `until`: whatever it sent above the hole waits."""
+    """A stream has a hole that does not close before `until`: its batches above the hole wait."""
 
     stream: str
     lane: int
@@ -357,7 +357,7 @@ class Healed(Event):
 
 
 class Ended(Event):
-    """The observer stopped looking: whatever should have ended has had its time."""
+    """The observer stopped looking: every call has had the time to end."""
 
 
 class PassingMade(Event):
@@ -379,7 +379,7 @@ class PassingGone(Event):
 
 
 class Change(StrEnum):
-    """What a client asks to happen to a topic."""
+    """Changes of a topic that a client may ask for."""
 
     ALTERED = "altered"
     TRIMMED = "trimmed"  # in one of its lanes
@@ -400,7 +400,7 @@ class PassingChanged(Event):
 
 
 class Sampled(Event):
-    """How full something is."""
+    """How full a resource is."""
 
     process: str
     what: str
@@ -409,7 +409,7 @@ class Sampled(Event):
 
 
 class RoleFailed(Event):
-    """A role raised an error that it never may."""
+    """A role raised an error that must never happen."""
 
     process: str
     error: str
@@ -428,26 +428,26 @@ Kind = TypeVar("Kind", bound=Event)
 
 
 class History:
-    """Events in the order in which they were seen, also by kind."""
+    """Events in the order of observation, also by kind."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.events: list[Event] = []
         self._by_kind: dict[type[Event], list[Event]] = {}
-        self.worked_out: dict[str, object] = {}  # what checkers keep for each other
+        self.worked_out: dict[str, object] = {}  # results that checkers share
         for event in events:
             self.add(event)
 
     def add(self, event: Event) -> None:
-        """Append what was just seen."""
+        """Append an event."""
         self.events.append(event)
         self._by_kind.setdefault(type(event), []).append(event)
 
     def of(self, kind: type[Kind]) -> list[Kind]:
-        """All events of one kind."""
+        """List all events of one kind."""
         return self._by_kind.get(kind, [])  # type: ignore[return-value]
 
     def some(self, *kinds: type[Kind]) -> list[Kind]:
-        """All events of these kinds, in the order in which they were seen: most are of no interest to most checkers."""
+        """List all events of these kinds in the order of observation. Most checkers need only a few kinds."""
         wanted = frozenset(kinds)
         return [event for event in self.events if type(event) in wanted]  # type: ignore[misc]
 
@@ -459,12 +459,12 @@ class History:
 
 
 def dump(history: History) -> bytes:
-    """JSON lines, one event each."""
+    """Encode a history as JSON lines, one event each."""
     encoder = msgspec.json.Encoder()
     return b"".join(encoder.encode(event) + b"\n" for event in history)
 
 
 def load(lines: bytes) -> History:
-    """The history that `dump` wrote."""
+    """Decode the history that `dump` wrote."""
     decoder = msgspec.json.Decoder(AnyEvent)
     return History(decoder.decode(line) for line in lines.splitlines() if line)

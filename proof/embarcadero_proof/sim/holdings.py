@@ -1,8 +1,8 @@
-"""What roles hold of lanes, in tables of their own: of a topic that is deleted no role may hold anything (P9).
+"""The tables in which roles keep objects of lanes. No role may keep an object of a deleted topic (P9).
 
-Regions that are removed and files that are deleted live on as long as a process has them open; objects are memory, too.
-Tables are named here as attributes of the role; `*` stands for each value of a table. Left out is what goes when the
-store changes next: readers of tagged lines, which learn of all lines at once, and a broker's cache of chains of ranges.
+Removed regions and deleted files live as long as a process has them open, and objects are memory, too. Tables are named
+here as attributes of the role; `*` stands for each value of a table. Two kinds are left out, since the next change of
+the store refreshes them: readers of tagged lines, and a broker's cache of chains of ranges.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _SEQUENCER: Final = (
 
 
 def tables_of_broker(broker: Broker) -> Iterator[tuple[str, int]]:
-    """Tables of a broker, each with a lane that is in it."""
+    """Yield the tables of a broker, each with a lane in it."""
     return _in_tables(broker, _BROKER)
 
 
 def tables_of_replica(replica: Replica) -> Iterator[tuple[str, int]]:
-    """Tables of a replica, each with a lane that is in it."""
+    """Yield the tables of a replica, each with a lane in it."""
     return _in_tables(replica, _REPLICA)
 
 
 def tables_of_sequencer(sequencer: Sequencer) -> Iterator[tuple[str, int]]:
-    """Tables of a sequencer that has begun, each with a lane that is in it."""
+    """Yield the tables of a sequencer that has begun, each with a lane in it."""
     return _in_tables(sequencer, _SEQUENCER)
 
 
@@ -64,7 +64,7 @@ def _in_tables(role: object, tables: Iterable[str]) -> Iterator[tuple[str, int]]
 
 
 def _reached(role: object, path: list[str]) -> list[Any]:
-    """What a path of attributes leads to. An object on the way that is not there yet holds nothing."""
+    """Follow a path of attributes to its values. A missing object on the way holds nothing."""
     found: list[Any] = [role]
     for name in path:
         if name == "*":
@@ -76,11 +76,11 @@ def _reached(role: object, path: list[str]) -> list[Any]:
 
 
 def _lane(item: Any) -> int:
-    """The lane that an item of a table is about: a lane, a tuple that begins with one or names one, or an object."""
+    """Return the lane of a table's item: a lane, a tuple that begins with a lane or names it, or an object."""
     if isinstance(item, int):
         return item
     if isinstance(item, tuple):
         return _lane(getattr(item, "tags", item)[0])
     if isinstance(item, Range | TopicLane):
         return item.lane
-    return int(item.range_.lane)  # copies of ranges, and what a sequencer keeps of them
+    return int(item.range_.lane)  # copies of ranges, and a sequencer's view of them

@@ -1,15 +1,15 @@
-"""Simulated memory that is as bad as the rules allow: what one host stores, no other sees, until both did their part.
+"""Simulated memory that is as bad as the rules allow: a store by one host is invisible to others until both act.
 
 Every host has a private copy of every region it maps. Role code loads from it and stores to it directly, as to real
 memory. A word is dirty when it differs from `base`, the copy as it was when that word last met the shared words.
 - flush writes the dirty words of its lines to the shared words; invalidate does that too, then takes the shared words.
-- A region mapped anew reads as zeros behind its superblock, however much was written there: nothing is fresh by luck.
-- `churn` is what caches do on their own: write back a dirty line, torn at 8 bytes, or fetch a clean line anew.
-- `crash` loses a host's cache; each dirty word has reached memory or not, by the toss of a coin.
-- `interrupt` is called before every primitive, so that a simulator can act in the middle of a role's step: churn, crash
-  the host (by raising), or let another host run.
-Everything random comes from one generator: same seed, same run. `sabotage` injects bugs: "flush" and "invalidate" then
-do nothing half of the time, to show that the checkers notice.
+- A newly mapped region reads as zeros after its superblock, however much was written there: no data is fresh by luck.
+- `churn` does what caches do on their own: it writes back a dirty line, torn at 8 bytes, or fetches a clean line again.
+- `crash` loses a host's cache; a coin toss decides for each dirty word whether it has reached memory.
+- `interrupt` is called before every primitive. So a simulator can act in the middle of a role's step: churn, crash the
+  host (by raising), or let another host run.
+Every random choice comes from one generator: same seed, same run. `sabotage` injects bugs: then "flush" and
+"invalidate" do nothing half of the time, to show that the checkers notice.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class _Medium:
         self.map = _blank(size)
         self.words = _words_of(self.map)
         self.copies: dict[str, _Copy] = {}
-        # Large tables are mostly unused: churn and crash look no further than the furthest line that was named.
+        # Large tables are mostly unused: churn and crash look no further than the furthest line that was touched.
         self.reach = min(self.words.nbytes, _REACH_BYTES_MIN)
 
 
 class _Copy:
     """One host's cache of one region. Spans are of bytes, and of whole lines; `shared` is where write-backs go.
 
-    Roles call the primitives all the time on a few lines that no host has changed: there slices of maps, which are
-    bytes, are several times quicker than arrays.
+    Roles call the primitives all the time on a few lines that no host has changed. For these, slices of maps (bytes)
+    are several times faster than arrays.
     """
 
     def __init__(self, medium: _Medium) -> None:
@@ -85,13 +85,13 @@ class _Copy:
         self.take(start, stop)
 
     def scatter(self, words: slice, rng: random.Random) -> None:
-        """Each dirty word is written back, or not."""
+        """Write each dirty word back, or not."""
         for word in np.flatnonzero(self.words[words] != self.base[words]) + words.start:
             if rng.getrandbits(1):
                 self.shared[word] = self.base[word] = self.words[word]
 
     def stir(self, rng: random.Random) -> None:
-        """Do something to one line that differs from memory, if there is one."""
+        """Write back or refresh one line that differs from memory, if there is one."""
         reach = self.medium.reach // 8
         different = (self.words[:reach] != self.shared[:reach]).nonzero()[0]
         if not len(different):
@@ -104,7 +104,7 @@ class _Copy:
             self.scatter(line, rng)
 
     def lose(self, rng: random.Random) -> None:
-        """The host is gone. What its roles may still do to this cache leads nowhere."""
+        """Lose the host. Later writes of its roles to this cache have no effect."""
         self.scatter(slice(0, self.medium.reach // 8), rng)
         self.shared, self._shared = self.words, self._mine
 
@@ -141,13 +141,13 @@ class IncoherentRegion:
             self._copy.renew(offset & _LINE_MASK, stop)
 
     def reserve(self, offset: int, length: int) -> None:
-        """There is always room."""
+        """Memory always has space."""
 
     def close(self) -> None:
-        """Nothing to let go: the cache belongs to the host."""
+        """Do nothing: the cache belongs to the host."""
 
     def _last_line(self, offset: int, length: int) -> int:
-        """Where the last line that is touched by a span ends."""
+        """Return the end of the last line that a span touches."""
         medium, end = self._medium, offset + length
         if offset < 0 or length < 0 or end > medium.size:
             raise InvariantBroken(f"span [{offset}, {end}) is outside region {self.name} of {medium.size} bytes")
@@ -193,7 +193,7 @@ class IncoherentHost:
         self.memory.all_copies = None
 
     def fence(self) -> None:
-        """Write-backs here are done when flush returns, so only the simulator may do something."""
+        """Only let the simulator act: write-backs here are done when flush returns."""
         if self.memory.interrupt is not None:
             self.memory.interrupt(self.name)
 
@@ -215,7 +215,7 @@ class IncoherentMemory:
     def __init__(self, rng: random.Random, generation: int) -> None:
         self.rng, self.generation = rng, generation
         self.regions: dict[str, _Medium] = {}
-        self.all_copies: list[_Copy] | None = None  # None: they have to be collected again
+        self.all_copies: list[_Copy] | None = None  # None: to collect again
         self.sabotage: set[str] = set()
         self.interrupt: Callable[[str], None] | None = None
         self._hosts: dict[str, IncoherentHost] = {}
@@ -225,7 +225,7 @@ class IncoherentMemory:
         return self._hosts.setdefault(name, IncoherentHost(self, name))
 
     def churn(self, n: int) -> None:
-        """n times: some host's cache does something of its own to some line."""
+        """Let some host's cache evict or refresh some line, n times."""
         if self.all_copies is None:
             self.all_copies = [copy for medium in self.regions.values() for copy in medium.copies.values()]
         copies = self.all_copies
@@ -233,7 +233,7 @@ class IncoherentMemory:
             self.rng.choice(copies).stir(self.rng)
 
     def crash(self, host: str) -> None:
-        """The host is gone, with its cache; started again, it maps everything anew."""
+        """Lose a host with its cache; after a restart it maps everything again."""
         self.all_copies = None
         for medium in self.regions.values():
             copy = medium.copies.pop(host, None)
@@ -242,9 +242,9 @@ class IncoherentMemory:
 
 
 def _blank(size: int) -> mmap:
-    """Zeroed whole lines for `size` bytes. Large ones are mostly unused: the operating system gives memory lazily.
+    """Zeroed whole lines for `size` bytes. Large maps are mostly unused: the operating system gives memory lazily.
 
-    Private ones, since then it gives none for what is only read.
+    The maps are private, since then pages that are only read take no memory.
     """
     return mmap(-1, size + LINE_BYTES - 1 & _LINE_MASK, flags=MAP_PRIVATE | MAP_ANONYMOUS)
 

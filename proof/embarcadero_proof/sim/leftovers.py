@@ -1,8 +1,7 @@
-"""What a cluster still keeps when nothing happens any more: memory, files, values in the store, objects, acks.
+"""Resources that a cluster still keeps when it is quiet: memory, files, values in the store, objects, acks.
 
-Each has a bound.
-Looked at when a rest ends, and when the run does: by then cleanup has had time to finish. Nothing of it goes into
-the trace, so that runs have the same digests as without this look.
+Each has a bound. They are counted at the end of a rest and at the end of the run: by then cleanup has had time to
+finish. The counts do not go into the trace, so the digests of runs do not depend on them.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World
 
 _EPOCHS_KEPT: Final = 2
-"""With regions: the leader's epoch, and its predecessor, which processes may still follow."""
+"""Epochs with regions: the leader's, and its predecessor's, which processes may still follow."""
 
 _CHECKPOINTS_KEPT: Final = 2
-"""Of the sessions of a lane, on one disk: the newest, and one that is being replaced."""
+"""Checkpoints of a lane's sessions on one disk: the newest, and an older one about to be replaced."""
 
 _OBJECTS: Final = "objects of deleted topics"
 _CACHES: Final = (INDEX_FILE, TIME_INDEX_FILE)
@@ -48,7 +47,7 @@ _IN_COPY: Final = re.compile(r"lane-(\d{10})/range-(\d{10})/(.*)")
 
 
 class Amount(NamedTuple):
-    """How much there is of something, and how much there may be."""
+    """The amount of a resource, and its bound."""
 
     who: str
     what: str
@@ -57,13 +56,13 @@ class Amount(NamedTuple):
 
 
 def see_leftovers(world: World) -> None:
-    """Put on record what is kept now."""
+    """Record the amounts of all resources."""
     for who, what, value, bound in leftovers(world):
         world.history.add(Sampled(at=world.queue.now_us, process=who, what=what, value=value, bound=bound))
 
 
 def leftovers(world: World) -> Iterator[Amount]:
-    """All of it."""
+    """Yield the amounts of all resources."""
     yield from _regions(world)
     yield from _values(world)
     ranges, lanes = world.directory.ranges.all(), _lanes(world)
@@ -77,19 +76,19 @@ def leftovers(world: World) -> Iterator[Amount]:
 
 
 def _lanes(world: World) -> set[int]:
-    """Lanes of topics that exist."""
+    """Return the lanes of topics that exist."""
     directory = world.directory
     return {topic.lane for topic in directory.topics.all()} | {lane.lane for lane in directory.lanes.all()}
 
 
 def _regions(world: World) -> Iterator[Amount]:
-    """Of the fabric: those of epochs and incarnations that are not needed any more are gone."""
+    """Count regions of the fabric: those of unneeded epochs and incarnations must be removed."""
     directory, regions = world.directory, world.memory.regions
     owners = {name.split("/")[0] for name in regions}
     epochs = [int(owner.removeprefix("epoch-")) for owner in owners if owner.startswith("epoch-")]
     started = directory.elections.started_epoch()
     yield Amount("fabric", "epochs with regions", sum(epoch <= started for epoch in epochs), _EPOCHS_KEPT)
-    yield Amount("fabric", "epochs made in vain", sum(epoch > started for epoch in epochs), EPOCHS_AHEAD_MAX)
+    yield Amount("fabric", "epochs made and never started", sum(epoch > started for epoch in epochs), EPOCHS_AHEAD_MAX)
     members = {member.region_prefix: member for member in directory.members.all()}
     named = {ref.region_prefix for range_ in directory.ranges.all() if range_.open for ref in range_.replicas}
     known = members.keys() | named | {member.ref.region_prefix for member in directory.replicas.all()}
@@ -114,7 +113,7 @@ def _regions(world: World) -> Iterator[Amount]:
 
 
 def _values(world: World) -> Iterator[Amount]:
-    """Of the store, by the beginning of their keys."""
+    """Count values of the store, by the beginning of their keys."""
     directory = world.directory
     counts = Counter(item.key.split("/")[0] for item in world.store.list(""))
     lanes = len(world.plan.topics) + counts["lanes"]
@@ -125,16 +124,16 @@ def _values(world: World) -> Iterator[Amount]:
         ("chains", counts["chains"], lanes),
         ("saved", counts["saved"], lanes),
         ("incarnations", counts["incarnations"], world.plan.brokers),
-        ("candidates", counts["candidates"], world.plan.candidates),
+        ("candidates", counts["candidates"], world.plan.sequencers),
         ("present", counts["present"], len(world.replicas)),
-        ("replicas", counts["replicas"], len(world.replicas) * (1 + lanes)),  # and what each lane's range names of each
+        ("replicas", counts["replicas"], len(world.replicas) * (1 + lanes)),  # a lane's range names each replica, too
         ("ranges that are trimmed", past, 0),
     ):
         yield Amount("store", what, value, bound)
 
 
 def _files(process: ReplicaProcess, ranges: list[Range], lanes: set[int]) -> Iterator[Amount]:
-    """Of a replica: folders are those of its ranges."""
+    """Count files of a replica: its folders must be those of its ranges."""
     mine = {(r.lane, r.number) for r in ranges if any(ref.replica == process.number for ref in r.replicas)}
     if process.replica is not None:
         mine |= process.replica.ranges.adopted.keys()
@@ -159,10 +158,10 @@ def _files(process: ReplicaProcess, ranges: list[Range], lanes: set[int]) -> Ite
 
 
 def _is_odd(path: str, paths: Mapping[str, object], ends: Mapping[tuple[int, int], int | None]) -> bool:
-    """Whether a file in the folder of a copy is neither a segment, nor of one, nor one of those that each copy has.
+    """Whether a file in the folder of a copy is no segment, no index of one, and no file that each copy has.
 
-    What was found damaged is kept to be looked at, until its range goes: there is no bound on it. A segment that begins
-    at the end of its range (`ends`: seqs) is empty: if it is lost, its indexes stay and no replica misses it.
+    Damaged files are kept for inspection until their range is removed, without a bound. A segment that begins at the
+    end of its range (`ends`: seqs) is empty: if it is lost, its indexes stay and no replica misses it.
     """
     inside = _IN_COPY.fullmatch(path)
     if inside is None or inside[3] in (START_FILE, MARK_FILE) or inside[3].endswith((LOG, DAMAGED, MENDED)):
@@ -177,8 +176,8 @@ def _is_odd(path: str, paths: Mapping[str, object], ends: Mapping[tuple[int, int
 
 
 def _connections(process: BrokerProcess) -> Iterator[Amount]:
-    """Of a broker: everything is answered, and connections that are gone are forgotten. What is queued for one that
-    does not read is not looked at: here no socket is ever full.
+    """Count a broker's connections and acks: all requests are answered, and closed connections are forgotten. Output
+    queued for a client that does not read is not counted: no simulated socket is ever full.
     """
     if process.broker is not None:
         yield Amount(process.name, "connections", len(process.broker.peers), len(process.wires))
@@ -186,7 +185,7 @@ def _connections(process: BrokerProcess) -> Iterator[Amount]:
 
 
 def _objects(world: World, lanes: set[int]) -> Iterator[Amount]:
-    """Of all roles: what they hold in their tables is of lanes that exist."""
+    """Count objects in tables of the roles: they must belong to existing lanes."""
     held = [(one.name, tables_of_broker(one.broker)) for one in world.brokers.values() if one.alive and one.broker]
     held += [(one.name, tables_of_replica(one.replica)) for one in world.replicas.values() if one.alive and one.replica]
     sequencer = world.sequencer

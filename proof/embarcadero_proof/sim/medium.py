@@ -1,7 +1,7 @@
-"""What a disk is made of: files and folders as processes see them, as they are on the medium, and what is on its way.
+"""The parts of a disk: files and folders as processes see them, as they are on the medium, and writes under way.
 
-A write is seen by everybody at once and is on the medium once its file was synced; until then a power cut leaves any
-part of it, sector by sector. A name is seen at once too, and stays once its folder was synced.
+All processes see a write immediately. The write is on the medium once its file was synced; until then a power cut
+leaves any part of it, sector by sector. A name is also visible immediately, and permanent once its folder was synced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Write(NamedTuple):
     data: bytes | None
 
     def do(self, target: bytearray) -> None:
-        """Do it whole."""
+        """Apply the whole write."""
         if self.data is None:
             _resize(target, self.offset)
         else:
@@ -27,7 +27,7 @@ class Write(NamedTuple):
             target[self.offset : self.offset + len(self.data)] = self.data
 
     def by_sector(self) -> list[tuple[int, Write]]:
-        """(sector, the part of this write that is in it)"""
+        """Split the write: (sector, the part of this write in it)."""
         data = self.data or b""
         stop = self.offset + len(data)
         parts = []
@@ -38,24 +38,24 @@ class Write(NamedTuple):
 
 
 class SimFile:
-    """One file of a disk, whatever its name is."""
+    """One file of a disk, independent of its name."""
 
     def __init__(self) -> None:
         self.live = bytearray()
         self.medium = bytearray()
         self.under_way: list[Write] = []
-        self.unspoiled: bytearray | None = None  # the medium as it would be, had it kept what it was given
+        self.unspoiled: bytearray | None = None  # the medium as if it had kept all that was written
         self._unsure = False
-        self.cuts = 0  # how often it was made shorter
+        self.cuts = 0  # how often it was shortened
 
     def write(self, write: Write) -> None:
-        """Everybody sees it."""
+        """Write so that all processes see it."""
         self.cuts += write.data is None and write.offset < len(self.live)
         write.do(self.live)
         self.under_way.append(write)
 
     def spoil(self) -> None:
-        """The medium is about to lose or change something that it had."""
+        """Remember the intact medium before rot loses or changes part of it."""
         if self.unspoiled is None:
             self.unspoiled = bytearray(self.medium)
 
@@ -65,13 +65,13 @@ class SimFile:
             write.do(self.unspoiled)
 
     def arrive(self) -> None:
-        """All that was written is on the medium."""
+        """Put all writes on the medium."""
         for write in self.under_way:
             self._keep(write)
         self.under_way.clear()
 
     def _arrive_partly(self, rng: random.Random) -> bool:
-        """A sector is on the medium as some moment between the writes to it left it."""
+        """Leave each sector on the medium in its state at some moment between the writes to it."""
         share = rng.choice([0.0, 0.5, 0.5, 0.9, 1.0])
         writes, self.under_way = self.under_way, []
         missed: set[int] = set()
@@ -88,7 +88,7 @@ class SimFile:
         return bool(writes)
 
     def fail(self, rng: random.Random) -> None:
-        """A sync failed: some of it has arrived, the rest never will, but may be seen until the cache drops it."""
+        """Fail a sync: some writes have arrived, the rest never will, but may be visible until the cache drops it."""
         self._arrive_partly(rng)
         _resize(self.medium, len(self.live))
         self._unsure = True
@@ -96,7 +96,7 @@ class SimFile:
             self.drop_cache()
 
     def drop_cache(self) -> None:
-        """What a sync failed to write is seen no more."""
+        """Drop the data of a failed sync: processes see it no more."""
         if self._unsure:
             self.live = bytearray(self.medium)
             for write in self.under_way:
@@ -104,14 +104,14 @@ class SimFile:
             self._unsure = False
 
     def lose_power(self, rng: random.Random) -> None:
-        """Any part of what was under way has arrived; a longer file may have come out longer, with zeros in it."""
+        """Keep any part of the writes under way. A file that grew may keep its new length, with zeros in it."""
         longest = len(self.live)
         if self._arrive_partly(rng) and longest > len(self.medium) and rng.getrandbits(1):
             _resize(self.medium, longest)
         self.live, self._unsure = bytearray(self.medium), False
 
     def flip(self, position: int, bit: int) -> None:
-        """The medium rots, and the cache has not kept that page."""
+        """Flip a bit on the medium; the cache does not have that page."""
         self.spoil()
         for target in (self.live, self.medium):
             if position < len(target):
@@ -119,7 +119,7 @@ class SimFile:
 
 
 class SimFolder:
-    """One folder: names as they are seen, and as they are on the medium."""
+    """One folder: names as processes see them, and as they are on the medium."""
 
     def __init__(self) -> None:
         self.live: dict[str, Node] = {}
@@ -130,14 +130,14 @@ Node = SimFile | SimFolder
 
 
 class Naming(NamedTuple):
-    """A name gets, changes or (None) loses its meaning."""
+    """A change of a name: set, or removed (None)."""
 
     folder: SimFolder
     name: str
     node: Node | None
 
     def do(self, on_medium: bool) -> None:
-        """Make it so."""
+        """Apply the change."""
         names = self.folder.medium if on_medium else self.folder.live
         if self.node is None:
             names.pop(self.name, None)
@@ -153,17 +153,17 @@ class Names:
         self._under_way: list[tuple[Naming, ...]] = []
 
     def change(self, *namings: Naming) -> None:
-        """Everybody sees it."""
+        """Change names so that all processes see it."""
         for naming in namings:
             naming.do(on_medium=False)
         self._under_way.append(namings)
 
     def arrive(self, folder: SimFolder) -> None:
-        """The names in one folder are on the medium."""
+        """Put the names of one folder on the medium."""
         self._arrive([change for change in self._under_way if any(naming.folder is folder for naming in change)])
 
     def lose_power(self, rng: random.Random) -> None:
-        """Any part of the changes has arrived."""
+        """Keep any part of the changes."""
         self._arrive([change for change in self._under_way if rng.getrandbits(1)])
         self._under_way.clear()
         for folder in self.folders():
@@ -178,7 +178,7 @@ class Names:
         self._under_way = [change for change in self._under_way if all(change is not done for done in changes)]
 
     def walk(self, on_medium: bool = False) -> list[tuple[str, Node]]:
-        """All paths below the root, sorted, as seen or as on the medium."""
+        """List all paths below the root, sorted, as seen or as on the medium."""
         found: list[tuple[str, Node]] = []
 
         def look(folder: SimFolder, prefix: str) -> None:
@@ -193,11 +193,11 @@ class Names:
         return found
 
     def files(self, on_medium: bool = False) -> list[SimFile]:
-        """All files."""
+        """List all files."""
         return [node for _, node in self.walk(on_medium) if isinstance(node, SimFile)]
 
     def folders(self) -> list[SimFolder]:
-        """All folders that the medium knows, the root first."""
+        """List all folders on the medium, the root first."""
         return [self.root, *(node for _, node in self.walk(on_medium=True) if isinstance(node, SimFolder))]
 
 

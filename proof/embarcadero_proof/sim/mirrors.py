@@ -1,4 +1,4 @@
-"""Mirrors of a run's fabrics: incoherent memory too, one for each generation, of which few are lost."""
+"""Mirrors of a run's fabrics: one incoherent memory for each generation. Few of them are lost."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World
 
 MIRROR: Final = "mirror"
-"""What the store has for the place of a mirror."""
+"""The location of a mirror in the store."""
 
 
 class Mirrors:
-    """All mirrors of a run. Runs that have none are as they were before there were any."""
+    """All mirrors of a run. A run without mirrors makes the same random choices as before mirrors were added."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -33,7 +33,7 @@ class Mirrors:
         self._now: IncoherentMemory | None = None
 
     def begin(self, generation: int) -> None:
-        """A new generation begins. What its predecessor's hosts had in their caches is gone, or written."""
+        """Begin a new generation. Words in caches of the predecessor's hosts are lost, or written."""
         if not self.on:
             return
         if self._now is not None:
@@ -48,7 +48,7 @@ class Mirrors:
         return fabric if self._now is None else MirroredFabric(fabric, self._now.host(host))
 
     def seen_by(self, host: str) -> Callable[[EarlierGeneration], Fabric | None]:
-        """How a host opens mirrors of earlier generations."""
+        """Return how a host opens mirrors of earlier generations."""
 
         def find(past: EarlierGeneration) -> Fabric | None:
             memory = self._by_generation.get(past.generation)
@@ -57,22 +57,22 @@ class Mirrors:
         return find
 
     def interrupt(self, hook: Callable[[str], None] | None) -> None:
-        """Let the run do something between two primitives here, too."""
+        """Let the run act between two primitives here, too."""
         if self._now is not None:
             self._now.interrupt = hook
 
     def churn(self) -> None:
-        """Some cache does something of its own."""
+        """Let some cache evict or refresh a line."""
         if self._now is not None:
             self._now.churn(1)
 
     def crash(self, host: str) -> None:
-        """A host is gone."""
+        """Lose a host."""
         if self._now is not None:
             self._now.crash(host)
 
     def fabric_lost(self) -> None:
-        """The fabric is about to be lost: put on record how far lanes were written, and whether the mirror is left."""
+        """Record how far lanes were written before the fabric is lost, and whether the mirror survives."""
         world, mirror = self._world, self._now
         if mirror is None:
             return
@@ -91,7 +91,7 @@ class Mirrors:
 
 
 def _written(data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> int:
-    """The end of the newest whole entry in a ring."""
+    """Return the end of the newest whole entry in a ring."""
     entries = data[SLOTS_OFFSET : len(data) - (len(data) - SLOTS_OFFSET) % ORDER.itemsize].view(ORDER)
     whole = entries[sealed(entries)]
     return int(whole["index"].max()) + 1 if len(whole) else 0

@@ -1,7 +1,7 @@
 """Simulated connections of clients and brokers: bytes in order, late, in pieces, stuck, or lost with the connection.
 
-Beyond what TCP may do, a seed may also drop, repeat or reorder whole BATCH and ACK frames: no promise may depend on the
-network being good.
+A seed may exceed the faults of TCP: it may also drop, repeat or reorder whole BATCH and ACK frames. No promise may
+depend on a good network.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FAULTY_KINDS = (FrameKind.BATCH, FrameKind.ACK)
 
 @dataclass(slots=True)
 class Weather:
-    """How bad the network of this seed is."""
+    """How bad the network of a seed is."""
 
     latency_us: int = 200
     jitter_us: int = 100
@@ -50,7 +50,7 @@ class Weather:
 
 
 class Partition(NamedTuple):
-    """Until when nothing gets through between these clients and these brokers (None: all of them), and which way."""
+    """A partition between these clients and these brokers (None: all of them): until when, and in which direction."""
 
     until_us: int
     clients: frozenset[str] | None
@@ -58,7 +58,7 @@ class Partition(NamedTuple):
     way: str
 
     def parts(self, wire: Wire) -> bool:
-        """Whether a connection goes across it."""
+        """Whether a connection crosses it."""
         return (self.clients is None or wire.client.name in self.clients) and (
             self.brokers is None or wire.broker.name in self.brokers)  # fmt: skip
 
@@ -73,7 +73,7 @@ class Half:
         self.stuck_until_us = 0
 
     def send(self, data: bytes) -> None:
-        """Put bytes on their way."""
+        """Send bytes."""
         network, wire = self._wire.network, self._wire
         if wire.is_cut:
             return
@@ -104,39 +104,39 @@ class Wire:
 
     def __init__(self, network: Network, number: int, client: ClientProcess, broker: BrokerProcess) -> None:
         self.network, self.number, self.client, self.broker = network, number, client, broker
-        self.up = Half(self, "up", lambda data: broker.tell(lambda: broker.bytes_in(self, data)))
-        self.down = Half(self, "down", lambda data: client.tell(lambda: client.bytes_in(self, data)))
+        self.up = Half(self, "up", lambda data: broker.submit(lambda: broker.bytes_in(self, data)))
+        self.down = Half(self, "down", lambda data: client.submit(lambda: client.bytes_in(self, data)))
         self.is_cut = False
-        self.loses_next = False  # the next BATCH frame gets lost on the way
-        self.loses_acks_until_us = 0  # until then ACK frames get lost on the way
+        self.loses_next = False  # the next BATCH frame is lost
+        self.loses_acks_until_us = 0  # until then ACK frames are lost
         self.connection: Connection | None = None  # the broker's end
 
     def clog(self, way: str, until_us: int) -> None:
-        """Nothing gets through `up`, `down` or both ways until then."""
+        """Block `up`, `down` or both directions until then."""
         for half, name in ((self.up, "up"), (self.down, "down")):
             if way in (name, "both"):
                 half.stuck_until_us = max(half.stuck_until_us, until_us)
 
     def finish(self) -> None:
-        """The broker closes it: what it has sent still arrives."""
+        """Close the connection from the broker's end: data already sent still arrives."""
         last_us = self.down.last_arrival_us - self.network.queue.now_us
         self.network.queue.after(max(last_us, 0) + 1, lambda: self.cut(1, 1))
 
     def cut(self, client_learns_us: int | None, broker_learns_us: int | None) -> None:
-        """Lose what is in flight. Each end learns of it some time later (None: never, it is only silent)."""
+        """Lose all data in flight. Each end is informed some time later (None: never, the other end is only silent)."""
         if self.is_cut:
             return
         self.is_cut = True
         self.network.wires.pop(self.number, None)
         self.network.note(f"wire-{self.number}", f"cut between {self.client.name} and {self.broker.name}")
         if client_learns_us is not None:
-            self.network.queue.after(client_learns_us, lambda: self.client.tell(lambda: self.client.wire_lost(self)))
+            self.network.queue.after(client_learns_us, lambda: self.client.submit(lambda: self.client.wire_lost(self)))
         if broker_learns_us is not None:
-            self.network.queue.after(broker_learns_us, lambda: self.broker.tell(lambda: self.broker.wire_lost(self)))
+            self.network.queue.after(broker_learns_us, lambda: self.broker.submit(lambda: self.broker.wire_lost(self)))
 
 
 class Network:
-    """All connections, and which process listens where."""
+    """All connections, and the process that listens at each address."""
 
     def __init__(self, world: World, weather: Weather) -> None:
         self._world, self.queue, self.weather = world, world.queue, weather
@@ -149,29 +149,29 @@ class Network:
         self._partitions: list[Partition] = []
 
     def note(self, who: str, what: str) -> None:
-        """Leave a line in the trace."""
+        """Write a line into the trace."""
         self._world.trace.note(self.queue.now_us, who, what)
 
     # --- connecting ---------------------------------------------------------------------------------------------------
     def connect(self, client: ClientProcess, address: Address) -> None:
-        """Try to reach the process that listens at `address`; the client learns how it went."""
+        """Try to reach the process that listens at `address`; the client is informed of the result."""
         self.queue.at(self.arrival_us(), lambda: self._accept(client, address))
 
     def _accept(self, client: ClientProcess, address: Address) -> None:
         broker = self.listening.get(address)
         if broker is None or not broker.alive:
-            self.queue.at(self.arrival_us(), lambda: client.tell(lambda: client.refused(address)))
+            self.queue.at(self.arrival_us(), lambda: client.submit(lambda: client.refused(address)))
             return
         self._made += 1
         wire = self.wires[self._made] = Wire(self, self._made, client, broker)
         self.note(f"wire-{wire.number}", f"connects {client.name} to {broker.name}")
         for partition in self._partitions:
             self._apply(partition, wire)
-        broker.tell(lambda: broker.wire_made(wire))  # a paused process accepts later; its kernel has done so already
-        self.queue.at(self.arrival_us(), lambda: client.tell(lambda: client.wire_made(wire, address)))
+        broker.submit(lambda: broker.wire_made(wire))  # a paused process accepts later; its kernel has done so already
+        self.queue.at(self.arrival_us(), lambda: client.submit(lambda: client.wire_made(wire, address)))
 
     def process_died(self, process: object, silently: bool) -> None:
-        """Its connections end: with a reset that the peers see, or (the host is gone) without a word."""
+        """End the connections of a process: with a reset that the peers see, or silently if the host is gone."""
         for wire in list(self.wires.values()):
             learns_us = None if silently else self.rng.randrange(100, 50_000)
             if wire.broker is process:
@@ -180,7 +180,7 @@ class Network:
                 wire.cut(None, learns_us)
 
     def part(self, partition: Partition) -> None:
-        """Part clients and brokers for a while, also where they connect anew."""
+        """Part clients and brokers for a while, also on new connections."""
         self._partitions = [p for p in self._partitions if p.until_us > self.queue.now_us] + [partition]
         for wire in self.wires.values():
             self._apply(partition, wire)
@@ -190,7 +190,7 @@ class Network:
             wire.clog(partition.way, partition.until_us)
 
     def calm(self) -> None:
-        """Good weather from here on; what is stuck gets through."""
+        """Make the network good from here on, and release stuck data."""
         self.weather = Weather(self.weather.latency_us, self.weather.jitter_us)
         self._partitions.clear()
         for wire in self.wires.values():
@@ -198,7 +198,7 @@ class Network:
 
     # --- weather ------------------------------------------------------------------------------------------------------
     def arrival_us(self) -> int:
-        """When something sent now arrives, if nothing is in its way."""
+        """Return when data sent now arrives, if nothing blocks it."""
         weather, rng = self.weather, self.rng
         delay = weather.latency_us + int(rng.expovariate(1.0) * weather.jitter_us)
         if weather.spike_rate and rng.random() < weather.spike_rate:
@@ -206,7 +206,7 @@ class Network:
         return self.queue.now_us + delay
 
     def pieces(self, data: bytes) -> list[bytes]:
-        """A send as it will arrive: whole, or cut anywhere."""
+        """Return the pieces in which a send arrives: whole, or cut anywhere."""
         if not data:
             return []
         if not self.weather.dribble_rate or self.rng.random() >= self.weather.dribble_rate:
@@ -229,7 +229,7 @@ class Network:
                 wire.loses_next = wire.loses_next and lost
                 self._spoilt(wire, kind, "drops")
                 if kind is FrameKind.BATCH and wire.connection is not None:
-                    credit = wire.connection.peer.credit  # it is lost behind the socket: it has used its credit
+                    credit = wire.connection.peer.credit  # it is lost after the socket, so it has used its credit
                     credit.received += len(frame)
                 continue
             frames.append(frame)
@@ -251,7 +251,7 @@ class Network:
 
 
 def split_frames(data: bytes) -> list[tuple[FrameKind, bytes]]:
-    """The whole frames of one send."""
+    """Split one send into whole frames."""
     frames, at = [], 0
     while at < len(data):
         _, _, number, length = _PREFIX.unpack_from(data, at)

@@ -1,9 +1,9 @@
-"""Topics that come and go under one name, while requests for their predecessors still arrive.
+"""Short-lived topics of one name, while requests for their predecessors still arrive.
 
-One process creates a topic, another writes into it, the first deletes it and creates the next one of that name. In
-later runs it also alters and trims topics. It repeats requests for topics that are deleted, as a client does whose
-first request was delayed: none of these may change the topic that has the name now (P5). When the last one is deleted,
-nothing of any of them may stay (P9).
+One process creates a topic, another writes into it, and the first deletes it and creates the next one of that name. In
+later runs it also alters and trims topics. It repeats requests for deleted topics, like a client whose first request
+was delayed: none of these may change the topic that has the name now (P5). After the last topic is deleted, nothing of
+any of them may remain (P9).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World
 
 PASSING_FROM_SEED: Final = 150_000
-"""From then on runs have such topics."""
+"""From this seed on runs have such topics."""
 
 CHANGES_FROM_SEED: Final = 160_000
-"""From then on they are altered and trimmed, too."""
+"""From this seed on they are also altered and trimmed."""
 
 NAME: Final = "passing"
 _PATIENCE_US: Final = 1_000_000
@@ -45,12 +45,12 @@ _BATCHES_MAX: Final = 12
 _LATE_SHARE: Final = 0.4
 _CHANGES_SHARE: Final = 0.6
 _ALTERED_TTL_S: Final = 3_600
-"""Topics are created with another one."""
+"""The value after an alteration; topics are created with another one."""
 _ORDERS: Final = (Order.NONE, Order.BROKER, Order.TOTAL, Order.STRONG)
 
 
 class PassingCore(Outbox):
-    """Sends requests to brokers; remembers the answer to the last one."""
+    """Sends requests to brokers, and remembers the answer to the last one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,11 +59,11 @@ class PassingCore(Outbox):
         self.answered = False
 
     def ask(self, number: int, message: m.AnyMessage) -> None:
-        """Put a request to one broker, and wait for its answer."""
+        """Send a request to one broker, and wait for its answer."""
         self.answered, self._asked = False, self.send(self.links[number], message)
 
     def give_up(self) -> None:
-        """No answer came in time: hang up. The broker may still carry out the request."""
+        """Give up a request without an answer and hang up. The broker may still carry it out."""
         if self._asked is not None and not self.answered:
             self._abandoned.append(self._asked[0])
             self._asked = None
@@ -79,7 +79,7 @@ class PassingCore(Outbox):
 
 
 class PassingWriter(ClientProcess):
-    """Writes a few batches into one of these topics. Only what they leave behind is looked at."""
+    """Writes a few batches into one of these topics. Checkers look only at the leftovers of the topic."""
 
     role = "publisher"
 
@@ -92,7 +92,7 @@ class PassingWriter(ClientProcess):
 
     def start(self) -> None:
         super().start()
-        self.tell(self._write)
+        self.submit(self._write)
 
     def _write(self) -> None:
         for number in range(self.rng.randrange(_BATCHES_MAX)):
@@ -115,23 +115,23 @@ class PassingWriter(ClientProcess):
 
 
 class PassingProcess(ClientProcess):
-    """Creates and deletes topics of one name until the run is healed; the last one is deleted."""
+    """Creates and deletes topics of one name until the run has healed; the last one is deleted."""
 
     role = "passing"
 
     def __init__(self, world: World, name: str) -> None:
         self._requests = PassingCore()
         super().__init__(world, name, self._requests)
-        self._topic = 0  # the id of the topic that is there, as far as is known
+        self._topic = 0  # id of the current topic, as far as known
         self._deleted: list[int] = []
-        self._changes: set[Change] = set()  # what has changed of the topic that is there
+        self._changes: set[Change] = set()  # changes of the current topic
         self._asked_us = -_PATIENCE_US
         self._made = 0
         self._lives_until_us = 0
 
     @property
     def done(self) -> bool:
-        """Whether all of these topics are deleted. A late request may still create one, which is deleted, too."""
+        """Whether all of these topics are deleted. A late request may still create one, which is then deleted, too."""
         return self.world.healed and not self._topic
 
     def start(self) -> None:
@@ -139,7 +139,7 @@ class PassingProcess(ClientProcess):
         self._plan()
 
     def _plan(self) -> None:
-        self.world.queue.after(self.rng.randrange(*_STEP_US), lambda: self.tell(self._step))
+        self.world.queue.after(self.rng.randrange(*_STEP_US), lambda: self.submit(self._step))
 
     def _step(self) -> None:
         self._look()
@@ -152,7 +152,7 @@ class PassingProcess(ClientProcess):
         self._plan()
 
     def _look(self) -> None:
-        """See which topic has the name, as an observer of the store: an answer may be lost, a request may be late."""
+        """Check the store for the topic that has the name: an answer may be lost, a request may be late."""
         try:
             found: Topic | None = self.world.directory.topics.get(NAME)
         except UnknownTopic:
@@ -212,7 +212,7 @@ class PassingProcess(ClientProcess):
         self._asked_us = now_us
 
     def _change(self, topic: int) -> m.AlterTopic | m.Trim:
-        """A request that changes a topic. A late trim names a lane of the topic that is there: numbers come again."""
+        """Return a request that changes a topic. A late trim names a lane of the current topic: lane numbers recur."""
         lanes = self._lanes(self.world.directory.topics.get(NAME)) if self._topic else []
         if lanes and self.rng.random() < 0.5:
             return m.Trim(lane=self.rng.choice(lanes), by="index", before=1, topic_id=topic)

@@ -1,4 +1,4 @@
-"""What one seed's run looks like, drawn before it begins. Each seed has its own few kinds of trouble, or none."""
+"""The plan of one seed's run, drawn before the run begins. Each seed has its own few kinds of faults, or none."""
 
 from __future__ import annotations
 
@@ -20,64 +20,64 @@ FAULT_KINDS: Final = (
     "broker-crash", "broker-crash-inside", "broker-pause", "broker-zombie", "host-crash", "publisher-crash",
     "publisher-pause", "publisher-zombie", "cut", "one-way-hole", "clog", "sequencer-pause",
 )  # fmt: skip
-"""Faults that happen now and then. The weather, lost doorbells and interrupts are there all the time."""
+"""Occasional faults. The weather, lost doorbells and interrupts are always there."""
 
 CALM_KINDS: Final = ("lost-batch",)
-"""Faults that hurt one stream only: all others must go on meanwhile (P9)."""
+"""Faults that hurt only one stream: all others must continue meanwhile (P9)."""
 
 LANES_SHARE: Final = 0.4
-"""Share of the runs that have a topic of order 0 or 1, beside the others."""
+"""Share of the runs that have an additional topic of order 0 or 1."""
 
 STANDBYS_FROM_SEED: Final = 1_000
-"""Runs of lower seeds are as they were before sequencers stood by: witnesses and kept seeds speak of those."""
+"""Runs of lower seeds have no standby sequencers: injected bugs' witnesses and kept seeds refer to those runs."""
 
 BRIEF_FROM_SEED: Final = 4_000
 BRIEF_TURN: Final = 16
-"""From then on all but one in so many runs are brief: more beginnings for the same time. The others go on to rest."""
+"""From this seed on all but one in `BRIEF_TURN` runs are brief: more starts in the same time. The others also rest."""
 
 COMPARED_FROM_SEED: Final = 70_000
-"""From then on brief runs, too, end only when copies of open ranges are equal, or had all the time for that."""
+"""From this seed on brief runs also end only when copies of open ranges are equal, or had all the time for that."""
 
 LONG_FROM_SEED: Final = 70_000
 LONG_SHARE: Final = 1 / 3
 LONG_BATCHES: Final = (550, 650)
-"""From then on so many runs have a stream that goes more than twice round the window of its session."""
+"""From this seed on this share of runs has a stream that wraps more than twice around the window of its session."""
 
 MIXED_FROM_SEED: Final = 90_000
 MIXED_SHARE: Final = 2 / 3
-"""From then on so many runs have a topic of order 2 with strong and weak publishers, and gaps of either kind."""
+"""From this seed on this share of runs has a topic of order 2 with strong and weak publishers, and either `on_gap`."""
 
 CLAIMED_FROM_SEED: Final = 110_000
-"""From then on publishers of named sessions number their batches: each process goes on where the session says."""
+"""From this seed on publishers of named sessions number their batches: a process continues at the session's number."""
 
 REFERENCED_FROM_SEED: Final = 170_000
-"""From then on runs have publishers that stage batches in a topic of order 0 or 1, and others that publish those."""
+"""From this seed on some publishers stage batches in a topic of order 0 or 1, and others publish them by reference."""
 
 SEQUENCER_FAULT_KINDS: Final = ("sequencer-crash", "sequencer-crash-inside", "sequencer-zombie")
 
 
 @dataclass(slots=True)
 class TopicPlan:
-    """A topic to be made."""
+    """A topic of the run."""
 
     name: str
     order: Order
     on_gap: OnGap
     gap_timeout_ms: int
     partitions: int
-    lane: int = -1  # known once it is made
+    lane: int = -1  # known after the topic is created
     replicas: int = 0
     durable_on: int = 0
-    id: int = 0  # likewise
+    id: int = 0  # known after the topic is created
 
 
 @dataclass(slots=True)
 class StreamPlan:
-    """What one publisher means to write."""
+    """The stream that one publisher writes."""
 
     name: str
     topic: TopicPlan
-    named: bool  # its session has a name, so a new process can go on with it
+    named: bool  # its session has a name, so a new process can continue it
     batches: int
     think_us: int
     burst: int
@@ -86,7 +86,7 @@ class StreamPlan:
     large_rate: float
     ack: int = 1
     strong: bool = False  # its sessions ask to be strong in a topic of order 2
-    size_span: int = 900  # bytes by which sizes differ, but for large ones
+    size_span: int = 900  # range of batch sizes in bytes, except for large ones
     staging: bool = False  # others publish its batches by reference
     by_reference: bool = False
 
@@ -101,7 +101,7 @@ class ReaderPlan:
     start_us: int
     partitions: list[int] | None
     seeks: int
-    slow_us: int  # 0: takes everything at once
+    slow_us: int  # 0: takes all batches immediately
     max_bytes: int
     read: str = "ordered"
 
@@ -127,10 +127,10 @@ class Plan:
     resend_after_us: int
     delivery_timeout_us: int
     durable: DurablePlan = field(default_factory=DurablePlan)
-    candidates: int = 0  # sequencers that stand for election; 0: successors are started when one is gone
-    steps: list[StepFault] = field(default_factory=list)  # trouble at named steps
-    faults_max: int | None = None  # later ones do not happen: for shrinking
-    faults_off: frozenset[int] = frozenset()  # neither do these
+    sequencers: int = 0  # sequencers in elections; 0: a successor starts when the sequencer is gone
+    steps: list[StepFault] = field(default_factory=list)  # faults at named steps
+    faults_max: int | None = None  # later faults do not happen: for shrinking
+    faults_off: frozenset[int] = frozenset()  # these faults do not happen either
     rest_us: int = 0  # how long no client calls after all is settled; 0: the run ends then
 
     @property
@@ -140,9 +140,9 @@ class Plan:
 
 
 def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None, swarm: bool = True) -> Plan:
-    """Draw a run; with a bias, one that has the trouble that it names and no other.
+    """Draw a run. With a bias, the run has only the faults that the bias names.
 
-    `swarm`: it may have further kinds of trouble, and rests in the end. Injected bugs are looked for without.
+    `swarm`: the run may have further kinds of faults, and rests at the end. Injected bugs are searched without it.
     """
     rng = random.Random(f"{seed}:plan")
     topics = _topics(rng)
@@ -167,13 +167,13 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         _add_long_stream(random.Random(f"{seed}:long"), topics, streams, fault_phase_us)
     if seed >= MIXED_FROM_SEED:
         _mix_orders(random.Random(f"{seed}:orders"), topics, streams)
-    candidates = _candidates(random.Random(f"{seed}:candidates"), faults) if seed >= STANDBYS_FROM_SEED else 0
+    sequencers = _sequencers(random.Random(f"{seed}:candidates"), faults) if seed >= STANDBYS_FROM_SEED else 0
     swarm = swarm and bias is None
     if swarm and not quiet:
         faults |= draw_swarm(seed, durable.replicas, len(durable.victims))
     return Plan(
         seed=seed,
-        candidates=candidates,
+        sequencers=sequencers,
         sizes=sizes,
         topics=topics,
         streams=streams,
@@ -191,12 +191,12 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         delivery_timeout_us=rng.choice([20, 40]) * SECOND_US,
         durable=durable,
         steps=[] if quiet or bias is not None else draw_step_faults(seed, fault_phase_us),
-        rest_us=draw_rest_us(seed, lightly=candidates > 0) if swarm and not brief else 0,
+        rest_us=draw_rest_us(seed, lightly=sequencers > 0) if swarm and not brief else 0,
     )
 
 
-def _candidates(rng: random.Random, faults: dict[str, float]) -> int:
-    """How many sequencers stand for election; where there is trouble, some are also asked to hand over."""
+def _sequencers(rng: random.Random, faults: dict[str, float]) -> int:
+    """Draw the number of sequencers in elections. In runs with faults, some are also asked to hand over."""
     count = rng.choice([0, 1, 2, 2, 3])
     if count > 1 and faults.keys() - set(CALM_KINDS) and rng.random() < 0.6:
         faults["hand-over"] = rng.choice([2.0, 5.0])
@@ -260,7 +260,7 @@ def _streams(rng: random.Random, topics: list[TopicPlan], phase_us: int, brief: 
 def _add_long_stream(
     rng: random.Random, topics: list[TopicPlan], streams: list[StreamPlan], phase_us: int
 ) -> None:  # fmt: skip
-    """Some runs have a stream of many small batches: slots of its session's window are used again and again."""
+    """Add a stream of many small batches to some runs: slots of its session's window are used again and again."""
     if rng.random() >= LONG_SHARE:
         return
     topic = rng.choice([topic for topic in topics if topic.order > Order.BROKER])
@@ -283,7 +283,7 @@ def _add_long_stream(
 
 
 def _mix_orders(rng: random.Random, topics: list[TopicPlan], streams: list[StreamPlan]) -> None:
-    """Most runs get a topic of order 2 in which weak and strong publishers share one lane."""
+    """Give most runs a topic of order 2 in which weak and strong publishers share one lane."""
     if rng.random() >= MIXED_SHARE:
         return
     topics[0].order = Order.TOTAL
@@ -318,7 +318,7 @@ def _add_lanes(
     rng: random.Random, topics: list[TopicPlan], streams: list[StreamPlan], readers: list[ReaderPlan], phase_us: int,
     faults: dict[str, float],
 ) -> None:  # fmt: skip
-    """Some runs also have a topic of order 0 or 1, and then more trouble with brokers, if there is any."""
+    """Add a topic of order 0 or 1 to some runs. If they have faults, brokers get more of them."""
     if rng.random() >= LANES_SHARE:
         return
     if faults.keys() - set(CALM_KINDS):
@@ -349,7 +349,7 @@ def _add_lanes(
 def _add_references(
     rng: random.Random, topics: list[TopicPlan], streams: list[StreamPlan], readers: list[ReaderPlan], phase_us: int
 ) -> None:  # fmt: skip
-    """A topic in which two publishers stage batches, and two publishers that publish those by reference."""
+    """Add a topic in which two publishers stage batches, and two publishers that publish these by reference."""
     targets = [topic for topic in topics if topic.order > Order.BROKER]
     staging = TopicPlan("staging", rng.choice([Order.NONE, Order.BROKER]), OnGap.FENCE, 5_000, rng.choice([1, 4]))
     topics.append(staging)
@@ -379,7 +379,7 @@ def _add_copies(
     rng: random.Random, durable: DurablePlan, topics: list[TopicPlan], streams: list[StreamPlan],
     readers: list[ReaderPlan], phase_us: int,
 ) -> None:  # fmt: skip
-    """Topics get replicas, streams ask for durable acks, readers read what is durable, and some begin late."""
+    """Give topics replicas, streams durable acks, readers durable reads, and let some readers begin late."""
     for topic, (replicas, durable_on) in zip(topics, durable.copies, strict=True):
         topic.replicas, topic.durable_on = replicas, durable_on
     for stream in streams:

@@ -1,4 +1,4 @@
-"""Worker processes for runs: as many as asked for, none of which outlives the one that asked."""
+"""Worker processes for runs. No worker outlives the process that started it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from embarcadero.node.process import die_with
 
 
 def worker_pool(jobs: int) -> ProcessPoolExecutor:
-    """A pool of `jobs` processes (0: one per core), of a fresh interpreter each."""
+    """Return a pool of `jobs` processes (0: one per core), each with a fresh interpreter."""
     return ProcessPoolExecutor(
         jobs or os.cpu_count(), mp_context=get_context("spawn"), initializer=_begin, initargs=(os.getpid(),)
     )
 
 
 def _begin(parent: int) -> None:
-    """Ctrl-C is for the process that asked: workers finish the run they are at. Without that process they end."""
+    """Ignore Ctrl-C: workers finish their current run, and end when the parent process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with(parent)

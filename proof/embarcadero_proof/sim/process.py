@@ -1,9 +1,9 @@
-"""A simulated process: it can be given work, crash, be paused, and be interrupted between two memory primitives.
+"""A simulated process: it gets work, crashes, pauses, and is interrupted between two memory primitives.
 
-Theory of operation. Role code is ordinary Python that runs to its end. To let others run in the middle of it, the
-simulation runs the event queue *inside* an interrupt (a primitive of the simulated memory calls it). Meanwhile the
-interrupted process is busy: what arrives for it waits in its backlog, as in a socket's buffer. A crash in the middle is
-an exception that no role code catches; a pause in the middle is an interrupt that lasts long.
+Theory of operation. Role code is ordinary Python that runs to its end. To let other processes run in the middle of it,
+the simulation runs the event queue *inside* an interrupt, which a primitive of the simulated memory calls. Meanwhile
+the interrupted process is busy: its input waits in its backlog, as in a socket's buffer. A crash in the middle is an
+exception that no role code catches; a pause in the middle is a long interrupt.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 INTERRUPT_DEPTH_MAX = 3
 
 STORE_SAYS = "the store does not answer"
-"""The error of a store that can't be reached."""
+"""The message of an unreachable store's error."""
 
 
 class Crash(BaseException):
-    """Ends the running process at this very instruction."""
+    """Ends the running process at this instruction."""
 
 
 class Process:
@@ -43,12 +43,12 @@ class Process:
         self.alive = True
         self.paused_until_us = 0
         self._busy = False
-        self.actions = 0  # how many it carried out
+        self.actions = 0  # how many it has run
         world.processes.append(self)
         self._backlog: deque[Action] = deque()
 
     # --- work given to it ---------------------------------------------------------------------------------------------
-    def tell(self, action: Action) -> None:
+    def submit(self, action: Action) -> None:
         """Run an action in this process now, or as soon as it can."""
         if not self.alive:
             return
@@ -75,7 +75,7 @@ class Process:
                 self.die()
         except Exception as error:
             if isinstance(error, Backpressure) and error.message == STORE_SAYS:
-                self.world.note(self.name, f"ends: {error}")  # as a real role does: it is started again
+                self.world.note(self.name, f"ends: {error}")  # as a real role does; the supervisor starts it again
                 self.die()
                 return
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -88,11 +88,11 @@ class Process:
             self._busy = False
 
     def after_action(self) -> None:
-        """Hook: whatever a driver does after each thing that happened."""
+        """Hook: called after each action."""
 
     # --- faults -------------------------------------------------------------------------------------------------------
     def interrupt(self, for_us: int) -> None:
-        """Let the run go on for a while in the middle of this process's work."""
+        """Run the event queue for a while in the middle of this process's work."""
         queue = self.world.queue
         until_us = queue.now_us + for_us
         queue.run(until_us, self.world.over)
@@ -102,12 +102,12 @@ class Process:
             raise Crash
 
     def pause(self, for_us: int) -> None:
-        """Stop it for a while."""
+        """Stop the process for a while."""
         self.paused_until_us = max(self.paused_until_us, self.world.queue.now_us + for_us)
         self.world.queue.at(self.paused_until_us, self._resume)
 
     def unpause(self) -> None:
-        """Let it go on now."""
+        """Let the process continue now."""
         self.paused_until_us = 0
         self._resume()
 
@@ -116,7 +116,7 @@ class Process:
             self._work()
 
     def die(self, silently: bool = False) -> None:
-        """Gone for ever. If it is in the middle of something, it ends when control comes back to it.
+        """End permanently. A process in the middle of an action ends when control returns to it.
 
         `silently`: the host is gone too, so its connections are not reset.
         """
@@ -129,4 +129,4 @@ class Process:
         self.on_death(silently)
 
     def on_death(self, silently: bool) -> None:
-        """Hook: what others notice."""
+        """Hook: the effects that others notice."""

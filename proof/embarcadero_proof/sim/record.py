@@ -1,7 +1,7 @@
-"""Results on record, one JSON line a seed: a long run can be stopped and gone on with, and several runs add up.
+"""Recorded results, one JSON line a seed: a long run can be stopped and continued, and several runs add up.
 
-Results belong to the code that made them. In a folder each version of the code has a file of its own, so another
-commit starts anew; a run that names a file goes on with that one.
+Results belong to one version of the code. In a folder each version has a file of its own, so another commit starts
+from the beginning. A run with a file name continues that file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PACKAGE: Final = Path(embarcadero.__file__).parent
 
 
 def code_version() -> str:
-    """The commit of this code; with a hash of the sources if they were changed since, or are in no repository."""
+    """Return the commit of this code. Changed sources, or sources outside a repository, add a hash."""
     commit = _git("rev-parse", "--short=12", "HEAD")
     if commit and not _git("status", "--porcelain", "--", str(_PACKAGE)):
         return commit
@@ -42,33 +42,33 @@ def _git(*arguments: str) -> str:
 
 
 class Record:
-    """The results of one version of the code, or of whatever is in a file that was named."""
+    """The results of one version of the code, or of a file given by name."""
 
-    def __init__(self, place: Path, version: str) -> None:
+    def __init__(self, location: Path, version: str) -> None:
         self.version = version
-        self.path = place if place.suffix == _SUFFIX else place / f"{version}{_SUFFIX}"
+        self.path = location if location.suffix == _SUFFIX else location / f"{version}{_SUFFIX}"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.reports = {report.seed: report for report in load(self.path, cut=True)} if self.path.exists() else {}
         self._encoder = msgspec.json.Encoder()
 
     def missing(self, first: int, last: int) -> list[int]:
-        """Seeds of a span that have no result yet."""
+        """List the seeds of a span that have no result yet."""
         return [seed for seed in range(first, last) if seed not in self.reports]
 
     def add(self, report: SeedReport) -> None:
-        """A seed is done. Once this returns, a stopped run knows it."""
+        """Record a finished seed. After the return, a stopped run does not repeat it."""
         report.commit = self.version
         self.reports[report.seed] = report
         with self.path.open("ab") as file:
             file.write(self._encoder.encode(report) + b"\n")
 
     def all(self) -> list[SeedReport]:
-        """All results, by seed."""
+        """List all results by seed."""
         return [self.reports[seed] for seed in sorted(self.reports)]
 
 
 def load(path: Path, cut: bool = False) -> Iterator[SeedReport]:
-    """The results in a file. A last line that was not written to its end does not count; `cut` removes it."""
+    """Yield the results in a file. An incomplete last line does not count; `cut` removes it."""
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if cut and whole < len(data):
@@ -78,14 +78,14 @@ def load(path: Path, cut: bool = False) -> Iterator[SeedReport]:
     try:
         yield from map(decoder.decode, data[:whole].splitlines())
     except msgspec.DecodeError as error:
-        raise Corrupt(f"{path} has a line that is no result of a seed: {error}", "move it away") from error
+        raise Corrupt(f"{path} has a line that is no result of a seed: {error}", "move the file away") from error
 
 
-def newest(place: Path) -> Path:
-    """The file that is meant: itself, or the one of a folder that was written last."""
-    if place.is_file():
-        return place
-    found = sorted(place.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
+def newest(location: Path) -> Path:
+    """Return the file itself, or the newest results file of a folder."""
+    if location.is_file():
+        return location
+    found = sorted(location.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise BadValue(f"there are no results of seeds in {place}", "run embarcadero-proof sim with --results first")
+        raise BadValue(f"there are no results of seeds in {location}", "run embarcadero-proof sim with --results first")
     return found[-1]

@@ -1,8 +1,8 @@
-"""Publishers that stage batches in a topic of order 0 or 1, and others that publish those by reference.
+"""Publishers that stage batches in a topic of order 0 or 1, and others that publish these by reference.
 
-What is staged and acked goes into a pool. A publisher by reference takes its next batch from there and keeps it for the
-stream, whichever process sends it: by reference, and with its bytes once a broker has said that the staged batch is
-gone. Now and then it names another batch than it means, and has to be refused.
+Staged and acked batches go into a pool. A publisher by reference takes its next batch from the pool and keeps it for
+the stream, whichever process sends it. It sends the batch by reference, or with its bytes after a broker has reported
+that the staged batch is gone. Sometimes it names a wrong batch on purpose, and has to be refused.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _PROMPT_RATE: Final = 0.3
 
 
 class Staged(NamedTuple):
-    """A batch that was staged, and acked."""
+    """A batch that is staged and acked."""
 
     batch: StagedBatch
     content: Content
 
 
 class ReferencingStream(Stream):
-    """A stream whose batches are staged ones, in the order in which it took them from the pool."""
+    """A stream of staged batches, in the order in which it took them from the pool."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream.plan, stream._seed, stream._chunk_bytes)
         self.taken: dict[int, Staged] = {}
-        self.gone: set[int] = set()  # staged batches that have to carry their bytes
+        self.gone: set[int] = set()  # batches that must carry their bytes, since the staged ones are gone
         self.own: set[int] = set()  # batches that were never staged, whichever process sends them
 
     def take(self, number: int, staged: Staged) -> None:
-        """Make a staged batch batch `number` of this stream."""
+        """Use a staged batch as batch `number` of this stream."""
         self.taken[number] = staged
         content = staged.content
         partition = content.partition % self.plan.topic.partitions
@@ -49,13 +49,13 @@ class ReferencingStream(Stream):
 
 
 class StagingProcess(PublisherProcess):
-    """Stages batches for others."""
+    """Stages batches that others publish."""
 
     def _settled(self, batch: OutBatch) -> None:
-        place = batch.position
-        if place is not None:
+        position = batch.position
+        if position is not None:
             staged = StagedBatch(
-                self.stream.plan.topic.id, place.lane, place.index, batch.size, batch.count, batch.crc
+                self.stream.plan.topic.id, position.lane, position.index, batch.size, batch.count, batch.crc
             )
             self.world.staged.append(Staged(staged, self.stream.content(batch.token)))
             if self.rng.random() < _PROMPT_RATE:
@@ -66,11 +66,11 @@ class StagingProcess(PublisherProcess):
         waiting = [each for each in self.world.live_publishers() if isinstance(each, ReferencingProcess)]
         if waiting:
             process = self.rng.choice(waiting)
-            process.tell(process.publish_one)
+            process.submit(process.publish_one)
 
 
 class ReferencingProcess(PublisherProcess):
-    """Publishes by reference what was staged. When all is well and nothing is left, it sends batches of its own."""
+    """Publishes staged batches by reference. After healing, when none remains, it sends batches of its own."""
 
     stream: ReferencingStream
 
@@ -90,7 +90,7 @@ class ReferencingProcess(PublisherProcess):
             return super()._add(number, content)
         named, others = taken.batch, [other for other in self.stream.taken.values() if other is not taken]
         right = not (others and self.rng.random() < _WRONG_RATE)
-        if not right:  # it means one batch and names another
+        if not right:  # it names another batch than its own
             another = self.rng.choice(others).batch
             named = replace(named, lane=another.lane, index=another.index)
         self.world.seen(ByReference(
@@ -99,7 +99,7 @@ class ReferencingProcess(PublisherProcess):
         return self._publisher.add_reference(named, content.partition, self.clock.now_us())
 
     def publish_one(self) -> None:
-        """Publish the next batch now, if there is one and all before it were sent."""
+        """Publish the next batch now, if there is one and all earlier batches were sent."""
         if not (self.finished or self._closing or self._publisher.failed):
             self._send_next()
 
@@ -113,12 +113,12 @@ class ReferencingProcess(PublisherProcess):
 
 
 def stream_of(stream: Stream) -> Stream:
-    """The same stream, as publishers by reference need it."""
+    """Return the same stream, as publishers by reference need it."""
     return ReferencingStream(stream) if stream.plan.by_reference else stream
 
 
 def publisher_of(world: World, stream: Stream) -> PublisherProcess:
-    """A process that writes a stream, in the way of its plan."""
+    """Return a process that writes a stream as its plan requires."""
     if isinstance(stream, ReferencingStream):
         return ReferencingProcess(world, stream)
     return (StagingProcess if stream.plan.staging else PublisherProcess)(world, stream)

@@ -1,4 +1,4 @@
-"""What came of one seed, and of many: counts, faults by kind, a verdict per promise, and how fast it went."""
+"""Results of one seed, and of many: counts, faults by kind, a verdict per promise, and speed."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from embarcadero_proof.sim.checkers.ledger import Violation, ledger_of
 from embarcadero_proof.sim.history import Delivered, Ended, Healed, History, Settled, TopicMade, Verdict
 
 PROMISES: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "RUN")
-"""RUN: the run came to an end, had enough acks to show something, and each topic was read."""
+"""RUN: the run ended, had enough acks to show something, and each topic was read."""
 
 FEW_ACKS: Final = 20
 FEW_SHARE_MAX: Final = 0.15
 FEW_FROM_SEEDS: Final = 500
-"""So few acks before all was healed show little: of so many runs at most this share may have no more."""
+"""So few acks before healing show little. Of so many runs at most this share may have no more."""
 
 _SUMS: Final = ("sent", "stored", "failed", "unknown", "delivered", "tails", "primitives", "events")
 
 
 def acks_in_trouble(history: History) -> int:
-    """How many batches were acked before all was healed. Later ones say less: nothing is broken then."""
+    """Count the batches acked before healing. Later acks show less, since no fault is active then."""
     healed_us = max((healed.at for healed in history.of(Healed)), default=0)
     return sum(settled.verdict is Verdict.STORED and settled.at <= healed_us for settled in history.of(Settled))
 
 
 def unread(history: History) -> list[Violation]:
-    """Topics with acked batches of which no reader got one once all was healed: a run that shows nothing of them.
+    """List topics with acked batches of which no reader got a batch after healing: the run shows nothing of them.
 
-    New batches are sent then, and read from the beginning, so there is something, however much was trimmed.
+    New batches are sent after healing, and readers start at the beginning. So they find some, however much was trimmed.
     """
     ledger = ledger_of(history)
     healed_us = max((healed.at for healed in history.of(Healed)), default=0)
@@ -43,13 +43,13 @@ def unread(history: History) -> list[Violation]:
         lanes = ledger.lanes_of(topic.lane)
         count = sum(acked[lane] for lane in lanes)
         if count and history.of(Ended) and read.isdisjoint(lanes):
-            what = f"{count} batches of {topic.name} were acked, and no reader got any when all was healed"
+            what = f"{count} batches of {topic.name} were acked, and no reader got any after healing"
             found.append(Violation("RUN", history.of(Ended)[-1].at, what))
     return found
 
 
 class SeedReport(msgspec.Struct, kw_only=True):
-    """What came of one seed."""
+    """Results of one seed."""
 
     seed: int
     trace: str
@@ -57,7 +57,7 @@ class SeedReport(msgspec.Struct, kw_only=True):
     failures: list[str]  # tracebacks of roles
     simulated_us: int
     cpu_s: float
-    events: int  # of the queue: something arrives, is due, wakes up, breaks
+    events: int  # of the queue: arrivals, deadlines, wake-ups, faults
     sent: int
     stored: int
     failed: int
@@ -68,7 +68,7 @@ class SeedReport(msgspec.Struct, kw_only=True):
     primitives: int
     rest_us: int = 0  # of the simulated time: no client called
     durable: bool = False  # something durable was reported or read
-    stored_in_trouble: int | None = None  # of those stored: acked before all was healed; None: not counted yet
+    stored_in_trouble: int | None = None  # stored and acked before healing; None: not counted yet
     commit: str = ""
 
     @property
@@ -78,30 +78,30 @@ class SeedReport(msgspec.Struct, kw_only=True):
 
     @property
     def first_violation(self) -> str:
-        """In words; empty if every promise holds."""
+        """The first violation in words; empty if every promise holds."""
         return "" if self.holds else f"{self.violations[0].promise}: {self.violations[0].sentence}"
 
     @property
     def checked(self) -> set[str]:
-        """Promises that this run could have broken: there may have been no disks, or no process to be deposed."""
+        """Promises that this run could have broken: it may have had no disks, or no deposed process."""
         deposed = any(count and ("zombie" in kind or "sequencer" in kind) for kind, count in self.faults.items())
         return set(PROMISES) - (set() if deposed else {"P5"}) - (set() if self.durable else {"P6"})
 
     @property
     def broken(self) -> set[str]:
-        """Promises that it broke."""
+        """Promises that the run broke."""
         return {violation.promise for violation in self.violations}
 
 
 class PromiseVerdict(msgspec.Struct, kw_only=True):
-    """How one promise fared."""
+    """The verdict on one promise."""
 
     checked: int  # seeds
     broken: int
 
 
 class RunReport(msgspec.Struct, kw_only=True):
-    """What came of many seeds."""
+    """Results of many seeds."""
 
     commits: list[str]
     command: str
@@ -112,7 +112,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     verdicts: dict[str, PromiseVerdict]
     simulated_hours: float
     resting_hours: float  # of these: no client called
-    operations: int  # publishes, batches read, tails asked for
+    operations: int  # publishes, batches read, tails requested
     wall_s: float  # of this run
     cpu_s: float  # of all
     cpu_s_per_seed: float
@@ -129,31 +129,31 @@ class RunReport(msgspec.Struct, kw_only=True):
     events: int
     faults: dict[str, int]
     faults_in_all: int
-    stored_in_trouble: int  # acked before all was healed
+    stored_in_trouble: int  # acked before healing
     few: int  # runs with fewer than FEW_ACKS of these
 
     @property
     def good(self) -> bool:
-        """Whether every seed kept every promise, and enough of them had something to lose."""
+        """Whether every seed kept every promise, and enough seeds had acks before healing."""
         return not self.failing and self.shows_enough
 
     @property
     def shows_enough(self) -> bool:
-        """Whether not too many runs had hardly an ack before all was healed."""
+        """Whether the share of runs with hardly an ack before healing is small enough."""
         return self.seeds < FEW_FROM_SEEDS or self.few <= FEW_SHARE_MAX * self.seeds
 
     def table(self) -> Table:
-        """For people."""
+        """A table for the terminal."""
         code = ", ".join(self.commits) or "unknown code"
         table = Table(title=f"{self.seeds:,} seeds of {code}, {self.simulated_hours:,.1f} simulated hours")
-        table.add_column("what")
-        table.add_column("how much", justify="right")
+        table.add_column("figure")
+        table.add_column("value", justify="right")
         table.add_row("operations", f"{self.operations:,}")
         for name in _SUMS:
             table.add_row(name, f"{getattr(self, name):,}")
-        table.add_row("stored before all was healed", f"{self.stored_in_trouble:,}")
+        table.add_row("stored before healing", f"{self.stored_in_trouble:,}")
         few = f"{self.few:,} ({self.few / max(1, self.seeds):.1%})"
-        table.add_row(f"worlds with fewer than {FEW_ACKS} of these", few if self.shows_enough else f"[red]{few}")
+        table.add_row(f"runs with fewer than {FEW_ACKS} of these", few if self.shows_enough else f"[red]{few}")
         for kind, count in self.faults.items():
             table.add_row(f"fault: {kind}", f"{count:,}")
         table.add_row("faults in all", f"{self.faults_in_all:,}")
@@ -168,7 +168,7 @@ class RunReport(msgspec.Struct, kw_only=True):
 
 
 def summary(reports: Sequence[SeedReport], wall_s: float, command: str = "") -> RunReport:
-    """All seeds in one report."""
+    """Summarize all seeds in one report."""
     faults: Counter[str] = Counter()
     for report in reports:
         faults.update(report.faults)

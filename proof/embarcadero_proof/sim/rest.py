@@ -1,7 +1,7 @@
-"""A long rest after all is healed and settled: no client calls for minutes, then all come back.
+"""A long rest after all is healed and settled: no client calls for minutes, then all clients return.
 
-Clients are stopped as a laptop is that is closed; roles tend to themselves. Afterwards readers go on where they were,
-new publishers find the cluster as it should be, and everything has to come to an end once more (P8).
+Clients are stopped like a closed laptop; roles do their background work. Afterwards readers continue at their
+positions, new publishers need a working cluster, and everything has to settle once more (P8).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World
 
 SLEEP_US: Final = 20 * SECOND_US
-"""How long roles sleep while no client calls: so long that minutes cost little."""
+"""How long roles sleep while no client calls: long enough that minutes cost little."""
 
 LIGHT_SLEEP_US: Final = SECOND_US // 2
-"""The same where sequencers stand by: they would take one that sleeps longer for dead."""
+"""The same in runs with standby sequencers, which would take a longer sleep for death."""
 
 _JOB_US: Final = 10 * SECOND_US
-"""Disks are slow then: replicas look through their segments again and again, and that need not be often."""
+"""Disks are slow in a rest: replicas scrub their segments again and again, and that need not be often."""
 
 _SAMPLE_US: Final = 2 * SECOND_US
 _BATCHES: Final = 4
@@ -39,9 +39,9 @@ class Rest:
         self.sample_every_us = _SAMPLE_US
 
     def begin(self) -> None:
-        """Everybody goes to sleep."""
+        """Put all roles and clients to sleep."""
         world, self.taken = self._world, True
-        sleep_us = LIGHT_SLEEP_US if world.plan.candidates else SLEEP_US
+        sleep_us = LIGHT_SLEEP_US if world.plan.sequencers else SLEEP_US
         self.sample_every_us = 5 * sleep_us
         world.note("cluster", f"rests for {world.plan.rest_us // SECOND_US} s")
         for process in world.processes:
@@ -60,7 +60,7 @@ class Rest:
         world.note("cluster", "is called again")
         for process in world.processes:
             if isinstance(process, Poller) and process.alive:
-                process.wake(0)  # one that slept on would be taken for silent by those that are awake
+                process.wake(0)  # else the processes that are awake would take this one for silent
         for number, topic in enumerate(world.plan.topics):
             ack = 2 if topic.replicas and number % 2 else 1
             plan = StreamPlan(f"rested-{number}", topic, False, _BATCHES, 100_000, 4, 1 << 16, 0, 0.0, ack=ack)

@@ -1,4 +1,4 @@
-"""Whole clusters that go and come back: every process at once, and the fabric with them."""
+"""Restarts of whole clusters: all processes end together, and the fabric with them."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class Restarts:
         self._world, self._rng = world, rng
         self.up = True  # there is a cluster, and a process that dies is started again
         self.armed = False  # everything is lost with the next ack
-        self._stopping = False  # it was asked to stop, and is not gone yet
+        self._stopping = False  # asked to stop, and not gone yet
 
     def lose_everything(self) -> tuple[str, int] | None:
-        """All processes are killed and the fabric is gone; often the power too, with what disks had not synced."""
+        """Kill all processes and lose the fabric; often the power too, with the unsynced data of disks."""
         if not self.up:
             return None
         if self._world.seed >= CLAIMED_FROM_SEED and not self.armed:
-            self.armed = True  # what was acked a moment before is lost more often
+            self.armed = True  # so that a batch acked a moment before is lost more often
             self._world.queue.after(_ARMED_US, self.acked)
             return "cluster", _ARMED_US + 9 * SECOND_US
         self._lose(power_cut=self._rng.random() < 0.6)
         return "cluster", self._begin_later() + 5 * SECOND_US
 
     def acked(self) -> None:
-        """A publisher just learned that a batch is ordered: if armed, lose everything now."""
+        """Lose everything now, if armed: a publisher just learned that a batch is ordered."""
         if self.armed:
             self.armed = False
             if self.up:
@@ -67,11 +67,11 @@ class Restarts:
             self._close_publishers()
 
     def _close_publishers(self) -> None:
-        """Some publishers are closed while the cluster is down: they have to hear of their losses all the same."""
+        """Close some publishers while the cluster is down: their losses must be reported to them all the same."""
         queue, rng = self._world.queue, random.Random(f"{self._world.seed}:closes:{self._world.queue.now_us}")
         for publisher in self._world.live_publishers():
             if rng.random() < (_CLOSED_SHARE if publisher.busy else 1 - _CLOSED_SHARE):
-                queue.after(rng.randrange(SECOND_US // 10), partial(publisher.tell, publisher.close))
+                queue.after(rng.randrange(SECOND_US // 10), partial(publisher.submit, publisher.close))
 
     def _begin_later(self) -> int:
         down_us = self._rng.randrange(SECOND_US // 10, 4 * SECOND_US)
@@ -80,7 +80,7 @@ class Restarts:
 
     # --- a clean stop -------------------------------------------------------------------------------------------------
     def stop_cleanly(self) -> tuple[str, int] | None:
-        """As `down` and `up`: brokers leave, the sequencer drains, replicas go last; then the next generation."""
+        """Stop and start like `down` and `up`: brokers leave, the sequencer drains, replicas end; then start again."""
         world = self._world
         if not self.up:
             return None
@@ -103,7 +103,7 @@ class Restarts:
         self._wait_for_drain(world.queue.now_us + 2 * _DRAIN_US_MAX)
 
     def _wait_for_drain(self, until_us: int) -> None:
-        """The clean stop may fail, since other things break meanwhile: then it is one more loss of the fabric."""
+        """Wait for the drain. The stop may fail because of other faults: then it is one more loss of the fabric."""
         world = self._world
         if not self._stopping:
             return
@@ -141,7 +141,7 @@ class Restarts:
     def begin(self) -> None:
         """Start the next generation, as `up` does on an old data folder.
 
-        There is one cluster at a time: one that is still about to stop is killed first, and its fabric is lost.
+        There is one cluster at a time: a cluster that is still stopping is killed first, and its fabric is lost.
         """
         world = self._world
         if self.up or world.over():

@@ -1,6 +1,6 @@
-"""The cluster's roles as simulated processes: the same code that real processes run, driven by the event queue.
+"""The cluster's roles as simulated processes: production role code, driven by the event queue.
 
-Pollers sleep longer and longer while nothing happens, and a doorbell (which may be lost) wakes them, so quiet times
+Pollers sleep longer and longer while nothing happens, and a doorbell (which may be lost) wakes them. So quiet times
 cost nothing.
 """
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 _SLEEP_FIRST_US = 800
 _BREATH_US = 30_000
-"""Between getting ready for a planned move and beginning: the leader goes on meanwhile."""
+"""Time between being ready for a planned move and beginning it. Meanwhile the leader continues."""
 
 
 class SimBell:
-    """Rings other processes of the cluster, unless the ring is lost."""
+    """A doorbell to other processes of the cluster. A ring may be lost."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -55,21 +55,21 @@ class SimBell:
 
 
 class SimJournal:
-    """What a role notes goes into the trace."""
+    """The journal of a role: its notes go into the trace."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     def note(self, event: str, /, **facts: object) -> None:
-        told = ", ".join(f"{name}={value}" for name, value in facts.items())
-        self._process.world.note(self._process.name, f"JOURNAL {event}: {told}")
+        text = ", ".join(f"{name}={value}" for name, value in facts.items())
+        self._process.world.note(self._process.name, f"JOURNAL {event}: {text}")
 
     def warn(self, event: str, /, **facts: object) -> None:
         self.note(event, **facts)
 
 
 class Poller(Process):
-    """A process with a loop: step, and sleep if nothing moved."""
+    """A process with a loop: step, and sleep if the step moved nothing."""
 
     def __init__(self, world: World, name: str, host: str) -> None:
         super().__init__(world, name, host)
@@ -83,14 +83,14 @@ class Poller(Process):
         self._planned_us: int | None = None
 
     def start(self) -> None:
-        """Begin. Others may already know of it: it can be interrupted, and worse, from its first instruction on."""
-        self.tell(self._boot)
+        """Begin. Others may already know this process: it can be interrupted or crash from its first instruction on."""
+        self.submit(self._boot)
 
     @abstractmethod
     def _boot(self) -> None: ...
 
     def wake(self, delay_us: int) -> None:
-        """Step in a while, if that is earlier than planned."""
+        """Step after a delay, if that is earlier than planned."""
         when_us = self.world.queue.now_us + delay_us
         if self._planned_us is None or when_us < self._planned_us:
             self._planned_us = when_us
@@ -98,7 +98,7 @@ class Poller(Process):
 
     def _due(self, when_us: int) -> None:
         if when_us == self._planned_us:
-            self.tell(self._poll)
+            self.submit(self._poll)
 
     def _poll(self) -> None:
         self._planned_us = None
@@ -111,19 +111,19 @@ class Poller(Process):
         self.wake(max(_SLEEP_FIRST_US // 4, min(self._sleep_us, until_us)))
 
     def job_us(self) -> int:
-        """How long the next job beside this process takes."""
+        """Return how long the next job on a worker thread takes."""
         return self.rng.randrange(1, 2 * self.world.plan.durable.job_us)
 
     @abstractmethod
     def step(self) -> bool:
-        """One pass of the role; True if something moved."""
+        """Run one pass of the role; True if something moved."""
 
     @abstractmethod
     def deadline_us(self) -> int | None:
-        """When the role wants to be called at the latest, by its own clock."""
+        """Return the latest time of the role's next call, by its own clock."""
 
     def sample(self, what: str, value: float, bound: float) -> None:
-        """Note how full something is."""
+        """Record how full a resource is."""
         self.world.seen(Sampled(at=self.world.queue.now_us, process=self.name, what=what, value=value, bound=bound))
 
 
@@ -136,13 +136,13 @@ class BrokerProcess(Poller):
         super().__init__(world, member.region_prefix, host)
         self.member = member
         self.broker: Broker | None = None
-        self.wires: set[int] = set()  # connections of which it has not heard that they are gone
-        self._ready: dict[int, Wire] = {}  # wires whose broker end has something to send
+        self.wires: set[int] = set()  # connections whose end has not been reported to this broker
+        self._ready: dict[int, Wire] = {}  # wires with output at the broker's end
         world.pollers[self.name] = self
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """The address at which it listens."""
         return self.member.host, self.member.port
 
     def _boot(self) -> None:
@@ -153,7 +153,7 @@ class BrokerProcess(Poller):
         listening = self.world.network.listening
         holder = listening.get(self.address)
         if holder is None or not holder.alive or holder.member.incarnation < self.member.incarnation:
-            listening[self.address] = self  # a zombie that was stopped before it listened does not get the port back
+            listening[self.address] = self  # a zombie that was stopped before it listened does not regain the port
         self.bell.ring("sequencer")
         self.wake(0)
 
@@ -171,13 +171,13 @@ class BrokerProcess(Poller):
 
     # --- connections --------------------------------------------------------------------------------------------------
     def wire_made(self, wire: Wire) -> None:
-        """A client connected."""
+        """Accept a client's connection."""
         if self.broker is None:
             return
         self.wires.add(wire.number)
         connection = wire.connection = self.broker.connect(Transport(lambda: self._is_ready(wire)))
         patience_us = int(HELLO_TIMEOUT_S * 1e6)
-        self.world.queue.after(patience_us, lambda: self.tell(lambda: self._check_hello(wire, connection)))
+        self.world.queue.after(patience_us, lambda: self.submit(lambda: self._check_hello(wire, connection)))
 
     def _is_ready(self, wire: Wire) -> None:
         self._ready.setdefault(wire.number, wire)
@@ -187,7 +187,7 @@ class BrokerProcess(Poller):
             wire.cut(1, 1)
 
     def bytes_in(self, wire: Wire, data: bytes) -> None:
-        """Bytes from a client."""
+        """Receive bytes from a client."""
         connection, rest = wire.connection, memoryview(data)
         while connection is not None and rest and not connection.peer.closing:
             buffer = connection.get_buffer()
@@ -198,7 +198,7 @@ class BrokerProcess(Poller):
         self._ready.setdefault(wire.number, wire)
 
     def wire_lost(self, wire: Wire) -> None:
-        """The connection is gone."""
+        """Close a connection that is gone."""
         self.wires.discard(wire.number)
         if wire.connection is not None:
             wire.connection.closed()
@@ -218,25 +218,25 @@ class BrokerProcess(Poller):
         self.world.broker_died(self, silently)
 
     def leave(self) -> None:
-        """It is asked to stop: it settles what it took."""
+        """Stop when asked: settle all accepted batches first."""
         if self.world.network.listening.get(self.address) is self:
             del self.world.network.listening[self.address]
         if self.broker is not None:
-            self.tell(self.broker.leave)
+            self.submit(self.broker.leave)
 
     @property
     def unanswered(self) -> int:
-        """How many of its entries have no outcome yet."""
+        """The number of its entries that have no outcome yet."""
         if self.broker is None or not self.alive:
             return 0
         return len(self.broker.relay.waiting) + self.broker.lanes.unacked
 
     def take_last_sample(self) -> None:
-        """In the end everything that it published has an outcome."""
+        """Check at the end that every published entry has an outcome."""
         self.sample("entries without an outcome", self.unanswered, 0)
 
     def take_samples(self) -> None:
-        """How full the broker is."""
+        """Record how full the broker is."""
         if self.broker is not None and self.alive:
             ingest, sizes = self.broker.ingest, self.world.sizes
             self.sample("pending slots", ingest.used_slots, sizes.pending_slots)
@@ -246,7 +246,7 @@ class BrokerProcess(Poller):
 
 
 class ReplicaProcess(Poller):
-    """One run of a replica, from its start to its end. It belongs to the disk that it was started on."""
+    """One run of a replica, from its start to its end. It keeps the disk on which it was started."""
 
     role = "replica"
 
@@ -286,7 +286,7 @@ class ReplicaProcess(Poller):
             )
         except (DiskFailed, DiskFull, WrongFolder) as error:
             world.note(self.name, f"can't start: {error}")
-            self.die()  # it is started again later, as by a supervisor
+            self.die()  # the supervisor starts it again later
             return
         world.note(self.name, f"is {self.member.ref.region_prefix}")
         self.wake(0)
@@ -301,7 +301,7 @@ class ReplicaProcess(Poller):
         return moved
 
     def deadline_us(self) -> int | None:
-        """None: heartbeats and looks at the store may be late, as on a busy host, so that quiet times cost little."""
+        """None: heartbeats and checks of the store may be late, as on a busy host, so that quiet times cost little."""
         return None
 
     def on_death(self, silently: bool) -> None:  # noqa: ARG002 - the hook's signature
@@ -310,7 +310,7 @@ class ReplicaProcess(Poller):
 
 
 class SequencerProcess(Poller):
-    """One leadership, from its takeover to its end; or, with a number, a standby with any number of them."""
+    """One leadership, from its takeover to its end. With a number: a standby, which may lead any number of times."""
 
     role = "sequencer"
 
@@ -318,25 +318,25 @@ class SequencerProcess(Poller):
         super().__init__(world, name, host)
         self.sequencer: Sequencer | None = None
         self.number = number
-        self.candidate: StandbySequencer | None = None
+        self.standby: StandbySequencer | None = None
         self._draining = self.drained = False
-        self._ready: Sequencer | None = None  # asked to take over, while the other one still leads
-        self._begin_us = 0  # then
+        self._ready: Sequencer | None = None  # asked to take over while the other leader still leads
+        self._begin_us = 0  # when `_ready` begins
         if number is None:
             world.pollers["sequencer"] = self
 
     def _boot(self) -> None:
         if self.number is None:
-            self._reign(None)
+            self._lead(None)
         else:
             after_us = int(DEFAULTS.sequencer.takeover_after_ms * 1_000)
             self.directory.elections.register(self.number, self.name, pid=0)
             env = Env(self.clock, self.bell, self.journal)
             cluster = ClusterParts(self.fabric, self.directory, self.world.sizes)
-            self.candidate = StandbySequencer(env, cluster, self.number, self.name, after_us)
+            self.standby = StandbySequencer(env, cluster, self.number, self.name, after_us)
         self.wake(0)
 
-    def _reign(self, epoch: int | None) -> None:
+    def _lead(self, epoch: int | None) -> None:
         self.sequencer = self._make(epoch)
         self.sequencer.begin()
         self._started(self.sequencer, f"starts epoch {self.sequencer.epoch}")
@@ -351,14 +351,14 @@ class SequencerProcess(Poller):
         if self.clock.now_us() < self._begin_us:
             return False
         self._ready = None
-        self.world.candidates.reigns(self)
+        self.world.elections.leads(self)
         ready.begin()
         self.sequencer = ready
         self._started(ready, f"starts epoch {ready.epoch}, as asked")
         return True
 
     def _started(self, sequencer: Sequencer, what: str) -> None:
-        """Unless another one has started since: it may have been stopped right after its transaction."""
+        """Record the start of an epoch, unless a later one has started: this process may have stopped in between."""
         self.world.note(self.name, what)
         directory = self.world.directory
         ends = (
@@ -369,16 +369,16 @@ class SequencerProcess(Poller):
         if ends is not None:
             self.world.seen(EpochStarted(at=self.world.queue.now_us, epoch=sequencer.epoch, ends=ends))
 
-    def _stand_by(self, candidate: StandbySequencer) -> bool:
-        """Watch the leader. A process of the same host that is gone is seen to be gone."""
-        watched = next((process for process in self.world.processes if process.name == candidate.watched), None)
+    def _stand_by(self, standby: StandbySequencer) -> bool:
+        """Watch the leader. The end of a process on the same host is visible."""
+        watched = next((process for process in self.world.processes if process.name == standby.watched), None)
         if watched is not None and watched.host == self.host and not watched.alive:
-            candidate.process_ended(watched.name)
-        if self._draining or (epoch := candidate.look()) is None:
+            standby.process_ended(watched.name)
+        if self._draining or (epoch := standby.look()) is None:
             return False
-        if candidate.hurries:
-            self.world.candidates.reigns(self)
-            self._reign(epoch)
+        if standby.hurries:
+            self.world.elections.leads(self)
+            self._lead(epoch)
         else:
             self._ready, self._begin_us = self._make(epoch), self.clock.now_us() + _BREATH_US
             self.world.note(self.name, f"is ready for epoch {epoch}")
@@ -388,18 +388,18 @@ class SequencerProcess(Poller):
         if self._ready is not None:
             return self._begin(self._ready)
         if self.sequencer is None:
-            return self.candidate is not None and self._stand_by(self.candidate)
+            return self.standby is not None and self._stand_by(self.standby)
         if self._draining:
             self.drained = self.drained or self.sequencer.drain()
             return False
         moved = self.sequencer.round() > 0
         if (
             self.sequencer.epoch == self.directory.elections.started_epoch()
-        ):  # else its rings may be reused under its eyes
+        ):  # else another leader may reuse its rings while it reads them
             for problem in self.sequencer.problems:
                 self.world.seen(RoleFailed(at=self.world.queue.now_us, process=self.name, error=problem))
         self.sequencer.problems.clear()
-        if self.sequencer.deposed and self.candidate is not None:
+        if self.sequencer.deposed and self.standby is not None:
             self.world.note(self.name, "is deposed and stands by")
             self.sequencer = None
         elif self.sequencer.deposed:
@@ -410,17 +410,17 @@ class SequencerProcess(Poller):
     def deadline_us(self) -> int | None:
         if self._ready is not None:
             return self._begin_us
-        if self.sequencer is None and self.candidate is not None:
-            return self.clock.now_us() + self.candidate.wait_us()
+        if self.sequencer is None and self.standby is not None:
+            return self.clock.now_us() + self.standby.wait_us()
         return self.sequencer.next_deadline_us() if self.sequencer is not None else None
 
     def drain(self) -> None:
-        """It is asked to stop: everything ordered shall be durable before."""
+        """Stop when asked: make everything that is ordered durable first."""
         self._draining = True
         self.wake(0)
 
     def take_samples(self) -> None:
-        """How full the sequencer is."""
+        """Record how full the sequencer is."""
         if self.sequencer is None or not self.alive:
             return
         for number, lane in self.sequencer.lanes.items():

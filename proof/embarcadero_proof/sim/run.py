@@ -1,4 +1,4 @@
-"""Running seeds: one, or thousands on all cores; reports, and the story of a seed that failed."""
+"""Run seeds: one, or thousands on all cores; reports, and the story of a seed that failed."""
 
 from __future__ import annotations
 
@@ -36,55 +36,55 @@ from embarcadero_proof.sim.watch import Watch
 from embarcadero_proof.sim.world import ACKS_MIN, World
 
 BUG_SEEDS = 200
-"""A injected bug has to be caught within this many seeds."""
+"""An injected bug has to be caught within this many seeds."""
 
 _STORY_BEFORE, _STORY_AFTER = 60, 5
 
 
 class BugReport(msgspec.Struct, kw_only=True):
-    """Which seed caught a injected bug, and how."""
+    """Which seed caught an injected bug, and how."""
 
     name: str
     seed: int | None
-    promise: str = ""  # the checkers that have to catch it, and did
+    promise: str = ""  # the checkers that must catch the bug, and did
     sentence: str = ""
-    seeds_needed: int = 0  # how many were run until one caught it
-    broken: dict[str, int] = {}  # all that the seed broke, and how often; if none caught it, the first that broke any
+    seeds_needed: int = 0  # number of runs until a seed caught it
+    broken: dict[str, int] = {}  # violations of that seed by checker; if no seed caught it, of the first with any
 
     @property
     def caught(self) -> bool:
-        """Whether those caught it that have to."""
+        """Whether every checker that must catch the bug did."""
         return bool(self.promise)
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The result in words."""
         others = ", ".join(self.broken)
         if not self.caught:
-            return f"[red]only by {others}" if others else "[red]survives"
+            return f"[red]caught only by {others}" if others else "[red]not caught"
         return self.promise if self.promise == others or not others else f"{self.promise} (all: {others})"
 
 
 class BugsReport(msgspec.Struct, kw_only=True):
-    """What came of all injected bugs."""
+    """Results of all injected bugs."""
 
     bugs: list[BugReport]
 
     @property
     def good(self) -> bool:
-        """Whether each was caught by what has to catch it, and no checker could be missed."""
+        """Whether each bug was caught by the right checkers, and no checker is superfluous."""
         return all(bug.caught for bug in self.bugs) and not self.idle
 
     @property
     def idle(self) -> list[str]:
-        """Promises whose checkers could be turned off, and every bug would still be noticed."""
+        """Promises whose checkers could be turned off while every bug is still noticed."""
         alone = {promise for bug in self.bugs if len(bug.broken) == 1 for promise in bug.broken}
         return [promise for promise in CHECKERS if promise not in alone]
 
     def table(self) -> Table:
-        """For people."""
-        idle = f"no bug is left to the checkers of {', '.join(self.idle)} alone" if self.idle else None
-        table = Table("injected bug", "what it is", "patch point", "caught by", "seed", "seeds needed", "how",
+        """A table for the terminal."""
+        idle = f"no bug is noticed only by the checkers of {', '.join(self.idle)}" if self.idle else None
+        table = Table("injected bug", "description", "patch point", "caught by", "seed", "seeds needed", "violation",
                       title="injected bugs", caption=idle)  # fmt: skip
         for bug in self.bugs:
             known = BUGS[bug.name]
@@ -95,9 +95,9 @@ class BugsReport(msgspec.Struct, kw_only=True):
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """A run keeps nearly all that it makes until its end: looking for garbage meanwhile is a tenth of its time.
+    """Disable the garbage collector, which takes a tenth of the time: a run keeps nearly all objects until its end.
 
-    So do its checkers. The caller lets go of it before the collector comes back, which goes over it only once then.
+    The same holds for its checkers. The caller drops the run before the collector is on again, which visits it once.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -111,7 +111,7 @@ def _no_collector() -> Iterator[None]:
 def run_world(
     seed: int, bugs: Sequence[str] = (), keep_trace: bool = False, bias: Bias | None = None, swarm: bool = True
 ) -> World:  # fmt: skip
-    """Run one seed to its end; with a bias, or with the one of the injected bugs, and then without a swarm."""
+    """Run one seed to its end. With a bias, or with injected bugs and their bias, it has no swarm."""
     plan = make_plan(seed, bias=bias or bias_of(bugs), swarm=swarm and not bugs)
     return run_plan(plan, bugs, keep_trace)
 
@@ -126,7 +126,7 @@ def run_plan(plan: Plan, bugs: Sequence[str] = (), keep_trace: bool = False) -> 
 
 @_no_collector()
 def run_seed(seed: int, bugs: Sequence[str] = (), bias: Bias | None = None, swarm: bool = True) -> SeedReport:
-    """Run one seed and let all checkers look at its history."""
+    """Run one seed and give its history to all checkers."""
     began = time.process_time()
     world = run_world(seed, bugs, bias=bias, swarm=swarm)
     history = world.history
@@ -154,7 +154,7 @@ def run_seed(seed: int, bugs: Sequence[str] = (), bias: Bias | None = None, swar
 
 
 def _violations(world: World) -> list[Violation]:
-    """Everything that is wrong with a finished run; first of all that it had to be given up."""
+    """List all violations of a finished run, first that it had to be given up."""
     found = [Violation("RUN", world.queue.now_us, world.endless)] if world.endless else []
     found += [violation for check in CHECKERS.values() for violation in check(world.history)]
     stored = sum(settled.verdict is Verdict.STORED for settled in world.history.of(Settled))
@@ -165,7 +165,7 @@ def _violations(world: World) -> list[Violation]:
 
 
 def run_seeds(seeds: Sequence[int], jobs: int = 0, swarm: bool = True) -> Iterable[SeedReport]:
-    """Run many seeds on `jobs` processes (0: one per core); reports come as they are done."""
+    """Run many seeds on `jobs` processes (0: one per core); yield reports as seeds finish."""
     jobs, run = jobs or os.cpu_count() or 1, partial(run_seed, swarm=swarm)
     if jobs == 1 or len(seeds) == 1:
         yield from map(run, seeds)
@@ -183,7 +183,7 @@ def run_seeds(seeds: Sequence[int], jobs: int = 0, swarm: bool = True) -> Iterab
 
 
 def story(seed: int, bugs: Sequence[str] = ()) -> str:
-    """Run a seed again and report what happened around its first violation."""
+    """Run a seed again and describe the steps around its first violation."""
     world = run_world(seed, bugs, keep_trace=True)
     violations, steps = _violations(world), world.trace.steps
     if not violations:
@@ -191,8 +191,8 @@ def story(seed: int, bugs: Sequence[str] = ()) -> str:
         head = f"seed {seed}: every promise holds; its last steps:"
     else:
         first = violations[0] if world.endless else min(violations, key=lambda violation: violation.at)
-        place = sum(step.at <= first.at for step in steps)
-        around = steps[max(0, place - _STORY_BEFORE) : place + _STORY_AFTER]
+        position = sum(step.at <= first.at for step in steps)
+        around = steps[max(0, position - _STORY_BEFORE) : position + _STORY_AFTER]
         broken = [f"  {v.promise} at {v.at} us: {v.sentence}" for v in violations[:10]]
         head = "\n".join([f"seed {seed} breaks promises, {len(violations)} times:", *broken])
     lines = [f"  {step.at / 1e6:12.6f}  {step.who:<14} {step.what[:220]}" for step in around]
@@ -201,9 +201,9 @@ def story(seed: int, bugs: Sequence[str] = ()) -> str:
 
 
 def shrink(
-    seed: int, bugs: Sequence[str] = (), tries: int = TRIES, told: Callable[[str], None] = lambda _line: None
+    seed: int, bugs: Sequence[str] = (), tries: int = TRIES, progress: Callable[[str], None] = lambda _line: None
 ) -> tuple[Shrinker | None, str]:
-    """Make a failing run as small as it gets, and print its story; None if every promise holds."""
+    """Make a failing run as small as possible, and return its story; None if every promise holds."""
     bias, swarm = bias_of(bugs), not bugs
 
     def run(plan: Plan) -> Outcome:
@@ -213,7 +213,7 @@ def shrink(
     first = run(make_plan(seed, bias=bias, swarm=swarm))
     if not first.violations:
         return None, f"seed {seed}: every promise holds"
-    shrinker = Shrinker(seed, first, run, bias, swarm, tries, told)
+    shrinker = Shrinker(seed, first, run, bias, swarm, tries, progress)
     shrinker.shrink()
     world = run_plan(shrinker.plan(shrinker.cuts), bugs, keep_trace=True)
     broken = [v for v in _violations(world) if v.promise == shrinker.promise]
@@ -222,11 +222,11 @@ def shrink(
 
 
 def _shrink_all(console: Console, first: int, last: int) -> int:
-    """`--shrink`: the smallest story of each failing seed. Returns the exit code."""
-    code = 0
+    """Run `--shrink`: print the smallest story of each failing seed. Returns the exit code."""
+    code, stderr = 0, Console(stderr=True)
     for seed in range(first, last):
-        shrinker, told = shrink(seed, told=lambda line: Console(stderr=True).print(line, markup=False, highlight=False))
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        shrinker, text = shrink(seed, progress=lambda line: stderr.print(line, markup=False, highlight=False))
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
         code = code if shrinker is None else 1
     return code
 
@@ -234,7 +234,7 @@ def _shrink_all(console: Console, first: int, last: int) -> int:
 def run_cli(first: int, last: int, *, jobs: int = 0, report: Path | None = None, json: bool = False,
             trace: bool = False, bugs: bool = False, results: Path | None = None,
             show: Path | None = None, smaller: bool = False) -> int:  # fmt: skip
-    """`embarcadero-proof sim`: run seeds, or the injected bugs; or show what is on record. Returns the exit code."""
+    """Run `embarcadero-proof sim`: seeds, injected bugs, or a recorded report. Returns the exit code."""
     console = Console(stderr=json)
     if smaller:
         return _shrink_all(console, first, last)
@@ -258,7 +258,7 @@ def run_cli(first: int, last: int, *, jobs: int = 0, report: Path | None = None,
 
 
 def _run_seeds(console: Console, first: int, last: int, jobs: int, results: Path | None) -> RunReport:
-    """Run those that have no result yet, and put each on record as it is done."""
+    """Run the seeds that have no result yet, and record each result immediately."""
     began = time.monotonic()
     record = Record(results, code_version()) if results is not None else None
     left: Sequence[int] = range(first, last) if record is None else record.missing(first, last)
@@ -273,7 +273,7 @@ def _run_seeds(console: Console, first: int, last: int, jobs: int, results: Path
     except KeyboardInterrupt:
         if record is None:
             raise
-        console.print(f"stopped; {len(record.reports):,} seeds are on record, the same command goes on from there")
+        console.print(f"stopped; {len(record.reports):,} seeds are recorded, run the same command again to continue")
     everything = sorted(done, key=lambda report: report.seed) if record is None else record.all()
     return summary(everything, time.monotonic() - began, " ".join(["embarcadero", *sys.argv[1:]]))
 
@@ -290,25 +290,25 @@ def _run_bugs(console: Console, jobs: int) -> BugsReport:
 
 @lru_cache(maxsize=1_000)
 def _holds(seed: int, bias: Bias | None) -> bool:
-    """Whether a seed keeps every promise when nothing is injected; several bugs may ask for the same one."""
+    """Whether a seed keeps every promise without injected bugs; several bugs may need the same seed."""
     return run_seed(seed, bias=bias, swarm=False).holds
 
 
 HUNTED: Final = [name for name, bug in BUGS.items() if bug.by or bug.scope]
-"""Bugs that seeds or scopes catch; the others are for tests."""
+"""Bugs that seeds or scopes catch. Unit tests catch the others."""
 
 
 def hunt_all(jobs: int = 0, seeds: int = BUG_SEEDS, names: Sequence[str] = ()) -> Iterable[BugReport]:
-    """Hunt injected bugs (all of HUNTED, if none is named), each in a process of its own."""
+    """Hunt injected bugs (default: all of HUNTED), each in a process of its own."""
     with worker_pool(jobs) as pool:
         yield from pool.map(partial(hunt, seeds=seeds), names or HUNTED)
 
 
 def hunt(name: str, seeds: int = BUG_SEEDS) -> BugReport:
-    """Run seeds with a injected bug until its checkers catch it: seeds known to do, then all others below `seeds`.
+    """Run seeds with an injected bug until its checkers catch it: first its witnesses, then all others below `seeds`.
 
-    A seed counts only if it keeps every promise without the bug. Some are looked for in small scopes, too, or there
-    only.
+    A seed counts only if it keeps every promise without the bug. Some bugs are also searched for in small scopes, or
+    only there.
     """
     bug, tried = BUGS[name], 0
     scoped = _hunt_exhaustively(name, bug.scope) if bug.scope else None
@@ -335,7 +335,7 @@ def hunt(name: str, seeds: int = BUG_SEEDS) -> BugReport:
 
 
 def caught_by(history: History, violations: list[Violation]) -> dict[str, list[Violation]]:
-    """Violations by checker. A role that failed is counted apart from P8: it noticed by itself, not a checker."""
+    """Group violations by checker. A failed role is counted separately from P8: the role noticed, not a checker."""
     failed = {f"{role.process} failed: {role.error}" for role in history.of(RoleFailed)}
     found: dict[str, list[Violation]] = {}
     for violation in violations:
@@ -345,7 +345,7 @@ def caught_by(history: History, violations: list[Violation]) -> dict[str, list[V
 
 
 def _hunt_exhaustively(name: str, scope: str) -> BugReport:
-    """Look at all interleavings of a scope, without the bug and with it."""
+    """Explore all interleavings of a scope, without the bug and with it."""
     case, variant = CASES[scope], VARIANTS[name]
     found = explore_case(case, variant).wrong if explore_case(case).good else ""
     return BugReport(name=name, seed=None, promise=found and f"exhaustive: {scope}", sentence=found)

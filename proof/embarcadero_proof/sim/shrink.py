@@ -1,8 +1,8 @@
-"""Making a failing run smaller: leave something out, run it again, keep that if the same promise is still broken.
+"""Shrink a failing run: leave something out, run it again, and keep the cut if the same promise is still broken.
 
-What can be left out: the rest in the end, faults (from the last on, by kind, one by one), streams, readers, brokers,
-hosts, bad weather, interrupts, time. A smaller run is another run, so nothing is certain to work; everything is
-tried, largest pieces first, until nothing more can go or the tries are used up.
+These can be left out: the rest at the end, faults (from the last on, by kind, one by one), streams, readers, brokers,
+hosts, bad weather, interrupts, time. A smaller run is another run, so no cut is certain to work. The shrinker tries all
+cuts, largest first, until no more succeeds or the tries are used up.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from embarcadero_proof.sim.network import Weather
 from embarcadero_proof.sim.plan import SECOND_US, Plan, make_plan
 
 TRIES: Final = 150
-"""How many runs there are at most to make one smaller."""
+"""Most runs to shrink one run."""
 
 _PHASE_US_MIN: Final = 2 * SECOND_US
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """What is left out of a seed's run."""
+    """The parts of a seed's run that are left out."""
 
     rest: bool = False
-    faults_max: int | None = None  # faults beyond so many do not happen
-    faults: frozenset[int] = frozenset()  # neither do those, counted from 0
+    faults_max: int | None = None  # later faults do not happen
+    faults: frozenset[int] = frozenset()  # these faults do not happen either, counted from 0
     kinds: frozenset[str] = frozenset()
     streams: frozenset[str] = frozenset()
     readers: frozenset[str] = frozenset()
@@ -39,7 +39,7 @@ class Cuts:
     phase_us: int | None = None
 
     def applied(self, plan: Plan) -> Plan:
-        """A plan without it."""
+        """Apply the cuts to a plan."""
         plan.rest_us = 0 if self.rest else plan.rest_us
         plan.faults_max, plan.faults_off = self.faults_max, self.faults
         plan.faults = {kind: every for kind, every in plan.faults.items() if kind not in self.kinds}
@@ -55,15 +55,15 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one try."""
+    """Results of one try."""
 
     violations: list[Violation]
-    happened: tuple[int, ...]  # the numbers of the faults that did
-    numbered: int  # those that were about to
+    happened: tuple[int, ...]  # numbers of the faults that happened
+    numbered: int  # faults that were due
 
     @property
     def faults(self) -> int:
-        """How many there were."""
+        """The number of faults."""
         return len(self.happened)
 
 
@@ -71,30 +71,30 @@ Run = Callable[[Plan], Outcome]
 
 
 class Shrinker:
-    """Makes the run of one seed smaller as long as it breaks the promise that it broke at `first`."""
+    """Shrinks the run of one seed as long as it breaks the promise that `first` broke."""
 
     def __init__(self, seed: int, first: Outcome, run: Run, bias: Bias | None = None, swarm: bool = True,
-                 tries: int = TRIES, told: Callable[[str], None] = lambda _line: None) -> None:  # fmt: skip
+                 tries: int = TRIES, progress: Callable[[str], None] = lambda _line: None) -> None:  # fmt: skip
         self._seed, self._run, self._bias, self._swarm = seed, run, bias, swarm
         self.first = self.outcome = first
         self.promise = first_promise(first.violations)
-        self._told, self._left = told, tries
+        self._progress, self._tries_max = progress, tries
         self.cuts = Cuts()
         self.tries = 0
 
     def plan(self, cuts: Cuts) -> Plan:
-        """The seed's run without what is cut."""
+        """Return the plan of the seed's run with these cuts."""
         return cuts.applied(make_plan(self._seed, bias=self._bias, swarm=self._swarm))
 
     def shrink(self) -> None:
-        """Leave out whatever can be."""
+        """Apply all cuts that keep the violation."""
         for step in (self._rest, self._fault_count, self._kinds, self._single_faults, self._cast, self._time,
                      self._kinds, self._single_faults):  # fmt: skip
             step()
 
     def _try(self, what: str, **changes: object) -> bool:
-        """Whether the run still breaks the promise with one more cut; then the cut stays."""
-        if self.tries >= self._left:
+        """Run with one more cut. If the run still breaks the promise, keep the cut and return True."""
+        if self.tries >= self._tries_max:
             return False
         self.tries += 1
         cuts = replace(self.cuts, **changes)  # type: ignore[arg-type]
@@ -102,16 +102,16 @@ class Shrinker:
         if not any(violation.promise == self.promise for violation in outcome.violations):
             return False
         self.cuts, self.outcome = cuts, outcome
-        self._told(f"without {what}: {outcome.faults} faults, {self.promise} is still broken")
+        self._progress(f"without {what}: {outcome.faults} faults, {self.promise} is still broken")
         return True
 
     # --- steps --------------------------------------------------------------------------------------------------------
     def _rest(self) -> None:
         if self.plan(self.cuts).rest_us:
-            self._try("the rest in the end", rest=True)
+            self._try("the rest at the end", rest=True)
 
     def _fault_count(self) -> None:
-        """The fewest first faults that are enough. Up to the last of them, the run is the same."""
+        """Find the smallest number of first faults that is enough. Up to the last of them, the run is the same."""
         fewest, enough = 0, self.outcome.numbered
         while fewest < enough:
             middle = (fewest + enough) // 2
@@ -147,14 +147,14 @@ class Shrinker:
 
     def _time(self) -> None:
         while (phase_us := self.plan(self.cuts).fault_phase_us // 2) >= _PHASE_US_MIN:
-            if not self._try(f"what comes after {phase_us / SECOND_US:.1f} s", phase_us=phase_us):
+            if not self._try(f"everything after {phase_us / SECOND_US:.1f} s", phase_us=phase_us):
                 return
 
 
 def left_out(cuts: Cuts) -> Iterator[str]:
-    """What was cut, in words."""
+    """Yield the cuts in words."""
     if cuts.rest:
-        yield "the rest in the end"
+        yield "the rest at the end"
     if cuts.faults_max is not None:
         yield f"faults after the first {cuts.faults_max}"
     if cuts.faults:
@@ -169,5 +169,5 @@ def left_out(cuts: Cuts) -> Iterator[str]:
 
 
 def first_promise(violations: Sequence[Violation]) -> str:
-    """The promise to look at: the first broken one that is about the log, not about the run."""
+    """Return the first broken promise of the log, else of the run."""
     return next((v.promise for v in violations if v.promise != "RUN"), violations[0].promise)

@@ -1,8 +1,8 @@
-"""A simulated reader of whole topics: it asks where a lane starts and ends, then reads what is between.
+"""A simulated reader of whole topics: it asks for both ends of a lane, then reads the span between.
 
 `read()` and `scan()` of the client, the "earliest" of a Spark query and the plan of a tiering job all begin with such
-an answer, and take its start for the first batch that there is. So an answer with a start above readable batches hides
-them without an error. This reader asks again soon after a refusal: while a lane is recovered, it asks all the time.
+an answer, and take its start for the first existing batch. So an answer with a start above readable batches hides them
+without an error. This reader asks again soon after a refusal, so it asks often while a lane is recovered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World
 
 SPANS_FROM_SEED: Final = 80_000
-"""From then on runs with replicas have such a reader."""
+"""From this seed on runs with replicas have such a reader."""
 
 _PATIENCE_US: Final = 5_000_000
 _SOON_US: Final = (1_000, 30_000)
@@ -39,7 +39,7 @@ class SpanCore(ProbeCore):
         self.reader: SubscriberCore | None = None
 
     def begin(self, reader: SubscriberCore, now_us: int) -> None:
-        """Read with this one, over all connections."""
+        """Read with this subscriber, over all connections."""
         self.reader = reader
         for link in self.links.values():
             reader.on_connected(link, now_us)
@@ -90,7 +90,7 @@ class SpanProcess(ClientProcess):
         self._plan(_LATER_US)
 
     def _plan(self, span_us: tuple[int, int]) -> None:
-        self.world.queue.after(self.rng.randrange(*span_us), lambda: self.tell(self._ask))
+        self.world.queue.after(self.rng.randrange(*span_us), lambda: self.submit(self._ask))
 
     def _ask(self) -> None:
         late = self.world.queue.now_us > self._began_us + _PATIENCE_US
@@ -121,9 +121,9 @@ class SpanProcess(ClientProcess):
                 self._end(_LATER_US)
 
     def _begin(self, tail: m.TailIs) -> None:
-        """Read from the start that was reported: by index as `scan` does, or by seq as `read` does.
+        """Read from the reported start: by index as `scan` does, or by seq as `read` does.
 
-        A seq that is lost names no record: a reader begins behind what is lost, and no gap reports that.
+        A lost seq names no record: a reader begins after the lost records, and no gap reports that.
         """
         self._number += 1
         self._stop, by_seq = tail.durable_index, self.rng.random() < 0.5 and not self.world.tiering.on
@@ -140,7 +140,7 @@ class SpanProcess(ClientProcess):
 
     @property
     def reads(self) -> bool:
-        """Whether it is on its way through a lane."""
+        """Whether it is reading a lane."""
         return self._spans.reader is not None
 
     @property
@@ -162,7 +162,7 @@ class SpanProcess(ClientProcess):
             return
         elif position is not None:
             self.world.seen(Passed(at=now_us, reader=self._reader_name, lane=reader.lane, index=position))
-        self.world.seen(Died(at=now_us, process=self._reader_name))  # it reads no further than the end that it learned
+        self.world.seen(Died(at=now_us, process=self._reader_name))  # it reads only up to the end that it learned
         self._end(_LATER_US)
 
     def _end(self, next_us: tuple[int, int]) -> None:

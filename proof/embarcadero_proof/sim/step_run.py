@@ -1,5 +1,5 @@
-"""Every step of the protocol, one after the other: one run in which a role ends there, one in which a role stops
-there past every lease, is replaced, and goes on. The step has to be reached, and every promise has to hold.
+"""Every step of the protocol, one after the other: in one run a role ends at the step; in another it stops there past
+every lease, is replaced, and continues. A role has to reach the step, and every promise has to hold.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from embarcadero_proof.sim.steps import StepFault, Way
 from embarcadero_proof.sim.world import World
 
 SEEDS_MAX: Final = 12
-"""So many runs are tried until one gets to a step."""
+"""Most runs to find one that reaches a step."""
 
 ACKS_MIN: Final = 30
-"""A run with fewer acks before all was healed shows nothing, so it fails."""
+"""A run with fewer acks before healing shows nothing, so it fails."""
 
 _PHASE_US: Final = 14 * SECOND_US
 _TRIGGERS: Final = {
@@ -53,25 +53,25 @@ _TRIGGERS: Final = {
     "replica.seal": ("replica-crash",),
     "replica.counting": ("replica-crash",),
 }
-"""What has to happen so that a role gets to steps whose names begin like this; the longest beginning counts."""
+"""Faults that make a role reach the steps whose names begin with the key; the longest matching key counts."""
 
 _LANES: Final = ("lane.", "closing.lanes", "seal.last")
-"""Steps that only runs with a topic of order 0 or 1 have."""
+"""Steps of runs with a topic of order 0 or 1."""
 
 CASES: Final = tuple(product(Step, Way))
 _SEEDS_APART: Final = 3
 
 
 class StepReport(msgspec.Struct, kw_only=True):
-    """What came of one step."""
+    """Results of one step."""
 
     step: str
     role: str
     way: str
     seed: int
-    reached: int = 0  # how often a role got there
-    struck: int = 0  # how often that was the end, or a long pause
-    acks: int = 0  # before all was healed
+    reached: int = 0  # how often a role reached the step
+    struck: int = 0  # how often the fault struck there
+    acks: int = 0  # before healing
     violations: list[str] = []
     failures: list[str] = []
     cpu_s: float = 0.0
@@ -85,7 +85,7 @@ class StepReport(msgspec.Struct, kw_only=True):
 
 
 class StepsReport(msgspec.Struct, kw_only=True):
-    """What came of all of them."""
+    """Results of all steps."""
 
     commit: str
     command: str
@@ -96,21 +96,21 @@ class StepsReport(msgspec.Struct, kw_only=True):
 
     @property
     def good(self) -> bool:
-        """Whether each case is."""
+        """Whether every case is good."""
         return all(case.good for case in self.cases)
 
     def table(self) -> Table:
-        """For people."""
+        """A table for the terminal."""
         table = Table("step", "role", "way", "seed", "reached", "struck", "acks", "verdict", title="steps")
         for case in self.cases:
-            verdict = "[green]holds" if case.good else f"[red]{(case.violations or ['no role got there'])[0]}"
+            verdict = "[green]holds" if case.good else f"[red]{(case.violations or ['no role reached it'])[0]}"
             table.add_row(case.step, case.role, case.way, str(case.seed), str(case.reached), str(case.struck),
                           str(case.acks), verdict)  # fmt: skip
         return table
 
 
 class LowWorld(World):
-    """A run whose lanes begin with ceilings so low that they have to be raised at once."""
+    """A run whose lanes begin with ceilings so low that the sequencer has to raise them immediately."""
 
     def start_roles(self) -> None:
         for topic in self.plan.topics if self.queue.now_us == 0 else ():
@@ -120,14 +120,14 @@ class LowWorld(World):
         super().start_roles()
 
 
-# --- worlds -----------------------------------------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------------------------------------
 def _triggers(step: Step) -> tuple[str, ...]:
     fitting = [start for start in _TRIGGERS if step.value.startswith(start)]
     return _TRIGGERS[max(fitting, key=len)] if fitting else ()
 
 
 def step_plan(step: Step, way: Way, seed: int) -> Plan | None:
-    """A small run in which that step is likely to be reached; None if this seed's run can't have it."""
+    """Return a small run that is likely to reach the step; None if this seed's run cannot have it."""
     plan = make_plan(seed, bias=Bias(faults=_triggers(step), every_s=3.0, interrupt_rate=0.000_5))
     if step.value.startswith(_LANES) and not plan.has_lanes:
         return None
@@ -153,7 +153,7 @@ def step_plan(step: Step, way: Way, seed: int) -> Plan | None:
 
 
 def run_step(step: Step, way: Way, first_seed: int = 0, bugs: Sequence[str] = ()) -> StepReport:
-    """Run seeds until one gets to the step, and let all checkers look at that one."""
+    """Run seeds until one reaches the step, and give its history to all checkers."""
     began = time.process_time()
     report = StepReport(step=step.value, role=step.role, way=way.value, seed=first_seed)
     tried, seed = 0, first_seed
@@ -171,23 +171,23 @@ def run_step(step: Step, way: Way, first_seed: int = 0, bugs: Sequence[str] = ()
 
 def _reported(world: World, step: Step, way: Way, seed: int) -> StepReport:
     found = [*check_all(world.history), *unread(world.history)]
-    told = [f"{violation.promise}: {violation.sentence}" for violation in found]
+    sentences = [f"{violation.promise}: {violation.sentence}" for violation in found]
     acks = acks_in_trouble(world.history)
     if world.endless:
-        told.insert(0, f"RUN: {world.endless}")
+        sentences.insert(0, f"RUN: {world.endless}")
     if acks < ACKS_MIN:
-        told.append(f"RUN: only {acks} batches were acked before all was healed; {ACKS_MIN} are needed")
+        sentences.append(f"RUN: only {acks} batches were acked before healing; {ACKS_MIN} are needed")
     return StepReport(
         step=step.value, role=step.role, way=way.value, seed=seed, reached=world.step_faults.counts[step.value],
-        struck=sum(world.step_faults.struck.values()), acks=acks, violations=told, failures=world.failures,
-        faults=dict(world.faults.counts), broken=sorted({line.partition(":")[0] for line in told}),
+        struck=sum(world.step_faults.struck.values()), acks=acks, violations=sentences, failures=world.failures,
+        faults=dict(world.faults.counts), broken=sorted({line.partition(":")[0] for line in sentences}),
     )  # fmt: skip
 
 
 def run_steps(
     cases: Sequence[tuple[Step, Way]] = CASES, jobs: int = 0, first_seed: int = 0
 ) -> Iterable[StepReport]:
-    """Run many on `jobs` processes (0: one per core), in order, each beginning with a seed of its own."""
+    """Run many cases on `jobs` processes (0: one per core), in order, each beginning with a seed of its own."""
     jobs = jobs or os.cpu_count() or 1
     steps, ways = [step for step, _ in cases], [way for _, way in cases]
     seeds = [first_seed + _SEEDS_APART * CASES.index(case) for case in cases]
@@ -199,7 +199,7 @@ def run_steps(
 
 
 def run_cli(*, jobs: int = 0, first_seed: int = 0, report: Path | None = None, json_out: bool = False) -> int:
-    """`embarcadero-proof sim --steps`: all steps, crashed and paused. Returns the exit code."""
+    """Run `embarcadero-proof sim --steps`: all steps, crashed and paused. Returns the exit code."""
     console, began = Console(stderr=json_out), time.monotonic()
     result = StepsReport(
         commit=commit(), command=f"embarcadero-proof sim --steps --seeds {first_seed}:{first_seed + 1}", cases=[]

@@ -1,6 +1,6 @@
-"""Trouble at a named step of the protocol: the first role there, once it is armed, ends or stops at that point.
+"""Faults at a named step of the protocol: the first role that reaches the armed step ends or stops there.
 
-Ordinary runs draw such a fault now and then; `step_run.py` goes through all steps, one run for each.
+Ordinary runs draw such a fault occasionally; `step_run.py` has one run for each step.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World
 
 STEPS_SHARE: Final = 0.1
-"""Share of the runs with other trouble that have some at a step as well."""
+"""Share of the runs with other faults that also have faults at a step."""
 
 _SECOND_US: Final = 1_000_000
 _PAUSE_US: Final = (6 * _SECOND_US, 15 * _SECOND_US)
-"""Longer than any lease, and any silence that others put up with."""
+"""Longer than any lease, and longer than any heartbeat timeout."""
 
 _REPLACED_US: Final = (_SECOND_US // 20, 2 * _SECOND_US)
 _NAP_US: Final = (_SECOND_US // 50, _SECOND_US)
 
 
 class Way(StrEnum):
-    """What happens at a step."""
+    """The kind of a step fault."""
 
     CRASH = "crash"  # the process ends there
-    PAUSE = "pause"  # it stops there past every lease, another one replaces it, and then it just goes on
-    NAP = "nap"  # the same, but it goes on soon after the other one began: its clients are still connected
+    PAUSE = "pause"  # it stops past every lease, another process replaces it, and then it continues
+    NAP = "nap"  # the same, but it continues soon after its replacement began: its clients are still connected
 
 
 @dataclass(frozen=True, slots=True)
 class StepFault:
-    """Armed at `after_us`, it strikes the next `times` processes that get to the step."""
+    """Armed at `after_us`, it strikes the next `times` processes that reach the step."""
 
     step: Step
     way: Way
@@ -48,7 +48,7 @@ class StepFault:
 
 
 def draw_step_faults(seed: int, phase_us: int) -> list[StepFault]:
-    """What a run has of such faults: most have none. The generator is their own, so other draws are as before."""
+    """Draw the step faults of a run; most have none. The generator is separate, so other draws do not change."""
     rng = random.Random(f"{seed}:steps")
     if rng.random() >= STEPS_SHARE:
         return []
@@ -71,7 +71,7 @@ class SimSteps:
 
 
 class StepFaults:
-    """All such faults of one run, and how often each step was reached."""
+    """All step faults of one run, and how often each step was reached."""
 
     def __init__(self, world: World) -> None:
         self._world, self._rng = world, random.Random(f"{world.seed}:step-faults")
@@ -82,7 +82,7 @@ class StepFaults:
             self.armed.setdefault(fault.step.value, []).append(fault)
 
     def reached(self, process: Process, name: str) -> None:
-        """A process is at a step that has faults."""
+        """Strike a process that reached a step with faults."""
         for fault in self.armed[name]:
             if self.struck[fault] < fault.times and self._may(process, fault):
                 self.struck[fault] += 1
@@ -94,7 +94,7 @@ class StepFaults:
             return False
         if not world.running or world.running[-1] is not process:
             return False
-        # An interrupted process waits until those that run inside of it go on: a long pause must not stop others too.
+        # An interrupted process waits for those that run inside it: a long pause must not stop others too.
         return len(world.running) <= (INTERRUPT_DEPTH_MAX if fault.way is Way.CRASH else 1)
 
     def _strike(self, process: Process, fault: StepFault) -> None:

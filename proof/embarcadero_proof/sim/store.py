@@ -1,8 +1,8 @@
-"""The store as one process reaches it: at once, after a wait for a lock, or not at all.
+"""The store as one process reaches it: immediately, after a wait for a lock, or not at all.
 
-As with the embedded store: a locked one makes writers wait for so long, and then they get a typed error; one that is
-down answers no request. A leader goes on and asks again later; another role that gets such an error in its
-own work ends, and is started again by its supervisor.
+It fails like the embedded store. When it is locked, writers wait for a time and then get a typed error. When it is
+down, it answers no request. A leader continues and asks again later. Another role that gets such an error in its own
+work ends, and its supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _BUSY_US = int(STORE_BUSY_S * 1e6)
 
 
 class SimStore:
-    """What one process has of the store. `locked_until_us` and `down_until_us`: set them, and it is so."""
+    """The store of one process. Set `locked_until_us` or `down_until_us` to cause the fault."""
 
     def __init__(self, store: MemoryStore, process: Process) -> None:
         self._store, self._process = store, process
         self.locked_until_us = self.down_until_us = 0
-        self.revision = store.revision  # the cheap question in every poll: its answer is acted on by a call below
+        self.revision = store.revision  # the cheap check of every poll: each action on its answer makes a call below
 
     def get(self, key: str) -> Item | None:
         self._reach(self.down_until_us)
@@ -65,7 +65,7 @@ class SimStore:
         pass
 
     def _reach(self, until_us: int) -> None:
-        """Wait until it can be reached, but not for long; everybody else goes on meanwhile."""
+        """Wait until the store can be reached, but not for long; all other processes continue meanwhile."""
         world = self._process.world
         if world.queue.now_us >= until_us or world.healed or self._process not in world.running:
             return

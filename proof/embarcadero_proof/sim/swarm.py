@@ -1,7 +1,7 @@
-"""Which of the further kinds of trouble a seed has: each is on in some runs and off in most.
+"""Which of the further kinds of faults a seed has. Each kind is on in some runs and off in most.
 
-A run in which everything breaks all the time shows less than many runs that each have a few kinds of trouble: one
-fault hides what another one would have shown. The generator is its own, so the rest of a run is drawn as without it.
+A run in which everything breaks all the time shows less than many runs with a few kinds of faults each: one fault hides
+the effect of another. The generator is separate, so the rest of a run does not depend on it.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ import random
 from typing import Final
 
 SHARE: Final = 0.6
-"""Share of the troubled runs that have any of these."""
+"""Share of the runs with faults that have any of these kinds."""
 
 NETWORK_KINDS: Final = ("partition", "swizzle", "acks-lost")
 CLOCK_KINDS: Final = ("clock-jump", "clock-frozen", "clock-strobe")
 STORE_KINDS: Final = ("store-locked", "store-down")
 CLUSTER_KINDS: Final = ("rolling-restart", "garbage")
 MEMBER_KINDS: Final = ("replica-drain", "replica-add")
-"""Only where there are replicas."""
+"""Only in runs with replicas."""
 
 VICTIM_KINDS: Final = ("lost-file", "swapped-files", "wrong-sector")
-"""Only where some replicas may lose what they synced."""
+"""Only where some replicas may lose synced data."""
 
 KINDS: Final = (*NETWORK_KINDS, *CLOCK_KINDS, *STORE_KINDS, *CLUSTER_KINDS, *MEMBER_KINDS, *VICTIM_KINDS)
 
 REST_S: Final = (5 * 60, 60 * 60)
-"""How long a run rests when all is settled, from and to."""
+"""Shortest and longest rest after all is settled."""
 
 LIGHT_REST_S: Final = (60, 5 * 60)
-"""The same where roles sleep lightly."""
+"""The same where roles wake up often."""
 
 
 def draw_rest_us(seed: int, lightly: bool = False) -> int:
-    """How long no client calls in the end."""
+    """Draw how long no client calls at the end."""
     return random.Random(f"{seed}:rest").randint(*(LIGHT_REST_S if lightly else REST_S)) * 1_000_000
 
 
 def draw_swarm(seed: int, replicas: int, victims: int) -> dict[str, float]:
-    """kind -> mean seconds between two of them."""
+    """Draw the kinds of faults: kind -> mean seconds between two of them."""
     rng = random.Random(f"{seed}:swarm")
     if rng.random() >= SHARE:
         return {}

@@ -1,6 +1,6 @@
-"""Further trouble: partitions, swizzled clogging, lost acks, clocks that jump, a store out of reach, members that move.
+"""Further faults: partitions, swizzled clogging, lost acks, jumping clocks, an unreachable store, changing members.
 
-Its generator is its own: what the other faults draw does not depend on it.
+The generator is separate: the random choices of other faults do not depend on it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ADDED_MAX = 2
 _FOLDERS_SHARE = 0.3
 
 FOLDERS_FROM_SEED = 10_000
-"""From then on some of the files that are lost are lost with all that is in their folder."""
+"""From this seed on some lost files are lost together with their whole folder."""
 
 
 class SwarmFaults:
-    """The further kinds, by name."""
+    """The further kinds of faults, by name."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -63,7 +63,7 @@ class SwarmFaults:
 
     # --- the network --------------------------------------------------------------------------------------------------
     def _partition(self) -> Done:
-        """One broker, one client, or half of all are out of reach: both ways, or only one."""
+        """Cut off one broker, one client, or half of all: in both directions, or in one."""
         world, rng = self._world, self.rng
         brokers = sorted(b.name for b in world.brokers.values() if b.alive)
         clients = sorted({wire.client.name for wire in world.network.wires.values()})
@@ -80,7 +80,7 @@ class SwarmFaults:
         return f"{who} ({way})", for_us
 
     def _swizzle(self) -> Done:
-        """Some connections are clogged one by one, and unclogged in another order."""
+        """Clog some connections one by one, and unclog them in another order."""
         world, rng = self._world, self.rng
         wires = list(world.network.wires.values())
         if not wires:
@@ -95,7 +95,7 @@ class SwarmFaults:
         return f"{len(chosen)} wires", for_us
 
     def _lose_acks(self) -> Done:
-        """What brokers answer to batches does not arrive: it is stored, and the publisher does not know."""
+        """Lose a broker's acks: batches are stored, and the publisher does not know."""
         world, rng = self._world, self.rng
         brokers = [broker for broker in world.brokers.values() if broker.alive]
         if not brokers:
@@ -108,7 +108,7 @@ class SwarmFaults:
 
     # --- clocks -------------------------------------------------------------------------------------------------------
     def _clocks(self) -> tuple[str, list[Callable[[int], None]]]:
-        """A host, and what shifts the dates of its processes."""
+        """Return a host, and the functions that shift the dates of its processes."""
         host = self.rng.choice(self._world.hosts)
         return host, [p.clock.shift for p in self._world.processes if p.host == host and p.alive]
 
@@ -120,7 +120,7 @@ class SwarmFaults:
         return f"{host} by {by_us} us", 0
 
     def _freeze(self) -> Done:
-        """The date stands still for a while, and then is what it should be."""
+        """Freeze the date for a while; then it is correct again."""
         host, for_us = self.rng.choice(self._world.hosts), self._span_us()
         for process in self._world.processes:
             if process.host == host and process.alive:
@@ -128,7 +128,7 @@ class SwarmFaults:
         return host, for_us
 
     def _strobe(self) -> Done:
-        """The date goes to and fro."""
+        """Move the date to and fro."""
         host, shifts = self._clocks()
         by_us = self.rng.randint(1, _JUMP_US_MAX)
         for number in range(_STROBES):
@@ -139,7 +139,7 @@ class SwarmFaults:
 
     # --- the store ----------------------------------------------------------------------------------------------------
     def _store(self, what: str) -> Done:
-        """Some processes can't write to the store, or can't reach it."""
+        """Keep some processes from writing to the store, or from reaching it."""
         world, rng, for_us = self._world, self.rng, self._span_us()
         pollers = [p for p in world.processes if isinstance(p, Poller) and p.alive]
         if not pollers:
@@ -151,7 +151,7 @@ class SwarmFaults:
 
     # --- the cluster --------------------------------------------------------------------------------------------------
     def _rolling_restart(self) -> Done:
-        """Everything is restarted, one after the other: brokers leave first, others are not asked."""
+        """Restart all processes one after the other: brokers leave first, other roles just end."""
         world, step_us = self._world, self.rng.randint(SECOND_US // 2, 3 * SECOND_US)
         processes = [p for p in world.processes if isinstance(p, Poller) and p.alive and p.role != "sequencer"]
         processes += [world.sequencer] if world.sequencer_may_crash else []
@@ -170,13 +170,13 @@ class SwarmFaults:
             process.die()
 
     def _has_left(self, process: BrokerProcess) -> None:
-        """A process that leaves ends, also if all is well meanwhile: then another one comes at once."""
+        """End a process that has left. If the run has healed meanwhile, replace it immediately."""
         process.die()
         if self._world.healed:
             self._world.replace_broker(process)
 
     def _garbage(self) -> Done:
-        """Free lines in the memory of a broker that is gone hold anything but zeros."""
+        """Fill free lines in the memory of a dead broker with anything but zeros."""
         world = self._world
         gone = sorted({p.name for p in world.processes if isinstance(p, BrokerProcess) and not p.alive}
                       - self._littered)  # fmt: skip
@@ -188,7 +188,7 @@ class SwarmFaults:
 
     # --- members ------------------------------------------------------------------------------------------------------
     def _drain(self) -> Done:
-        """A replica gives its ranges away; if all are gone in time, it leaves and joins again with an empty disk."""
+        """Drain a replica. If all its ranges have moved in time, it leaves, and joins again with an empty disk."""
         world = self._world
         live = [r.replica for r in world.directory.replicas.all() if r.state is ReplicaState.LIVE]
         if len(live) < 2 or not world.restarts.up:
@@ -215,7 +215,7 @@ class SwarmFaults:
         world.disks.replace(number)
 
     def _add(self) -> Done:
-        """A replica joins that was not known."""
+        """Let a new replica join."""
         world = self._world
         if self._added >= _ADDED_MAX or not world.restarts.up:
             return None
@@ -229,7 +229,7 @@ class SwarmFaults:
         return self._spoil_disk("lose_a_folder" if folder else "lose_a_file")
 
     def _spoil_disk(self, what: str) -> Done:
-        """A victim's disk does to a file of a range what disks should not."""
+        """Damage a file of a range on a victim's disk."""
         world = self._world
         victims = [r for r in world.replicas.values()
                    if isinstance(r, ReplicaProcess) and r.number in world.plan.durable.victims]  # fmt: skip
@@ -240,7 +240,7 @@ class SwarmFaults:
         return None if path is None else (f"{replica.name} {path}", SECOND_US)
 
     def heal(self) -> None:
-        """Everybody may have ranges again, and reaches the store."""
+        """Undrain all replicas. The store is reachable again."""
         for number in self._world.replicas if "replica-drain" in self._world.plan.faults else ():
-            with suppress(BadValue):  # one that never came far enough to be known
+            with suppress(BadValue):  # a replica that ended before it registered
                 self._world.directory.replicas.undrain(number)

@@ -1,7 +1,7 @@
-"""Tables of topics in a simulated run: what a tiering job wrote, behind the seam through which brokers read it.
+"""Tables of topics in a simulated run, written by a tiering job, with the interface through which brokers read them.
 
-A table is known by the name of its metadata, as in a real store: a commit makes a new one, and old ones may be
-collected while a broker still reads them.
+The name of its metadata identifies a table, as in a real store: a commit makes a new one, and old ones may be collected
+while a broker still reads them.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 
 
 STAGED: Final = b"staged:"
-"""How payloads begin that are staged in a lane of a broker, to be published elsewhere by reference."""
+"""First bytes of payloads that are staged in a lane of a broker, for publishing elsewhere by reference."""
 
 
 def digest_of(payload: Any, lane: int = 0) -> int:
-    """Hash of a batch's content, as histories hold it: where it is staged it counts as another batch."""
+    """Hash a batch's content, as in histories. A staged batch counts as another batch than the published one."""
     digest = int.from_bytes(blake2b(payload, digest_size=7).digest(), "little")
     return digest ^ 1 if lane >= BROKER_LANES_FIRST and bytes(payload[: len(STAGED)]) == STAGED else digest
 
 
 @dataclass(slots=True)
 class SimLane:
-    """What a table has of one lane: entries by index, with payloads."""
+    """A table's part of one lane: entries by index, with payloads."""
 
     entries: Entries = field(default_factory=lambda: np.zeros(0, dtype=ORDER))
     payloads: list[bytes] = field(default_factory=list)
 
 
 class SimTables:
-    """The store of all tables. `trouble` is called before each read: it may raise, as a store that is away does."""
+    """The store of all tables. `trouble` is called before each read: it may raise, as an unreachable store does."""
 
     def __init__(self, trouble: Callable[[], None] = lambda: None) -> None:
         self.trouble = trouble
@@ -58,18 +58,18 @@ class SimTables:
         self.reads = 0
 
     def commit(self, before: str, metadata: str, lane: int, entries: Entries, payloads: list[bytes]) -> None:
-        """Add batches behind those that the table `before` has, under a new name."""
+        """Add batches after those of the table `before`, under a new name."""
         lanes = dict(self._tables.get(before, {}))
         known = lanes.get(lane, SimLane())
         lanes[lane] = SimLane(np.concatenate([known.entries, entries]), known.payloads + payloads)
         self._tables[metadata] = lanes
 
     def collect(self, metadata: str) -> None:
-        """Remove the files of a table that nothing names any more."""
+        """Remove the files of a table that is no longer referenced."""
         self._tables.pop(metadata, None)
 
     def everything(self, metadata: str, lane: int) -> list[tuple[int, bytes]]:
-        """Index and payload of all batches of a lane."""
+        """Return index and payload of all batches of a lane."""
         found = self._tables.get(metadata, {}).get(lane, SimLane())
         rows = zip(found.entries["index"].tolist(), found.entries["kind"].tolist(), found.payloads, strict=True)
         return [(index, payload) for index, kind, payload in rows if kind == BATCH_KIND]
@@ -82,7 +82,7 @@ class SimTables:
         return self._tables[tier.metadata].get(lane, SimLane())
 
     def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> FetchResult:  # noqa: ARG002 - the seam's
-        """Batches from index `ask.start` on and below `stop`, within the bytes that were asked for."""
+        """Return batches from index `ask.start` on and below `stop`, within the requested bytes."""
         found = self._lane(tier, ask.lane)
         first = int(np.searchsorted(found.entries["index"], ask.start))
         last = min(int(np.searchsorted(found.entries["index"], stop)), first + FETCH_ENTRIES_MAX)
@@ -111,7 +111,7 @@ class SimTables:
         return FetchResult(found.entries[np.array(rows, dtype=np.intp)], list(payloads), at, 0, gap)
 
     def find(self, tier: Tier, lane: int, by: str, value: int) -> tuple[int, int] | None:
-        """Where a position is; None if the table does not have it."""
+        """Find a position; None if the table does not have it."""
         entries = self._lane(tier, lane).entries
         low, high = tier.start(lane)[0], tier.frontier(lane)[0]
         entries = entries[(entries["index"] >= low) & (entries["index"] < high)]
@@ -126,7 +126,7 @@ class SimTables:
         return int(entries["index"][row]), int(entries["seq"][row])
 
     def cuts(self, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
-        """One piece: what there is of the span."""
+        """Return one piece with all entries of the span."""
         entries = self._lane(tier, lane).entries
         part = entries[(entries["index"] >= start) & (entries["index"] < stop)]
         if not len(part):
@@ -136,32 +136,32 @@ class SimTables:
 
 
 class Tiering:
-    """The tiering job of a run, and the store of its tables; nothing of it where the plan has no fault "tier"."""
+    """The tiering job of a run, and the store of its tables. It does nothing in a plan without the fault "tier"."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.on = "tier" in world.plan.durable.faults
         self.tables = SimTables(self._trouble)
-        self.lanes: dict[int, int] = {}  # those that have something in a table, and how far
+        self.lanes: dict[int, int] = {}  # lanes with entries in a table, and the end of these
         self._away_until_us = 0
         self._commits = 0
         self._rng = random.Random(f"{world.seed}:tiering")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What readers have to know."""
+        """Settings of readers."""
         return {"table": True} if self.on else {}
 
     def start_of(self, topic: TopicPlan) -> str:
-        """How a reader asks for all that there is: brokers alone do not know where a table starts."""
+        """Return how a reader asks for all records: brokers alone do not know where a table starts."""
         return "index" if self.on and topic.replicas and topic.order > Order.BROKER else "earliest"
 
     def frontier(self, lane: int) -> int:
-        """Everything below is in the table of the lane's topic."""
+        """Return the index below which all entries are in the table of the lane's topic."""
         return self.lanes.get(lane, 0)
 
     def read_us(self) -> int:
-        """How long the next read of a table takes: a store is slow now and then."""
+        """Draw how long the next read of a table takes: a store is slow sometimes."""
         return self._rng.randrange(1, self._rng.choice([2_000, 50_000, 2_000_000]))
 
     def _trouble(self) -> None:
@@ -169,17 +169,17 @@ class Tiering:
             raise TierUnavailable("the store of the tables is away", "it comes back")
 
     def lose_store(self, rng: random.Random) -> tuple[str, int]:
-        """The store of the tables does not answer for a while."""
+        """Make the store of the tables unreachable for a while."""
         for_us = rng.randrange(100_000, 8_000_000)
         self._away_until_us = self._world.queue.now_us + for_us
         return "store", for_us
 
     def heal(self) -> None:
-        """The store is back for good."""
+        """Make the store reachable permanently."""
         self._away_until_us = 0
 
     def tier(self, rng: random.Random) -> tuple[str, int] | None:
-        """Move durable batches of a lane to its table, and have brokers forget some of them."""
+        """Move durable batches of a lane to its table, and trim some of them from the brokers."""
         world = self._world
         topics = [topic for topic in world.plan.topics if topic.replicas and topic.order > Order.BROKER]
         brokers = [process.broker for process in world.brokers.values() if process.alive and process.broker is not None]
@@ -198,7 +198,7 @@ class Tiering:
         return f"lane {topic.lane}", 0
 
     def _move(self, broker: Broker, topic: str, lane: int) -> None:
-        """Copy what a broker can read on disks of what is durable, and commit it."""
+        """Copy durable batches that a broker can read on disks, and commit them."""
         directory, reader = self._world.directory, broker.readers.reader(lane)
         if reader.stored is None:
             return
@@ -230,7 +230,7 @@ class Tiering:
             self._world.queue.after(self._rng.randrange(1, 3_000_000), lambda old=before: self.tables.collect(old))  # type: ignore[misc]
 
     def see_all(self) -> None:
-        """In the end: put on record which batches are in tables."""
+        """Record at the end which batches are in tables."""
         for topic in self._world.plan.topics:
             tier = self._world.directory.tiers.get(topic.name) if self.on else None
             if tier is not None:
@@ -242,7 +242,7 @@ class Tiering:
 
 
 def no_table(core: SubscriberCore | LanesCore, now_us: int) -> None:
-    """What a client without PyIceberg does: it can't read tables itself, and polls again after a store was away."""
+    """Act as a client without PyIceberg: it cannot read tables itself, and polls again after the store was away."""
     for ask in core.take_table_asks():
         if ask.by == "span":
             ask.core.on_table_failed(ask, NotAvailable("no PyIceberg here"), now_us)

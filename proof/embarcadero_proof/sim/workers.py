@@ -1,4 +1,4 @@
-"""Threads beside a simulated process: they take their time, and run while the process is in the middle of things."""
+"""Worker threads of a simulated process: jobs take time, and run while the process is in the middle of its work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOK_AGAIN_US: Final = 250_000
 
 
 class SimWorkers:
-    """Runs jobs beside one process, each after a while. `delay_us` says how long the next one takes."""
+    """Runs jobs beside one process, each after a delay. `delay_us` returns the delay of the next job."""
 
     def __init__(self, process: Poller, delay_us: Callable[[], int]) -> None:
         self._process, self._delay_us = process, delay_us
@@ -28,7 +28,7 @@ class SimWorkers:
         process, world = self._process, self._process.world
         if not process.alive:
             return
-        if process.paused:  # its threads are stopped too; it may go on earlier than was planned
+        if process.paused:  # its threads are stopped too; it may continue earlier than planned
             again_us = min(process.paused_until_us, world.queue.now_us + _LOOK_AGAIN_US)
             world.queue.at(again_us, lambda: self._work(job, done))
             return
@@ -43,8 +43,8 @@ class SimWorkers:
             result = error
         finally:
             world.running.pop()
-        process.tell(lambda: self._tell(result, done))
+        process.submit(lambda: self._deliver(result, done))
 
-    def _tell(self, result: T | Exception, done: Callable[[T | Exception], None]) -> None:
+    def _deliver(self, result: T | Exception, done: Callable[[T | Exception], None]) -> None:
         done(result)
         self._process.wake(0)

@@ -1,4 +1,4 @@
-"""Publishers and subscribers as simulated processes, and what they write and read."""
+"""Publishers and subscribers as simulated processes, and the contents of their batches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _THINK_US_MAX = 8_000_000
 _THINK_HEALED_US = 300_000
-"""Once all is well, publishers make haste to get done."""
+"""After healing, publishers send faster to finish."""
 
 
 class Content(NamedTuple):
@@ -58,27 +58,27 @@ class Content(NamedTuple):
 
 
 class Stream:
-    """What a publisher writes: batch `n` is the same bytes from each sender, however often."""
+    """The batches of one publisher: batch `n` has the same bytes from each sender, however often it is sent."""
 
     def __init__(self, plan: StreamPlan, seed: int, chunk_bytes: int) -> None:
         self.plan, self._seed, self._chunk_bytes = plan, seed, chunk_bytes
         self._contents: dict[int, Content] = {}
         self.processes = 0
-        self.next_number = 0  # first number that no process has sent yet
-        self.batches: list[OutBatch] = []  # all that any process has sent, with its number as token
+        self.next_number = 0  # the first number that no process has sent yet
+        self.batches: list[OutBatch] = []  # all batches sent by any process, with the number as token
 
     def number_at(self, expected: int) -> int:
-        """Which batch comes next for a session that expects this sequence.
+        """Return the next batch number for a session that expects this sequence.
 
-        After a loss sequences may stay behind numbers: what is sent next closes the hole. A process that continues it
-        knows that, whatever became of the batches: a journal of what was sent would say.
+        After a loss, sequences may stay behind numbers: the next batch closes the hole. A process that continues the
+        stream knows this, whatever the outcome of the batches, as from a journal of sent batches.
         """
         numbers = {batch.sequence: int(batch.token) for batch in self.batches}
         below = max((sequence for sequence in numbers if sequence < expected), default=-1)
         return expected + (numbers[below] - below if below >= 0 else 0)
 
     def content(self, number: int) -> Content:
-        """Batch `number`."""
+        """Return batch `number`."""
         found = self._contents.get(number)
         if found is None:
             seal = blake2b(f"{self._seed}:{self.plan.name}:{number}".encode()).digest()
@@ -96,7 +96,7 @@ class Stream:
 
 
 class PublisherProcess(ClientProcess):
-    """One process that writes a stream, from wherever the stream's session stands."""
+    """One process that writes a stream, from the position of the stream's session on."""
 
     role = "publisher"
 
@@ -117,21 +117,21 @@ class PublisherProcess(ClientProcess):
         stream.processes += 1
         self.stream = stream
         super().__init__(world, f"{plan.name}.{stream.processes}", self._publisher)
-        # others may have used a named session before us: the cluster says which number comes next
+        # another process may have used a named session before: the cluster reports the next number
         self._number: int | None = None if plan.named else 0
         self._claims = plan.named and plan.topic.order > Order.BROKER and world.plan.seed >= CLAIMED_FROM_SEED
         self._closing = False
-        self._ending_us: int | None = None  # since when it is asked to close, or has failed
+        self._ending_us: int | None = None  # when it was asked to close, or failed
 
     @property
     def done(self) -> bool:
-        """Whether it has sent all of its stream, and all of that has an outcome."""
+        """Whether it has sent all of its stream, and every batch has an outcome."""
         sent_all = self._number is not None and self._number >= self.stream.plan.batches
         return sent_all and self._publisher.unsettled == 0
 
     @property
     def busy(self) -> bool:
-        """Whether batches of it have no outcome yet."""
+        """Whether some of its batches have no outcome yet."""
         return self._publisher.unsettled > 0
 
     def start(self) -> None:
@@ -146,7 +146,7 @@ class PublisherProcess(ClientProcess):
     def _plan_burst(self) -> None:
         think_us = int(self.rng.expovariate(1.0) * self.stream.plan.think_us)
         most_us = _THINK_HEALED_US if self.world.healed else _THINK_US_MAX
-        self.world.queue.after(min(think_us, most_us), lambda: self.tell(self._burst))
+        self.world.queue.after(min(think_us, most_us), lambda: self.submit(self._burst))
 
     def _burst(self) -> None:
         plan = self.stream.plan
@@ -174,11 +174,11 @@ class PublisherProcess(ClientProcess):
         return True
 
     def _next_content(self, number: int) -> Content | None:
-        """What batch `number` is; None if it is not known yet."""
+        """Return the content of batch `number`; None if it is not known yet."""
         return self.stream.content(number)
 
     def close(self) -> None:
-        """Close the publisher where it is; another process goes on with its stream."""
+        """Close the publisher; another process continues its stream."""
         if not (self.finished or self._closing):
             self._closing, self._ending_us = True, self.world.queue.now_us
             self._publisher.close(self.clock.now_us())
@@ -192,11 +192,11 @@ class PublisherProcess(ClientProcess):
         batch.token = number
         self.stream.batches.append(batch)
 
-    def _add(self, number: int, content: Content) -> OutBatch:  # noqa: ARG002 - of use to publishers by reference
+    def _add(self, number: int, content: Content) -> OutBatch:  # noqa: ARG002 - publishers by reference use it
         return self._publisher.add(content.payload, content.records, content.partition, 0, self.clock.now_us())
 
     def _settled(self, batch: OutBatch) -> None:
-        """What became of a batch is on record."""
+        """Hook: called after the outcome of a batch is recorded."""
 
     def on_event(self, number: int, event: Any, now_us: int) -> None:
         if isinstance(event, AcksReceived):
@@ -225,20 +225,20 @@ class PublisherProcess(ClientProcess):
             verdict = Verdict.STORED
             if error is not None:
                 verdict = Verdict.UNKNOWN if isinstance(error, OutcomeUnknown) else Verdict.FAILED
-            place = batch.position
-            if place is not None:
-                self.world.see_lane(place.lane)
+            position = batch.position
+            if position is not None:
+                self.world.see_lane(position.lane)
             self.world.seen(Settled(
                 at=self.world.queue.now_us, process=self.name, stream=self.stream.plan.name,
-                lane=place.lane if place else self.stream.plan.topic.lane, number=batch.token, verdict=verdict,
-                index=place.index if place else None, seq=place.seq if place else None,
+                lane=position.lane if position else self.stream.plan.topic.lane, number=batch.token, verdict=verdict,
+                index=position.index if position else None, seq=position.seq if position else None,
                 error=type(error).__name__ if error else "", ack=self.stream.plan.ack))  # fmt: skip
             self._settled(batch)
-            if place is not None and self.stream.plan.ack == Ack.ORDERED and self.world.restarts.armed:
+            if position is not None and self.stream.plan.ack == Ack.ORDERED and self.world.restarts.armed:
                 self.world.queue.after(1, self.world.restarts.acked)
-            if place is not None and verdict is Verdict.STORED and self.stream.plan.ack == Ack.DURABLE:
+            if position is not None and verdict is Verdict.STORED and self.stream.plan.ack == Ack.DURABLE:
                 digest = self.stream.content(batch.token).digest
-                self.world.disks.see_copies(self.name, place.lane, place.index, digest)
+                self.world.disks.see_copies(self.name, position.lane, position.index, digest)
         if self._publisher.failed is not None and self._ending_us is None:
             self._ending_us = self.world.queue.now_us
         if self._publisher.closed and not self.finished:
@@ -276,9 +276,9 @@ class SubscriberProcess(ClientProcess):
         )
         super().__init__(world, plan.name, self._subscriber)
         self.plan = plan
-        self._lanes: set[int] = set()  # on record as read
-        self._earliest = plan.by == "earliest"  # what it asks lanes for that it learns of
-        self._begins: set[int] = set()  # lanes asked for so, of which nothing has come yet
+        self._lanes: set[int] = set()  # lanes whose first read is recorded
+        self._earliest = plan.by == "earliest"  # where it starts to read newly found lanes
+        self._begins: set[int] = set()  # lanes read from the earliest record, without a batch so far
         self._seeks_left = plan.seeks
         self._taken_to = 0
         self._failed = False
@@ -287,7 +287,7 @@ class SubscriberProcess(ClientProcess):
         super().start()
         self._note_lanes()
         if self.plan.slow_us:
-            self.world.queue.after(self.plan.slow_us, lambda: self.tell(self._take_some))
+            self.world.queue.after(self.plan.slow_us, lambda: self.submit(self._take_some))
         if self._seeks_left:
             self._plan_seek()
 
@@ -299,7 +299,7 @@ class SubscriberProcess(ClientProcess):
                               partitions=partitions))  # fmt: skip
 
     def _note_lanes(self) -> None:
-        """Put on record that this reader begins to read lanes, as it learns of them."""
+        """Record that this reader begins to read the lanes that it has found."""
         lanes = self._subscriber.positions().keys()
         for lane in sorted(lanes - self._lanes) if len(lanes) > len(self._lanes) else ():
             self._lanes.add(lane)
@@ -307,36 +307,36 @@ class SubscriberProcess(ClientProcess):
             self._moved(lane, 0 if self.plan.by == "index" else None, self._earliest)
 
     def _plan_seek(self) -> None:
-        self.world.queue.after(self.rng.randrange(500_000, 15_000_000), lambda: self.tell(self._seek))
+        self.world.queue.after(self.rng.randrange(500_000, 15_000_000), lambda: self.submit(self._seek))
 
     def _seek(self) -> None:
         self.mark_passed()
         self._seeks_left -= 1
         self._note_lanes()
-        places = self._subscriber.positions()
-        lane = self.rng.choice(sorted(places)) if places else self.plan.topic.lane
-        index = self.rng.randint(0, places.get(lane) or 0)
-        by = self.rng.choice(["index", "index", "earliest", "latest"]) if places else "earliest"
+        positions = self._subscriber.positions()
+        lane = self.rng.choice(sorted(positions)) if positions else self.plan.topic.lane
+        index = self.rng.randint(0, positions.get(lane) or 0)
+        by = self.rng.choice(["index", "index", "earliest", "latest"]) if positions else "earliest"
         if by == "index":
             self._subscriber.seek(by, index, self.clock.now_us(), lane)
             self._moved(lane, index)
         else:
             self._subscriber.seek(by, 0, self.clock.now_us())
             self._earliest = by == "earliest"
-            for lane in places:
+            for lane in positions:
                 self._moved(lane, None, self._earliest)
         if self._seeks_left:
             self._plan_seek()
 
     def mark_passed(self) -> None:
-        """Put on record how far this reader has come, control entries included."""
+        """Record how far this reader has read, control entries included."""
         self._note_lanes()
-        for lane, place in self._subscriber.positions().items():
-            if place is not None:
-                self.world.seen(Passed(at=self.world.queue.now_us, reader=self.name, lane=lane, index=place))
+        for lane, position in self._subscriber.positions().items():
+            if position is not None:
+                self.world.seen(Passed(at=self.world.queue.now_us, reader=self.name, lane=lane, index=position))
 
     def mark_missed(self) -> None:
-        """Put on record that it never learnt of lanes that are there."""
+        """Record the lanes that this reader has never found."""
         for lane in self.world.lanes_of(self.plan.topic):
             if lane not in self._subscriber.positions():
                 self.world.seen(Passed(at=self.world.queue.now_us, reader=self.name, lane=lane, index=0))
@@ -347,7 +347,7 @@ class SubscriberProcess(ClientProcess):
 
     def _take_some(self) -> None:
         self._take(self.rng.randint(1, 8))
-        self.world.queue.after(self.plan.slow_us, lambda: self.tell(self._take_some))
+        self.world.queue.after(self.plan.slow_us, lambda: self.submit(self._take_some))
 
     def harvest(self) -> None:
         if not self.plan.slow_us or self.world.healed:
@@ -375,12 +375,12 @@ class SubscriberProcess(ClientProcess):
             note_batch(self.world, self.name, batch, durable)
 
     def positions(self) -> dict[int, int | None]:
-        """The next index it wants, by lane."""
+        """Return its next index, by lane."""
         return self._subscriber.positions()
 
 
 def note_batch(world: World, reader: str, batch: Batch, durable: bool) -> None:
-    """Put on record that a reader got a batch or a gap."""
+    """Record that a reader got a batch or a gap."""
     now_us, lane, gap = world.queue.now_us, batch.lane, batch.gap
     if gap is None:
         digest = digest_of(batch.payload, lane)

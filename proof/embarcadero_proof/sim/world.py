@@ -1,7 +1,7 @@
-"""One seed, one run: hosts with private caches, brokers, a sequencer, clients, a network, and trouble.
+"""One seed, one run: hosts with private caches, brokers, a sequencer, clients, a network, and faults.
 
-Everything that is random comes from generators seeded by the seed and a name, so the same seed gives the same run,
-event by event. After a phase with faults the run heals, and then everything has to come to an end (P8).
+Every random choice comes from a generator seeded by the seed and a name, so the same seed gives the same run, event by
+event. After a phase with faults the run heals, and then every call and every role has to settle (P8).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import MemoryStore
 from embarcadero.types import EntryKind, Member, Order, TopicLane
 from embarcadero_proof.bugs.leaks import Wrap
-from embarcadero_proof.sim.candidates import Candidates
 from embarcadero_proof.sim.clients import ProbeProcess
 from embarcadero_proof.sim.disk_faults import heal
 from embarcadero_proof.sim.disks import Disks
+from embarcadero_proof.sim.elections import SimElections
 from embarcadero_proof.sim.events import EventQueue, Trace
 from embarcadero_proof.sim.faults import Faults, Interrupts
 from embarcadero_proof.sim.history import (
@@ -69,32 +69,32 @@ from embarcadero_proof.sim.tables import Tiering
 from embarcadero_proof.sim.workload import PublisherProcess, Stream, SubscriberProcess
 
 HEAL_US_MAX = 240 * SECOND_US
-"""How long everything may take to come to an end once nothing is broken any more."""
+"""Time limit for everything to settle once all faults have healed."""
 
 REPAIR_US_MAX = 60 * SECOND_US
-"""How long copies may take to be repaired then."""
+"""Time limit for the repair of copies after that."""
 
 SCRUB_US_MAX = 200 * SECOND_US
-"""How long in the end: a scrub may have to go twice over all segments, since it leaves out a copy that has damage."""
+"""Time limit at the end: a scrub may need two passes over all segments, since it skips a damaged copy."""
 
 EVENTS_MAX = 2_000_000
-"""A run takes some ten thousand: one that takes more does not come to an end."""
+"""A run takes some ten thousand events. A run that exceeds this limit will not end."""
 
 ACKS_MIN = 100
-"""A run with fewer acks in the end fails. What is missing is sent once all is healed, so that there is something to
-read back: this shows little. How much was acked before that is counted apart (`reports.acks_in_trouble`)."""
+"""A run with fewer acks at the end fails. Missing batches are sent after healing, so that readers have something to
+read. So the final count shows little; acks before healing are counted separately (`reports.acks_in_trouble`)."""
 
 NUMBERED_FROM_SEED = 70_000
-"""From then on the first generation has a number, as `up` gives it: without, clients do not notice that it is over."""
+"""From this seed on the first generation has a number, as `up` gives it. Without it clients do not notice its end."""
 
 _UNMARKED = (Stopped, TrimAsked, TieredTo, StartRead, Numbered, PublisherEnded)
-"""Seen by checkers that came later: runs that were recorded before them keep their digests."""
+"""Events of checkers that were added later. They are not in digests, so runs recorded before keep theirs."""
 
 _SKIPPED = 4
 _LAST_BATCHES = 10
 _LOOK_EVERY_US = SECOND_US // 4
 _TIDY_US = 5 * SECOND_US
-"""After a role, or a leadership, has started: in that time its predecessor is closed, and what that left is swept."""
+"""After a role or a leader has started: in this time its predecessor is closed and its leftovers are removed."""
 
 
 class World:
@@ -107,8 +107,8 @@ class World:
         self.queue, self.trace, self.history = EventQueue(), Trace(keep_trace), History()
         self.failures: list[str] = []  # tracebacks
         self.healed = self._over = False
-        self.endless = ""  # why it was given up, if it was
-        self.running: list[Process] = []  # the innermost last: those before it are interrupted
+        self.endless = ""  # why the run was given up, if it was
+        self.running: list[Process] = []  # the innermost last: the others are interrupted
         self.processes: list[Process] = []
         self.store = MemoryStore()
         ids = random.Random(f"{plan.seed}:ids")
@@ -123,7 +123,7 @@ class World:
         self.disks = Disks(self)
         self.tiering = Tiering(self)
         self.restarts = Restarts(self, random.Random(f"{plan.seed}:restarts"))
-        self.candidates = Candidates(self)
+        self.elections = SimElections(self)
         self.faults = Faults(self)
         self.interrupts = Interrupts(self)
         self.step_faults = StepFaults(self)
@@ -132,7 +132,7 @@ class World:
         self.brokers: dict[int, BrokerProcess] = {}
         self.replicas: dict[int, ReplicaProcess] = {}
         self.publishers: list[PublisherProcess] = []
-        self.staged: list[Staged] = []  # acked, and not published by reference yet
+        self.staged: list[Staged] = []  # acked, not yet published by reference
         self.subscribers: list[SubscriberProcess] = []
         self.span: SpanProcess | None = None
         self.passing: PassingProcess | None = None
@@ -140,48 +140,48 @@ class World:
         self.hosts = [f"host-{number}" for number in range(plan.hosts)]
         self._sequencers = self._replicas = 0
         self._frontiers: dict[int, int] = {}
-        self._lanes: dict[int, TopicLane] = {}  # lanes of brokers that are on record
+        self._lanes: dict[int, TopicLane] = {}  # recorded lanes of brokers
         self._quiet_since_us = 0
-        self._started_us = 0  # when a role started last
+        self._started_us = 0  # when a role last started
         self._well_us = plan.fault_phase_us
         self._successors = 0  # publishers that are about to begin
         self.rest = Rest(self)
 
     # --- looking ------------------------------------------------------------------------------------------------------
     def over(self) -> bool:
-        """Whether this run has ended, or has taken so much that it never will."""
+        """Whether this run has ended, or has exceeded a limit and is given up."""
         if self.queue.done > EVENTS_MAX:
             self.give_up()
         return self._over
 
     def give_up(self) -> None:
-        """It does not end: end it, and report which process was busy."""
+        """End a run that does not end by itself, and report the busiest process."""
         if not self._over:
             busiest = max(self.processes, key=lambda process: process.actions)
             self.endless = (
-                f"does not come to an end: {self.queue.done:,} events and {self.interrupts.primitives:,} primitives in "
+                f"does not end: {self.queue.done:,} events and {self.interrupts.primitives:,} primitives in "
                 f"{self.queue.now_us / SECOND_US:.1f} simulated seconds; the busiest is {busiest.name} "
                 f"({busiest.actions:,} actions), at work: {', '.join(p.name for p in self.running) or 'no process'}"
             )
             self._over = True
 
     def seen(self, event: Event) -> None:
-        """Put an event on record."""
+        """Record an event in the history."""
         self.history.add(event)
         self.trace.note(event.at, "history", repr(event), marked=not isinstance(event, _UNMARKED))
 
     def note(self, who: str, what: str) -> None:
-        """Leave a line in the trace."""
+        """Write a line into the trace."""
         self.trace.note(self.queue.now_us, who, what)
 
     def lanes_of(self, topic: TopicPlan) -> list[int]:
-        """The lanes of a topic of which something may be left to read."""
+        """List the lanes of a topic that may still have readable entries."""
         if topic.order > Order.BROKER:
             return [topic.lane]
         return [lane.lane for lane in self.directory.lanes.all(topic.lane) if not lane.removed]
 
     def see_lane(self, lane: int) -> None:
-        """Put on record that a lane of a broker is there, when it is first heard of."""
+        """Record a broker's lane when it first appears."""
         if lane < BROKER_LANES_FIRST or lane in self._lanes:
             return
         made = self._lanes[lane] = next(found for found in self.directory.lanes.all() if found.lane == lane)
@@ -189,18 +189,18 @@ class World:
         self.seen(LaneMade(at=self.queue.now_us, lane=lane, topic=made.topic, order=order))
 
     def order_ring(self, lane: int) -> str:
-        """Name of the ring that a lane is written to now."""
+        """Return the name of the ring to which a lane is written now."""
         if lane in self._lanes:
             return self._lanes[lane].region
         return f"epoch-{self.directory.elections.started_epoch()}/order-{lane}"
 
     def see_frontier(self, lane: int) -> None:
-        """Put on record how far a lane is ordered, as an observer of all caches."""
+        """Record how far a lane is ordered, as an observer of all caches."""
         medium, index = self.memory.regions.get(self.order_ring(lane)), -1
         if medium is not None:
             word = RING_FRONTIER_OFFSET // 8
             index = max(int(words[word]) for words in (medium.words, *(copy.words for copy in medium.copies.values())))
-        if lane in self._lanes:  # a closed lane ends behind its last valid entry, published or not
+        if lane in self._lanes:  # a closed lane ends after its last valid entry, published or not
             ends = (found.end or 0 for found in self.directory.lanes.all(self._lanes[lane].topic) if found.lane == lane)
             index = max(index, *ends, -1)
         if index > self._frontiers.get(lane, -1):
@@ -208,14 +208,14 @@ class World:
             self.seen(OrderedTo(at=self.queue.now_us, lane=lane, index=index))
 
     def see_frontiers(self) -> None:
-        """Put on record how far all lanes are ordered."""
+        """Record how far all lanes are ordered."""
         for topic in self.plan.topics:
             for lane in self.lanes_of(topic):
                 self.see_lane(lane)
                 self.see_frontier(lane)
 
     def see_trimmed(self, reader: str, lane: int, index: int) -> None:
-        """A reader learned that the batch at `index` is gone: put on record if it is still there."""
+        """Record it if a reader learned that the batch at `index` is gone while it is still in memory."""
         entry = self._entry(lane, index)
         member = self._origin(entry) if entry is not None else None
         if entry is None or int(entry["kind"]) != EntryKind.BATCH or member is None:
@@ -226,7 +226,7 @@ class World:
             self.seen(StillThere(at=self.queue.now_us, reader=reader, lane=lane, index=index))
 
     def see_start(self, reader: str, lane: int, index: int) -> None:
-        """A reader that asked for the earliest begins at `index`: put on record if the batch before it is there too."""
+        """Record it if a reader of the earliest record begins at `index` while the batch before is still in memory."""
         for below in range(index - 1, -1, -1):
             entry = self._entry(lane, below)
             if entry is None:
@@ -237,7 +237,7 @@ class World:
                 return
 
     def _entry(self, lane: int, index: int) -> np.void | None:
-        """The order entry at an index; None if it is trimmed, or has left the ring."""
+        """Return the order entry at an index; None if it is trimmed, or has left the ring."""
         medium = self.memory.regions.get(self.order_ring(lane))
         if medium is None or index < self.directory.topics.trims().get(lane, 0):
             return None
@@ -249,11 +249,11 @@ class World:
         return None if lapped or int(entry["index"]) != index else entry
 
     def _origin(self, entry: np.void) -> Member | None:
-        """The broker that took a batch, as long as its memory is there."""
+        """Return the broker that received a batch, as long as its memory exists."""
         return next((m for m in self.directory.members.all() if m.handle == int(entry["origin"])), None)
 
     def _in_memory(self, entry: np.void) -> bool:
-        """Whether the payload of a batch is there, as an observer of all caches, and without touching any."""
+        """Whether the payload of a batch is in memory, as an observer of all caches that changes none."""
         member = self._origin(entry)
         medium = self.memory.regions.get(f"{member.region_prefix}/frontiers") if member is not None else None
         if medium is None:
@@ -266,7 +266,7 @@ class World:
 
     # --- running ------------------------------------------------------------------------------------------------------
     def run(self) -> None:
-        """From the beginning to the end."""
+        """Run from the beginning to the end."""
         self._begin()
         self.queue.at(self.plan.fault_phase_us, self._heal)
         self.queue.run(10 * HEAL_US_MAX + self.plan.rest_us, self.over)
@@ -310,29 +310,29 @@ class World:
         self.queue.after(self.rest.sample_every_us, self._sample)
 
     def store_of(self, process: Process) -> SimStore | MemoryStore:
-        """The store as a process reaches it: the same one each time."""
+        """Return the store as a process reaches it: the same object each time."""
         if not any(kind in self.plan.faults for kind in STORE_KINDS):
             return self.store
         return self._stores.setdefault(process, SimStore(self.store, process))
 
     def fabric_of(self, role: str, host: str) -> Fabric:
-        """The fabric as a role on a host sees it."""
+        """Return the fabric as a role on a host sees it."""
         return self._wrap(role, self.bare_fabric(host))
 
     def bare_fabric(self, host: str) -> Fabric:
-        """The same before bugs are injected in it."""
+        """Return the fabric of a host without injected bugs."""
         return self.mirrors.of(self.memory.host(host), host)
 
     # --- the cluster --------------------------------------------------------------------------------------------------
     def start_roles(self) -> None:
-        """Start everything that is not there yet, unless all of it is lost again before that is done."""
+        """Start every role that does not run. Stop early if the fabric is lost again meanwhile."""
         memory = self.memory
         for process in [replica for replica in self.replicas.values() if not replica.alive]:
             if self.memory is not memory or not self.restarts.up:
                 return
             if self.healed or self.rng.random() < 0.6:
                 self.start_replica(process.number)
-            else:  # it takes longer: the others must not take its silence for anything
+            else:  # this one takes longer: the others must draw no conclusion from its silence
                 late_us = self.rng.randrange(8 * SECOND_US)
                 self.queue.after(late_us, lambda process=process: self.replace_replica(process))  # type: ignore[misc]
         if self.memory is memory and self.restarts.up:
@@ -352,7 +352,7 @@ class World:
         process.start()
 
     def replica_died(self, process: ReplicaProcess) -> None:
-        """The supervisor notices after a while; usually it is started again."""
+        """Mark a dead replica after a while, as a supervisor does; usually it is started again."""
         if process.member is not None:
             member = process.member
             self.queue.after(self.rng.randrange(50_000, 3 * SECOND_US), lambda: self.directory.replicas.mark_dead(
@@ -360,12 +360,12 @@ class World:
         self.queue.after(self.rng.randrange(200_000, 8 * SECOND_US), lambda: self.replace_replica(process))
 
     def replace_replica(self, process: ReplicaProcess) -> None:
-        """Start the next incarnation of a replica, unless that was done already."""
+        """Start the next incarnation of a replica, unless it was started already."""
         if self.restarts.up and self.replicas[process.number] is process:
             self.start_replica(process.number)
 
     def trim(self, rng: random.Random) -> tuple[str, int] | None:
-        """Trim a lane, at most up to what some reader has read as durable."""
+        """Trim a lane, at most up to the last index that a reader of durable records has read."""
         read: dict[int, int] = {}
         for found in self.history.of(Delivered):
             if found.durable:
@@ -394,8 +394,8 @@ class World:
 
     def _start_sequencer(self) -> None:
         self._started_us = self.queue.now_us
-        if self.plan.candidates:
-            self.candidates.start_all()
+        if self.plan.sequencers:
+            self.elections.start_all()
             return
         self._sequencers += 1
         host = self.rng.choice(self.hosts)
@@ -409,11 +409,11 @@ class World:
         return any(kind.startswith("sequencer-") and kind != "sequencer-pause" for kind in self.plan.faults)
 
     def may_crash(self, process: Process) -> bool:
-        """Whether the run can go on without this process."""
+        """Whether the run can continue without this process."""
         return not isinstance(process, BrokerProcess) or sum(b.alive for b in self.brokers.values()) > 1
 
     def broker_died(self, process: BrokerProcess, silently: bool = False) -> None:
-        """The supervisor notices after a while; usually a new incarnation is started."""
+        """Mark a dead broker after a while, as a supervisor does; usually a new incarnation is started."""
         self.network.process_died(process, silently)
         if self.network.listening.get(process.address) is process:
             del self.network.listening[process.address]
@@ -424,29 +424,29 @@ class World:
             self.queue.after(self.rng.randrange(200_000, 10 * SECOND_US), lambda: self.replace_broker(process))
 
     def replace_broker(self, process: BrokerProcess) -> None:
-        """Start the next incarnation of a broker, unless that was done already."""
+        """Start the next incarnation of a broker, unless it was started already."""
         if self.restarts.up and self.brokers[process.member.broker] is process:
             self._start_broker(process.member.broker)
 
     def sequencer_died(self, process: SequencerProcess) -> None:
-        """The supervisor notices after a while and starts a successor."""
-        if self.plan.candidates:
-            self.candidates.died(process)
+        """Start a successor after a while, as a supervisor does."""
+        if self.plan.sequencers:
+            self.elections.died(process)
             return
         self.queue.after(self.rng.randrange(50_000, 4 * SECOND_US), lambda: self.replace_sequencer(process))
 
     def replace_sequencer(self, process: SequencerProcess) -> None:
-        """Start a successor, unless that was done already."""
-        if self.plan.candidates:
-            self.candidates.suspect(process)
+        """Start a successor, unless it was started already."""
+        if self.plan.sequencers:
+            self.elections.suspect(process)
         elif self.restarts.up and self.sequencer is process:
             self._start_sequencer()
 
     def replace(self, process: Process) -> None:
-        """A process is silent: another one replaces it, unless that was done already.
+        """Replace a silent process, unless it was replaced already.
 
-        Of a replica the sequencer notices by itself. Only where a disk of its number may be gone does another one start
-        beside it: two processes never share a disk.
+        The sequencer notices a silent replica by itself. So a second replica process starts only if the disk of its
+        number may be lost: two processes never share a disk.
         """
         if isinstance(process, BrokerProcess):
             self.replace_broker(process)
@@ -459,7 +459,7 @@ class World:
                 self.replace_replica(process)
 
     def crash_host(self, host: str) -> None:
-        """The host goes with its cache and all its processes; their peers hear nothing."""
+        """End a host with its cache and all its processes; their peers get no reset."""
         self.memory.crash(host)
         self.mirrors.crash(host)
         for process in self.processes:
@@ -470,11 +470,11 @@ class World:
 
     # --- clients ------------------------------------------------------------------------------------------------------
     def live_publishers(self) -> Iterator[PublisherProcess]:
-        """Publishers that are still at work."""
+        """Publishers that have not finished."""
         return (publisher for publisher in self.publishers if publisher.alive and not publisher.finished)
 
     def start_stream(self, plan: StreamPlan, in_us: int = 0) -> None:
-        """Begin to publish a stream, some time from now."""
+        """Begin to publish a stream after a delay."""
         stream = stream_of(Stream(plan, self.seed, self.sizes.chunk_bytes))
         self.queue.after(in_us or plan.start_us, lambda: self._start_publisher(stream))
 
@@ -489,7 +489,7 @@ class World:
         subscriber.start()
 
     def publisher_ended(self, process: PublisherProcess, failed: bool) -> None:
-        """It is gone, or its session is. If it was not done, another process goes on."""
+        """Start a successor if the publisher, or its session, ended before the stream was complete."""
         if failed and process.stream.next_number < process.stream.plan.batches:
             self._successors += 1
             self.queue.after(self.rng.randrange(50_000, 4 * SECOND_US), lambda: self._succeed(process))
@@ -499,7 +499,7 @@ class World:
         self.succeed_publisher(process)
 
     def succeed_publisher(self, process: PublisherProcess) -> None:
-        """Go on with a stream: the same one if its session has a name, else a new one."""
+        """Continue a stream: the same one if its session has a name, else a new one."""
         stream = process.stream
         if process is not next((p for p in reversed(self.publishers) if p.stream is stream), None):
             return
@@ -511,7 +511,7 @@ class World:
 
     # --- the end ------------------------------------------------------------------------------------------------------
     def _heal(self) -> None:
-        """Nothing is broken from here on."""
+        """End all faults: from here on everything works."""
         self.healed = True
         self.network.calm()
         heal(list(self.disks.devices.values()))
@@ -532,7 +532,7 @@ class World:
             self._start_sequencer()
         self.seen(Healed(at=self.queue.now_us))
         acked = sum(event.verdict is Verdict.STORED for event in self.history.of(Settled))
-        # Where hardly anything got through, more is tried now; topics that skip gaps may lose some of it.
+        # Where few batches got acks, more are sent now; topics that skip gaps may lose some of them.
         batches = max(_LAST_BATCHES, ACKS_MIN + _SKIPPED - acked)
         for number, topic in enumerate(self.plan.topics):
             for read in ("durable", "ordered") if topic.replicas else ("ordered",):
@@ -545,7 +545,7 @@ class World:
         self.settle_by(7 * SECOND_US)
 
     def settle_by(self, after_us: int) -> None:
-        """From here on all is well: everything has to come to an end, at the earliest after a while."""
+        """From here on nothing is broken: after `after_us` at the earliest, everything has to settle."""
         self._well_us = self.queue.now_us
         self.queue.after(after_us, self._look)
 
@@ -568,12 +568,12 @@ class World:
             self.queue.after(_LOOK_EVERY_US, self._look)
 
     def _all_done(self) -> bool:
-        """Whether all publishers are done and all readers have seen a tail that was asked for after that.
+        """Whether all publishers are done, and all readers have reached a tail that was requested after that.
 
-        Nor has a role just started: cleanup after the one before it has had time to finish.
+        Also, no role has just started: the cleanup after its predecessor has had time to finish.
         """
-        reigns = self.history.of(EpochStarted)
-        if self.queue.now_us < max(self._started_us, reigns[-1].at if reigns else 0) + _TIDY_US:
+        epochs = self.history.of(EpochStarted)
+        if self.queue.now_us < max(self._started_us, epochs[-1].at if epochs else 0) + _TIDY_US:
             return False
         if self.passing is not None and not self.passing.done:
             return False
@@ -586,12 +586,12 @@ class World:
         tails = {tail.lane: tail.index for tail in self.history.of(TailRead) if tail.began > quiet_us}
         if any(lane not in tails for topic in self.plan.topics for lane in self.lanes_of(topic)):
             return False
-        places = [
+        positions = [
             (lane, reader.positions().get(lane))
             for reader in self.subscribers
             for lane in self.lanes_of(reader.plan.topic)
         ]
-        if not all(place is not None and place >= tails[lane] for lane, place in places):
+        if not all(position is not None and position >= tails[lane] for lane, position in positions):
             return False
         patience_us = SCRUB_US_MAX if self.rest.taken else REPAIR_US_MAX
         return self.queue.now_us > self._well_us + patience_us or not self.disks.wanting()

@@ -23,5 +23,5 @@ CHECKERS: Final[dict[str, Callable[[History], list[Violation]]]] = {
 
 
 def check_all(history: History) -> list[Violation]:
-    """All violations, in the order of the promises."""
+    """Return all violations, in the order of the promises."""
     return [violation for check in CHECKERS.values() for violation in check(history)]

@@ -1,4 +1,4 @@
-"""P1: an acked batch is readable where the ack said, until trimmed: ack 1 while the fabric lives, ack 2 for ever."""
+"""P1: an acked batch is readable at its acked position until trimmed: ack 1 while the fabric lives, ack 2 always."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _LOSSES = frozenset({GapKind.LOST.name, GapKind.NEVER_DURABLE.name})
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of P1."""
+    """Return all violations of P1."""
     ledger = ledger_of(history)
     lanes = ledger.replicated
-    found = [*_losses_have_a_cause(ledger), *_gaps_are_true(history, lanes), *_what_lasts_is_not_lost(ledger)]
-    found += [*_trims_were_asked_for(history), *_losses_are_told(ledger), *_ends_are_known(ledger)]
-    found += [*_no_end_hides_a_loss(ledger), *_references_find_what_is_there(ledger)]
+    found = [*_losses_have_a_cause(ledger), *_gaps_are_true(history, lanes), *_durable_is_not_lost(ledger)]
+    found += [*_trims_were_requested(history), *_losses_are_reported(ledger), *_ends_are_known(ledger)]
+    found += [*_no_end_hides_a_loss(ledger), *_references_find_kept_batches(ledger)]
     ended, healed = history.of(Ended), history.of(Healed)
     if ended and healed:
-        found += [*_read_back(ledger, lanes), *_unnamed_is_there(ledger, lanes), *_readers_are_told(ledger)]
+        found += [*_read_back(ledger, lanes), *_unnamed_are_stored(ledger, lanes), *_readers_learn_losses(ledger)]
     return found
 
 
@@ -49,14 +49,14 @@ def _losses_have_a_cause(ledger: Ledger) -> list[Violation]:
     """Positions are lost only with the fabric, never by a clean stop."""
     return [
         Violation("P1", loss.known_us, (
-            f"indices {start} to {stop} of lane {lane} are lost, yet the fabric never was, or not since a clean stop"))
+            f"indices {start} to {stop} of lane {lane} are lost, but the fabric never was, or not since a clean stop"))
         for (lane, start, stop), loss in ledger.losses.items()
         if loss.cause_us is None
     ]  # fmt: skip
 
 
-def _trims_were_asked_for(history: History) -> list[Violation]:
-    """The store gives up no more than was asked for."""
+def _trims_were_requested(history: History) -> list[Violation]:
+    """Trims go no further than requested."""
     found: list[Violation] = []
     asked: dict[int, int] = defaultdict(int)
     for event in history.some(TrimAsked, TrimmedTo):
@@ -64,12 +64,12 @@ def _trims_were_asked_for(history: History) -> list[Violation]:
             asked[event.lane] = max(asked[event.lane], event.index)
         elif isinstance(event, TrimmedTo) and event.index > asked[event.lane]:
             found.append(Violation("P1", event.at, (
-                f"lane {event.lane} is trimmed below {event.index}; no more was asked for than {asked[event.lane]}")))
+                f"lane {event.lane} is trimmed below {event.index}; the highest request was {asked[event.lane]}")))
     return found
 
 
 def _gaps_are_true(history: History, lanes: set[int]) -> list[Violation]:
-    """Readers get LOST and (with replicas) TRIMMED only for what is lost or trimmed."""
+    """Readers get LOST and (with replicas) TRIMMED only for lost or trimmed entries."""
     found: list[Violation] = []
     trimmed: dict[int, int] = defaultdict(int)
     lost: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -79,28 +79,28 @@ def _gaps_are_true(history: History, lanes: set[int]) -> list[Violation]:
         elif isinstance(event, LostSpan):
             lost[event.lane] = merge([*lost[event.lane], (event.start, event.stop)])
         elif isinstance(event, GapSeen) and event.lane in lanes and event.start < event.stop:
-            what = f"reader {event.reader} was told that indices {event.start} to {event.stop} of lane {event.lane} are"
+            what = f"reader {event.reader} got a gap: indices {event.start} to {event.stop} of lane {event.lane} are"
             if event.kind == GapKind.TRIMMED.name and event.stop > trimmed[event.lane]:
-                found.append(Violation("P1", event.at, f"{what} trimmed; only {trimmed[event.lane]} were"))
+                found.append(Violation("P1", event.at, f"{what} trimmed; only indices below {trimmed[event.lane]} are"))
             elif event.kind in _LOSSES and not inside(lost[event.lane], event.start, event.stop):
                 found.append(Violation("P1", event.at, f"{what} lost; they are not"))
     return found + _readers_of_durable(history)
 
 
 def _readers_of_durable(history: History) -> list[Violation]:
-    """Only a reader of durable records gets NEVER_DURABLE: another one may have got what is lost there."""
+    """Only a reader of durable records gets NEVER_DURABLE: another reader may have received the lost records."""
     others = {(event.reader, event.lane) for event in history.of(Delivered) if not event.durable}
     return [
         Violation("P1", e.at, (
-            f"reader {e.reader} of what is ordered was told that indices {e.start} to {e.stop} of lane {e.lane} never "
-            "were durable, and not that they are lost"))
+            f"reader {e.reader} of ordered records got the gap NEVER_DURABLE for indices {e.start} to {e.stop} of lane "
+            f"{e.lane}, and not LOST"))
         for e in history.of(GapSeen)
         if e.kind == GapKind.NEVER_DURABLE.name and (e.reader, e.lane) in others
     ]  # fmt: skip
 
 
-def _what_lasts_is_not_lost(ledger: Ledger) -> list[Violation]:
-    """What was acked or read as durable is never lost; what was acked, or sent, after a loss does not go with it."""
+def _durable_is_not_lost(ledger: Ledger) -> list[Violation]:
+    """Batches acked or read as durable are never lost. Batches acked or sent after a loss are not part of it."""
     found: list[Violation] = []
     for s in ledger.history.of(Settled):
         if s.verdict is not Verdict.STORED or s.index is None or not ledger.is_lost(s.lane, s.index):
@@ -123,8 +123,8 @@ def _what_lasts_is_not_lost(ledger: Ledger) -> list[Violation]:
     return found
 
 
-def _references_find_what_is_there(ledger: Ledger) -> list[Violation]:
-    """A batch by reference is refused only if the staged batch is gone, or is another one than is meant."""
+def _references_find_kept_batches(ledger: Ledger) -> list[Violation]:
+    """A batch by reference is refused only if the staged batch is gone, or is not the batch that was meant."""
     refused = {(s.process, s.number): s.at for s in ledger.history.of(Settled) if s.error == "BadReference"}
     found: list[Violation] = []
     for event in ledger.history.of(ByReference):
@@ -136,16 +136,17 @@ def _references_find_what_is_there(ledger: Ledger) -> list[Violation]:
     return found
 
 
-def _losses_are_told(ledger: Ledger) -> list[Violation]:
-    """A publisher that goes on after a loss hears which of its acked batches are lost, and of no others.
+def _losses_are_reported(ledger: Ledger) -> list[Violation]:
+    """A publisher that continues after a loss gets a report of its lost acked batches, and of no others.
 
-    It goes on in the same lane, where it is reported first; with orders 0 and 1 in others, and reported later.
+    If it continues in the same lane, the report comes first; with orders 0 and 1 it continues in others, and the report
+    may come later.
     """
     history, sent_last = ledger.history, _sent_last(ledger)
     unnumbered_us = max((stop.at for stop in history.of(Stopped) if not stop.numbered), default=-1)
-    told = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
+    reported = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
     found = [
-        Violation("P1", t.at, f"{t.process} was told that index {t.index} of lane {t.lane} is lost; it is not")
+        Violation("P1", t.at, f"{t.process} got a report that index {t.index} of lane {t.lane} is lost; it is not")
         for t in history.of(LossTold)
         if not ledger.is_lost(t.lane, t.index)
     ]
@@ -158,12 +159,12 @@ def _losses_are_told(ledger: Ledger) -> list[Violation]:
         goes_on = stop is not None and newest[event.process, event.lane] >= stop  # an earlier ack may come late
         if stop is not None and event.lane in ledger.broker_lanes:
             went_us = ledger.went_us(event.lane, event.index or 0)
-            notices = event.at > unnumbered_us  # a process that was there before can't distinguish generations
+            notices = event.at > unnumbered_us  # an earlier process cannot distinguish the generations
             goes_on = notices and went_us is not None and sent_last.get(event.process, 0) > went_us
-        if goes_on and (event.process, event.lane, event.index or 0) not in told:
+        if goes_on and (event.process, event.lane, event.index or 0) not in reported:
             found.append(Violation("P1", event.at, (
                 f"batch {event.number} of {event.process}, acked at index {event.index} of lane {event.lane}, is lost, "
-                "and its publisher went on without being told")))  # fmt: skip
+                "and its publisher continued without a report")))  # fmt: skip
     return found
 
 
@@ -171,7 +172,7 @@ def _no_end_hides_a_loss(ledger: Ledger) -> list[Violation]:
     """A publisher that is asked to close, or fails, after a loss has reported that loss when it has ended."""
     history = ledger.history
     unnumbered_us = max((stop.at for stop in history.of(Stopped) if not stop.numbered), default=-1)
-    told = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
+    reported = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
     since = {event.process: event.since for event in history.of(PublisherEnded)}
     found: list[Violation] = []
     for event in history.of(Settled):
@@ -180,15 +181,15 @@ def _no_end_hides_a_loss(ledger: Ledger) -> list[Violation]:
         went_us = ledger.went_us(event.lane, event.index)
         if went_us is None or event.process not in since or since[event.process] <= went_us:
             continue
-        if (event.process, event.lane, event.index) not in told:
+        if (event.process, event.lane, event.index) not in reported:
             found.append(Violation("P1", event.at, (
                 f"batch {event.number} of {event.process}, acked at index {event.index} of lane {event.lane}, is lost, "
-                "and its publisher ended without being told")))  # fmt: skip
+                "and its publisher ended without a report")))  # fmt: skip
     return found
 
 
 def _sent_last(ledger: Ledger) -> dict[str, int]:
-    """When each publisher that is well in the end sent the last batch that was stored."""
+    """Return when each publisher that works at the end sent its last stored batch."""
     settled = ledger.history.of(Settled)
     ended_badly = {event.process for event in settled if event.verdict is not Verdict.STORED}
     ended_badly |= {event.process for event in ledger.history.of(Died)}
@@ -203,13 +204,13 @@ def _sent_last(ledger: Ledger) -> dict[str, int]:
 
 
 def _ends_are_known(ledger: Ledger) -> list[Violation]:
-    """With a mirror nothing is lost but what was ordered: a LOST gap ends one position after the lane's entries did.
+    """With a mirror only ordered entries are lost: a LOST gap ends one position after the lane's last entry.
 
-    The one position is left out for readers that had read everything: they would not learn of the loss otherwise.
+    The additional position makes readers at the end of the lane notice the loss.
     """
     history = ledger.history
     if len(history.of(MirrorLeft)) < len(history.of(FabricLost)):
-        return []  # where a lane ended need not be known if its mirror is gone as well
+        return []  # without its mirror the end of a lane need not be known
     spans: dict[int, list[LostSpan]] = defaultdict(list)
     for span in history.of(LostSpan):
         spans[span.lane].append(span)
@@ -224,8 +225,8 @@ def _ends_are_known(ledger: Ledger) -> list[Violation]:
         elif isinstance(event, FabricLost):
             found += [
                 Violation("P1", event.at, (
-                    f"index {index} of lane {lane} was told before the fabric was lost, and is in a LOST gap up to "
-                    f"{span.stop}; its mirror knew that the lane ended at {written.get(lane, 0)}"))
+                    f"index {index} of lane {lane} was reported before the fabric was lost, and is in a LOST gap up to "
+                    f"{span.stop}; its mirror had the lane's end at {written.get(lane, 0)}"))
                 for lane, index in newest.items()
                 for span in spans[lane]
                 if span.start <= index < span.stop and span.stop > written.get(lane, 0) + 1
@@ -233,14 +234,14 @@ def _ends_are_known(ledger: Ledger) -> list[Violation]:
     return found
 
 
-def _readers_are_told(ledger: Ledger) -> list[Violation]:
-    """A reader that got what is lost hears of all of it: by a gap that begins no later, or by the end of the lane."""
-    unaware: dict[tuple[str, int], Delivered] = {}  # the first that is lost of what each reader got
+def _readers_learn_losses(ledger: Ledger) -> list[Violation]:
+    """A reader of lost records learns of all of them: by a gap that begins no later, or by the end of the lane."""
+    unaware: dict[tuple[str, int], Delivered] = {}  # the first lost batch that each reader received
     for event in ledger.reads:
         key = event.reader, event.lane
         if isinstance(event, Delivered) and ledger.is_lost(event.lane, event.index):
             unaware.setdefault(key, event)
-        elif isinstance(event, Moved) or (isinstance(event, GapSeen) and _tells(event, unaware.get(key))):
+        elif isinstance(event, Moved) or (isinstance(event, GapSeen) and _reports(event, unaware.get(key))):
             unaware.pop(key, None)
     return [
         Violation("P1", d.at, f"reader {d.reader} got index {d.index} of lane {d.lane}; it got no gap there")
@@ -248,18 +249,18 @@ def _readers_are_told(ledger: Ledger) -> list[Violation]:
     ]
 
 
-def _tells(gap: GapSeen, read: Delivered | None) -> bool:
-    """Whether a gap says that what was read is gone. A closed lane that ends has lost all that is above its end."""
+def _reports(gap: GapSeen, read: Delivered | None) -> bool:
+    """Whether a gap reports that a batch is gone. The end of a closed lane reports that all above it is lost."""
     if read is None:
         return True
     if gap.kind == GapKind.END_OF_LANE.name:
         return gap.start <= read.index
-    told = gap.session is None and gap.kind != GapKind.NEVER_DURABLE.name
-    return told and gap.start <= read.index < gap.stop
+    reported = gap.session is None and gap.kind != GapKind.NEVER_DURABLE.name
+    return reported and gap.start <= read.index < gap.stop
 
 
 def _read_back(ledger: Ledger, lanes: set[int]) -> list[Violation]:
-    """When all is well again, readers find every acked batch of a topic with replicas, and the disks have it."""
+    """After healing, readers find every acked batch of a topic with replicas, and the disks have it."""
     history, found = ledger.history, []
     healed_us = history.of(Healed)[-1].at
     read = {(d.lane, d.index, d.digest) for d in history.of(Delivered) if d.at >= healed_us}
@@ -269,17 +270,17 @@ def _read_back(ledger: Ledger, lanes: set[int]) -> list[Violation]:
             continue
         if ack.index < ledger.trimmed[ack.lane] or ledger.is_lost(ack.lane, ack.index):
             continue
-        place = (ack.lane, ack.index, ledger.first_sent[ack.stream, ack.number].digest)
+        position = (ack.lane, ack.index, ledger.first_sent[ack.stream, ack.number].digest)
         what = f"batch {ack.number} of {ack.stream}, acked at index {ack.index} of lane {ack.lane} (ack {ack.ack})"
-        if place not in read:
+        if position not in read:
             found.append(Violation("P1", ack.at, f"{what}, was not found there when all was read back"))
-        if ack.ack == Ack.DURABLE and place not in disks:
-            found.append(Violation("P1", ack.at, f"{what}, is on no disk in the end"))
+        if ack.ack == Ack.DURABLE and position not in disks:
+            found.append(Violation("P1", ack.at, f"{what}, is on no disk at the end"))
     return found
 
 
-def _unnamed_is_there(ledger: Ledger, lanes: set[int]) -> list[Violation]:
-    """The same for acks that name no position, as those for what was stored too long ago: the batch is somewhere."""
+def _unnamed_are_stored(ledger: Ledger, lanes: set[int]) -> list[Violation]:
+    """Check acks without a position (the batch was stored too long ago): the batch is somewhere in the lane."""
     history, found = ledger.history, []
     healed_us = history.of(Healed)[-1].at
     read = {d.digest for d in history.of(Delivered) if d.at >= healed_us and not ledger.is_lost(d.lane, d.index)}
@@ -294,5 +295,5 @@ def _unnamed_is_there(ledger: Ledger, lanes: set[int]) -> list[Violation]:
         if sent.digest not in read:
             found.append(Violation("P1", ack.at, f"{what}, was not found anywhere when all was read back"))
         if ack.ack == Ack.DURABLE and sent.digest not in disks:
-            found.append(Violation("P1", ack.at, f"{what}, is on no disk in the end"))
+            found.append(Violation("P1", ack.at, f"{what}, is on no disk at the end"))
     return found

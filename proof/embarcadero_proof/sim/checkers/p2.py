@@ -7,7 +7,7 @@ from embarcadero_proof.sim.history import ByReference, Delivered, FabricLost, Hi
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of P2."""
+    """Return all violations of P2."""
     ledger = ledger_of(history)
     return [
         *_one_batch_per_position(ledger),
@@ -56,7 +56,7 @@ def _one_position_per_batch(ledger: Ledger) -> list[Violation]:
 
 
 def _numbers_never_move(ledger: Ledger) -> list[Violation]:
-    """A batch that its caller numbered is stored under that number. Else another batch is lost, or comes twice."""
+    """A batch that its caller numbered is stored under that number. Else another batch is lost, or stored twice."""
     streams = {event.stream for event in ledger.history.of(Numbered)}
     found: list[Violation] = []
     for event in ledger.history.of(Delivered) if streams else ():
@@ -83,7 +83,7 @@ def _one_position_per_sequence(ledger: Ledger) -> list[Violation]:
 
 
 def _records_do_not_overlap(ledger: Ledger) -> list[Violation]:
-    """Seqs are dense: each batch starts where the one before it ended."""
+    """Seqs are dense: each batch starts at the end of the batch before."""
     found: list[Violation] = []
     by_lane: dict[int, dict[int, Delivered]] = {}
     for event in ledger.history.of(Delivered):
@@ -103,7 +103,7 @@ def _records_do_not_overlap(ledger: Ledger) -> list[Violation]:
 
 
 def _refused_never_appear(ledger: Ledger) -> list[Violation]:
-    """A batch is not in the log if each call that sent it surely failed. What was there before a loss may have been."""
+    """A batch is not in the log if all calls that sent it definitely failed, unless it was there before a loss."""
     found: list[Violation] = []
     lost_us = min((lost.at for lost in ledger.history.of(FabricLost)), default=None)
     failed = {(s.process, s.number): s for s in ledger.history.of(Settled) if s.verdict is Verdict.FAILED}
@@ -124,7 +124,7 @@ def _refused_never_appear(ledger: Ledger) -> list[Violation]:
 
 
 def _wrong_references_are_refused(history: History) -> list[Violation]:
-    """A batch whose frame names a staged batch with other bytes is not stored, unless an earlier copy of it was."""
+    """A batch that names a staged batch with other bytes is not stored, unless an earlier copy of it was."""
     sent = history.of(ByReference)
     right = {(event.stream, event.number) for event in sent if event.right}
     wrong = {(event.process, event.number): event for event in sent if not event.right}
@@ -139,7 +139,7 @@ def _wrong_references_are_refused(history: History) -> list[Violation]:
 
 
 def _acked_is_there(ledger: Ledger) -> list[Violation]:
-    """Where a reader looked without a gap, it found every batch that was acked there."""
+    """A reader without a gap at a position found every batch that was acked there."""
     found: list[Violation] = []
     delivered = {(d.lane, d.index) for d in ledger.history.of(Delivered)}
     lanes = sorted({ack.lane for ack in ledger.history.of(Settled)})
@@ -150,5 +150,5 @@ def _acked_is_there(ledger: Ledger) -> list[Violation]:
         if inside(spans[ack.lane], ack.index, ack.index + 1):
             found.append(Violation("P2", ack.at, (
                 f"batch {ack.number} of {ack.stream} was acked at index {ack.index} of lane {ack.lane}, but a reader "
-                "that looked there found nothing")))  # fmt: skip
+                "that passed there found nothing")))  # fmt: skip
     return found

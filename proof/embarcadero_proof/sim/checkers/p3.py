@@ -1,4 +1,4 @@
-"""P3: all readers see one order; what was acked first comes first; strong sessions keep their order."""
+"""P3: all readers see one order; a batch sent after another's ack comes after it; strong sessions keep their order."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from embarcadero_proof.sim.history import Began, Delivered, FabricLost, GapSeen,
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of P3."""
+    """Return all violations of P3."""
     ledger = ledger_of(history)
-    found = [*_readers_agree(history), *_stamps(ledger), *_time_goes_on(ledger), *_real_time(ledger)]
+    found = [*_readers_agree(history), *_stamps(ledger), *_time_never_goes_back(ledger), *_real_time(ledger)]
     strong = {began.stream for began in history.of(Began) if began.strong}
     for topic in history.of(TopicMade):
         if topic.order >= Order.TOTAL:
@@ -42,7 +42,7 @@ def _entry(event: Delivered) -> tuple[int, ...]:
 
 
 def _stamps(ledger: Ledger) -> list[Violation]:
-    """A batch is found under its number: its sequence, and how many of its stream were lost before it."""
+    """A batch is found under its number: its sequence plus the lost batches of its stream before it."""
     found: list[Violation] = []
     memory_went = bool(ledger.history.of(FabricLost))
     gone = {lane: _lost(ledger, lane) if memory_went else {} for lane, _ in ledger.numbered}
@@ -60,8 +60,8 @@ def _stamps(ledger: Ledger) -> list[Violation]:
     return found
 
 
-def _time_goes_on(ledger: Ledger) -> list[Violation]:
-    """Append times never go back along a lane."""
+def _time_never_goes_back(ledger: Ledger) -> list[Violation]:
+    """Append times never decrease along a lane."""
     found: list[Violation] = []
     times: dict[int, dict[int, Delivered]] = defaultdict(dict)
     for event in ledger.history.of(Delivered):
@@ -79,44 +79,45 @@ def _real_time(ledger: Ledger) -> list[Violation]:
     """A batch sent after another's ack comes after it."""
     found: list[Violation] = []
     lanes = {topic: ledger.lanes_of(topic) for topic in sorted({sent.lane for sent in ledger.first_sent.values()})}
-    places = {lane: ledger.index_of(lane) for several in lanes.values() for lane in several}
-    acks = [(ack, index) for ack in ledger.history.of(Settled) if (index := _place(ledger, places, ack)) is not None]
+    positions = {lane: ledger.index_of(lane) for several in lanes.values() for lane in several}
+    found_at = ((ack, _index_of(ledger, positions, ack)) for ack in ledger.history.of(Settled))
+    acks = [(ack, index) for ack, index in found_at if index is not None]
     acks.sort(key=lambda item: item[0].at)
     highest: dict[int, tuple[Settled, int]] = {}
     later = 0
     for batch, sent in sorted(ledger.first_sent.items(), key=lambda item: item[1].at):
         while later < len(acks) and acks[later][0].at < sent.at:
-            (ack, place), later = acks[later], later + 1
-            if ack.lane not in highest or highest[ack.lane][1] < place:
-                highest[ack.lane] = ack, place
+            (ack, position), later = acks[later], later + 1
+            if ack.lane not in highest or highest[ack.lane][1] < position:
+                highest[ack.lane] = ack, position
         for lane in lanes[sent.lane]:
-            index = places[lane].get(sent.digest)
+            index = positions[lane].get(sent.digest)
             if lane in highest and index is not None and index < highest[lane][1]:
-                before, place = highest[lane]
+                before, position = highest[lane]
                 found.append(Violation("P3", sent.at, (
                     f"batch {batch[1]} of {batch[0]} was sent after batch {before.number} of {before.stream} was "
-                    f"acked at index {place} of lane {lane}, but is before it, at index {index}")))  # fmt: skip
+                    f"acked at index {position} of lane {lane}, but is before it, at index {index}")))  # fmt: skip
     return found
 
 
-def _place(ledger: Ledger, places: dict[int, dict[int, int]], ack: Settled) -> int | None:
-    """Where the batch is that was acked: as the ack says or, if it does not, as readers found out."""
+def _index_of(ledger: Ledger, positions: dict[int, dict[int, int]], ack: Settled) -> int | None:
+    """Return the position of an acked batch: from the ack or, without a position there, from readers."""
     if ack.verdict is not Verdict.STORED:
         return None
     if ack.index is not None or not ledger.lasts(ack):
         return ack.index
-    return places[ack.lane].get(ledger.first_sent[ack.stream, ack.number].digest)
+    return positions[ack.lane].get(ledger.first_sent[ack.stream, ack.number].digest)
 
 
 def _lane_order(ledger: Ledger, lane: int) -> list[Violation]:
     """Order 1: in a lane, the first copies of a stream's batches are in the order of sending.
 
-    A copy is known to be the first one if a reader looked at all that comes before it.
+    A copy is known to be the first one if a reader has read everything before it.
     """
     found: list[Violation] = []
     seen = covered(ledger.history, lane)
     last: dict[str, tuple[int, int]] = {}  # stream -> (number, index)
-    for digest, index in sorted(ledger.index_of(lane).items(), key=lambda place: place[1]):
+    for digest, index in sorted(ledger.index_of(lane).items(), key=lambda position: position[1]):
         batch = ledger.batch_of.get(digest)
         if batch is None:
             continue
@@ -132,7 +133,7 @@ def _lane_order(ledger: Ledger, lane: int) -> list[Violation]:
 def _submission_order(ledger: Ledger, topic: TopicMade, strong: set[str] | None) -> list[Violation]:
     """Check the streams of strong sessions (None: all streams of the topic).
 
-    Each stream's numbers go up with the index, from 0, without a hole that no SKIPPED gap declares."""
+    Each stream's numbers increase with the index, from 0, without a hole unless a SKIPPED gap declares it."""
     found: list[Violation] = []
     skipped, lost = _skipped(ledger, topic.lane), _lost(ledger, topic.lane)
     spans = covered(ledger.history, topic.lane)
@@ -146,14 +147,14 @@ def _submission_order(ledger: Ledger, topic: TopicMade, strong: set[str] | None)
         for index, number, at in sorted(stored[stream]):
             where = f"lane {topic.lane}: {stream}"
             if skipped[stream].get(number):
-                found.append(Violation("P3", at, f"{where}: batch {number} was declared skipped, yet it is at {index}"))
+                found.append(Violation("P3", at, f"{where}: batch {number} was declared skipped, but is at {index}"))
             if number <= before[1]:
                 found.append(Violation("P3", at, (
                     f"{where}: batch {number} (index {index}) comes after batch {before[1]} (index {before[0]})")))
             missing = [n for n in range(before[1] + 1, number) if n not in skipped[stream].keys() | lost[stream]]
             seen_all = index == before[0] + 1 or inside(spans, before[0] + 1, index)  # else it may just be trimmed
             if missing and seen_all:
-                rule = "no SKIPPED gap says so" if topic.on_gap == OnGap.SKIP else "the topic allows no holes"
+                rule = "no SKIPPED gap reports it" if topic.on_gap == OnGap.SKIP else "the topic allows no holes"
                 found.append(Violation("P3", at, (
                     f"{where}: batch {number} is at index {index}, batch {missing[0]} is not before it, and {rule}")))
             before = max(before, (index, number, at), key=lambda b: b[1])
@@ -161,7 +162,7 @@ def _submission_order(ledger: Ledger, topic: TopicMade, strong: set[str] | None)
 
 
 def _skipped(ledger: Ledger, lane: int) -> dict[str, dict[int, bool]]:
-    """Numbers that SKIPPED gaps declare lost, by stream; and whether that stands, or went itself with the fabric."""
+    """Return the numbers in SKIPPED gaps by stream, and whether the gap exists or was itself lost with the fabric."""
     skipped: dict[str, dict[int, bool]] = defaultdict(dict)
     for gap in ledger.history.of(GapSeen):
         if gap.lane == lane and gap.kind == GapKind.SKIPPED.name and gap.session is not None:
@@ -175,7 +176,7 @@ def _skipped(ledger: Ledger, lane: int) -> dict[str, dict[int, bool]]:
 
 
 def _lost(ledger: Ledger, lane: int) -> dict[str, set[int]]:
-    """Numbers that had been stored, or declared lost to their publisher, which went with the fabric, by stream."""
+    """Return the numbers, by stream, of batches lost with the fabric: stored, or reported as failed, before."""
     lost: dict[str, set[int]] = defaultdict(set)
     for index, claims in ledger.claims[lane].items():
         for claim in claims if ledger.is_lost(lane, index) else ():
@@ -183,7 +184,7 @@ def _lost(ledger: Ledger, lane: int) -> dict[str, set[int]]:
             if batch is not None:
                 lost[batch[0]].add(batch[1])
     memory_went = max((event.at for event in ledger.history.of(FabricLost)), default=0)
-    for told in ledger.history.of(Settled):
-        if told.lane == lane and told.verdict is Verdict.FAILED and told.at < memory_went:
-            lost[told.stream].add(told.number)
+    for event in ledger.history.of(Settled):
+        if event.lane == lane and event.verdict is Verdict.FAILED and event.at < memory_went:
+            lost[event.stream].add(event.number)
     return lost

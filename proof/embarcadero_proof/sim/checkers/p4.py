@@ -1,6 +1,6 @@
-"""P4: nothing above the frontier is served, no reader's prefix changes, skips or goes back, and a tail is the tail.
+"""P4: nothing above the frontier is served, no reader's prefix changes, skips or goes back, and tails are correct.
 
-Nor does a lane start above what can be read of it.
+Also, a lane does not start above its first readable entry.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from embarcadero_proof.sim.history import (
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of P4."""
+    """Return all violations of P4."""
     ledger = ledger_of(history)
     return [
         *_readers_walk(ledger),
@@ -47,7 +47,7 @@ def check(history: History) -> list[Violation]:
 
 
 class _Walk:
-    """One reader on its way through a lane."""
+    """One reader's way through a lane."""
 
     def __init__(self, ledger: Ledger, reader: str, lane: int) -> None:
         self.ledger, self.reader, self.lane = ledger, reader, lane
@@ -57,19 +57,19 @@ class _Walk:
         self.found: list[Violation] = []
 
     def advance(self, at: int, index: int, to: int) -> None:
-        """The reader got everything below `index`, and what is in [index, to)."""
+        """Move on: the reader got everything below `index`, and the entries in [index, to)."""
         if self.next is not None:
             if index < self.next:
                 self._violation(at, f"went back from index {self.next} to {index} without a seek")
             for skipped in self.ledger.known_between(self.lane, self.next, index):
                 if self.ended and self.ledger.is_lost(self.lane, skipped):
-                    continue  # between the end that disks have and the one that was recorded
+                    continue  # between the end on the disks and the recorded end
                 if self.partitions is None or self.ledger.partition_at(self.lane, skipped) in self.partitions:
-                    self._violation(at, f"went on to index {to} without the batch at index {skipped}")
+                    self._violation(at, f"continued at index {to} without the batch at index {skipped}")
         self.next = max(to, self.next or 0)
 
     def gap(self, event: GapSeen) -> None:
-        """A span of indices was declared gone, or the end of the lane: below the reader, if what it got is lost."""
+        """Pass a gap, or the end of the lane; the end is below the reader if it received lost records."""
         if self.next is not None and event.start > self.next:
             self.advance(event.at, event.start, event.start)
         self.ended = event.kind == GapKind.END_OF_LANE.name
@@ -115,8 +115,8 @@ def _prefix_stays(history: History) -> list[Violation]:
 def _below_frontier(history: History) -> list[Violation]:
     found: list[Violation] = []
     frontier: dict[int, int] = {}
-    told: list[OrderedTo | Delivered] = history.some(OrderedTo, Delivered)
-    for event in told:
+    events: list[OrderedTo | Delivered] = history.some(OrderedTo, Delivered)
+    for event in events:
         if isinstance(event, OrderedTo):
             if event.index < frontier.get(event.lane, 0):
                 found.append(Violation("P4", event.at, (
@@ -132,16 +132,16 @@ def _below_frontier(history: History) -> list[Violation]:
 def _trimmed_is_gone(history: History) -> list[Violation]:
     return [
         Violation("P4", e.at, (
-            f"reader {e.reader} was told that index {e.index} of lane {e.lane} is trimmed, or that the lane begins "
+            f"reader {e.reader} learned that index {e.index} of lane {e.lane} is trimmed, or that the lane begins "
             "above it; it is there"))
         for e in history.of(StillThere)
     ]  # fmt: skip
 
 
 def _ends_are_ends(ledger: Ledger) -> list[Violation]:
-    """A closed lane has one end; nothing at or above it was read or acked that is not lost.
+    """A closed lane has one end; nothing at or above it was read or acked, except lost entries.
 
-    After a loss, readers of what is ordered get a lower end than others: all that is between is lost.
+    After a loss, readers of ordered records get a lower end than others: everything between is lost.
     """
     found: list[Violation] = []
     ends: dict[int, GapSeen] = {}
@@ -160,12 +160,12 @@ def _ends_are_ends(ledger: Ledger) -> list[Violation]:
             if index >= end.start and not ledger.is_lost(lane, index):
                 claim = ledger.claims[lane][index][0]
                 found.append(Violation("P4", max(claim.at, end.at), (
-                    f"lane {lane} ends at index {end.start}, but {claim.who} says that {ledger.name(claim.digest)} is "
+                    f"lane {lane} ends at index {end.start}, but {claim.who} has {ledger.name(claim.digest)} "
                     f"at index {index}")))  # fmt: skip
     return found
 
 
-_FOR_EVER = -1
+_ALWAYS = -1
 
 
 class _Fact(NamedTuple):
@@ -178,24 +178,24 @@ class _Fact(NamedTuple):
     event: Settled | Delivered | TailRead
 
     def since(self, made: LaneMade) -> int:
-        """From when on it was true: a tail since it was asked for, a place of this lane since the lane was made."""
+        """Return when it became true: a tail at its request, a position of this lane when the lane was made."""
         return min(self.at, self.event.began if isinstance(self.event, TailRead) else made.at)
 
     @property
     def why(self) -> str:
-        """The process that says so."""
+        """The evidence in words."""
         if isinstance(self.event, TailRead):
-            told = "it had been told as durable up to" if self.durable else "the tail had been told as"
-            return f"{told} {self.tail}"
+            phrase = "the durable end had been reported as" if self.durable else "the tail had been reported as"
+            return f"{phrase} {self.tail}"
         return f"index {self.event.index} had been {'acked' if isinstance(self.event, Settled) else 'read'}"
 
 
 def _tails(ledger: Ledger) -> list[Violation]:
-    """A tail covers all that was acked, read, or reported as the tail before it was asked for.
+    """A tail covers everything that was acked, read, or reported as the tail before the request.
 
-    Lanes of topics go on above what is lost. A broker's lane ends below it: there, what was lost with the fabric counts
-    for questions that were answered before that, and what was durable counts for ever. Answers may have been on their
-    way when the fabric was lost.
+    Lanes of topics continue above a loss. A broker's lane ends below its lost entries. There a lost entry counts only
+    for requests that were answered before the loss, and a durable entry counts always. Answers may have been in flight
+    when the fabric was lost.
     """
     losses = [event.at for event in ledger.history.of(FabricLost)]
     seen: dict[tuple[int, int], list[_Fact]] = defaultdict(list)  # by lane and losses before it, if it can be lost
@@ -203,24 +203,24 @@ def _tails(ledger: Ledger) -> list[Violation]:
         for fact in _facts(event):
             made = ledger.broker_lanes.get(fact.lane)
             goes = made is not None and not fact.durable and ledger.is_lost(fact.lane, fact.tail - 1)
-            since = bisect_left(losses, fact.since(made)) if made is not None and goes else _FOR_EVER
+            since = bisect_left(losses, fact.since(made)) if made is not None and goes else _ALWAYS
             seen[fact.lane, since].append(fact)
     floors = {key: _floors(facts) for key, facts in seen.items()}
     found: list[Violation] = []
     for tail in ledger.history.of(TailRead):
-        for since in (_FOR_EVER, bisect_right(losses, tail.at)):
+        for since in (_ALWAYS, bisect_right(losses, tail.at)):
             times, best = floors.get((tail.lane, since), ([], []))
             before = bisect_left(times, tail.began)
             if before and best[before - 1].tail > tail.index:
                 found.append(Violation("P4", tail.at, (
-                    f"{tail.process} was told that lane {tail.lane} ends at {tail.index}, but {best[before - 1].why} "
+                    f"{tail.process} got {tail.index} as the end of lane {tail.lane}, but {best[before - 1].why} "
                     "before it asked")))  # fmt: skip
                 break
     return found
 
 
 def _facts(event: Event) -> list[_Fact]:
-    """What an event says about tails."""
+    """List the facts about tails that an event proves."""
     if isinstance(event, Settled) and event.verdict is Verdict.STORED and event.index is not None:
         return [_Fact(event.at, event.lane, event.index + 1, event.ack == Ack.DURABLE, event)]
     if isinstance(event, Delivered):
@@ -234,7 +234,7 @@ def _facts(event: Event) -> list[_Fact]:
 
 
 def _floors(facts: list[_Fact]) -> tuple[list[int], list[_Fact]]:
-    """Times, and at each the fact that names the highest tail so far."""
+    """Return times, and for each the fact with the highest tail so far."""
     facts.sort(key=lambda fact: fact.at)
     best: list[_Fact] = []
     for fact in facts:
@@ -247,8 +247,8 @@ def _start(event: StartRead, tiered: set[int]) -> int:
 
 
 def _starts(ledger: Ledger) -> list[Violation]:
-    """A lane of a topic with replicas starts at or below all that was acked or read of it before, and was not trimmed
-    or lost: also for readers of what brokers have, unless its topic has a table."""
+    """A lane of a topic with replicas starts at or below each entry acked or read before, unless trimmed or lost. This
+    holds also for readers of brokers only, unless the topic has a table."""
     replicated = {topic.lane for topic in ledger.history.of(TopicMade) if topic.replicas}
     replicated |= {lane for lane, made in ledger.broker_lanes.items() if made.topic in replicated}
     known: dict[int, list[tuple[int, int]]] = defaultdict(list)  # lane -> (index, since when it is known)
@@ -270,6 +270,6 @@ def _starts(ledger: Ledger) -> list[Violation]:
             hidden = next((index for index, at in below if at < event.began), None)
             if hidden is not None:
                 found.append(Violation("P4", event.at, (
-                    f"{event.process} was told that lane {event.lane} starts at {start}, but index {hidden} had been "
+                    f"{event.process} got {start} as the start of lane {event.lane}, but index {hidden} had been "
                     "acked or read before it asked, and is neither trimmed nor lost")))  # fmt: skip
     return found

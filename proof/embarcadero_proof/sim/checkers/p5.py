@@ -1,9 +1,9 @@
 """P5: A deposed process has no effect. Its late writes go to regions that no one reads, and no ack depends on them.
 
-Sequencers: an epoch starts where the order ended, as the store has it. Whatever a process learned of a lane before that
-is below this end, or it came from a sequencer that was deposed already. Publishers: a session that is
-continued by another one has all its batches before it. Brokers: a lane that was closed has one end (P4). Replicas: what
-was counted is on disks that count (P6). Clients: a request for a deleted topic does not touch the next one of its name.
+Sequencers: an epoch starts at the end of the order, as recorded in the store. Every index that a process learned before
+is below this end, or it came from an already deposed sequencer. Publishers: when a session continues another one, all
+batches of the earlier session come before its own. Brokers: a closed lane has one end (P4). Replicas: durable batches
+are on disks that count (P6). Clients: a request for a deleted topic does not touch the next topic of its name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from embarcadero_proof.sim.history import (
     Verdict,
 )
 
-_Telling = Settled | Delivered | TailRead
-"""Events by which a process learned how far a lane goes."""
+_Evidence = Settled | Delivered | TailRead
+"""Events by which a process learned how far a lane reaches."""
 
 _Request = DeleteAsked | ChangeAsked
 _Effect = PassingGone | PassingChanged
@@ -34,7 +34,7 @@ _DELETED = "deleted"
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of P5."""
+    """Return all violations of P5."""
     return [
         *_epochs_start_above_all(history),
         *_sessions_take_turns(ledger_of(history)),
@@ -43,7 +43,7 @@ def check(history: History) -> list[Violation]:
 
 
 def _late_requests_do_nothing(history: History) -> list[Violation]:
-    asked: set[tuple[int, str]] = set()  # topic, and what was asked to happen to it
+    asked: set[tuple[int, str]] = set()  # topic, and the requested change
     found: list[Violation] = []
     events: list[_Request | _Effect] = history.some(DeleteAsked, ChangeAsked, PassingGone, PassingChanged)
     for event in events:
@@ -51,29 +51,29 @@ def _late_requests_do_nothing(history: History) -> list[Violation]:
         if isinstance(event, _Request):
             asked.add((event.topic, what))
         elif (event.topic, what) not in asked:
-            told = f"topic {event.topic} is {what}; that was asked of topics before it only"
-            found.append(Violation("P5", event.at, told))
+            sentence = f"topic {event.topic} is {what}; that was requested only for earlier topics"
+            found.append(Violation("P5", event.at, sentence))
     return found
 
 
 def _epochs_start_above_all(history: History) -> list[Violation]:
     found: list[Violation] = []
-    told: dict[int, tuple[int, _Telling]] = {}  # by lane: how far it goes, as some process learned, and by what
-    events: list[EpochStarted | _Telling] = history.some(EpochStarted, Settled, Delivered, TailRead)
+    furthest: dict[int, tuple[int, _Evidence]] = {}  # by lane: the furthest known end, and its event
+    events: list[EpochStarted | _Evidence] = history.some(EpochStarted, Settled, Delivered, TailRead)
     for event in events:
         if isinstance(event, EpochStarted):
             for lane, end in event.ends.items():
-                if lane in told and told[lane][0] > end:
+                if lane in furthest and furthest[lane][0] > end:
                     found.append(Violation("P5", event.at, (
-                        f"epoch {event.epoch} of lane {lane} starts at {end}, but {_in_words(told[lane][1])} before "
-                        "that")))  # fmt: skip
-        elif (goes_to := _goes_to(event)) and (event.lane not in told or goes_to > told[event.lane][0]):
-            told[event.lane] = goes_to, event
+                        f"epoch {event.epoch} of lane {lane} starts at {end}, but before that "
+                        f"{_in_words(furthest[lane][1])}")))  # fmt: skip
+        elif (goes_to := _goes_to(event)) and (event.lane not in furthest or goes_to > furthest[event.lane][0]):
+            furthest[event.lane] = goes_to, event
     return found
 
 
-def _goes_to(event: _Telling) -> int:
-    """How far a lane goes at least, if this was reported of it."""
+def _goes_to(event: _Evidence) -> int:
+    """Return the smallest end of a lane that is consistent with this event."""
     if isinstance(event, TailRead):
         return event.index
     if event.index is None or (isinstance(event, Settled) and event.verdict is not Verdict.STORED):
@@ -81,16 +81,16 @@ def _goes_to(event: _Telling) -> int:
     return event.index + 1
 
 
-def _in_words(event: _Telling) -> str:
+def _in_words(event: _Evidence) -> str:
     if isinstance(event, Settled):
         return f"{event.process} had an ack for index {event.index}"
     if isinstance(event, Delivered):
         return f"reader {event.reader} had got index {event.index}"
-    return f"{event.process} had been told that it ends at {event.index}"
+    return f"{event.process} had got {event.index} as its end"
 
 
 def _sessions_take_turns(ledger: Ledger) -> list[Violation]:
-    """Lanes of brokers have no sessions that are continued."""
+    """Batches of a continued session come before those of its successor. Lanes of brokers have no such sessions."""
     spans: dict[tuple[int, str], dict[int, list[int]]] = defaultdict(dict)
     for event in ledger.history.of(Delivered):
         stream = ledger.stream_of.get((event.lane, event.session))
@@ -99,9 +99,9 @@ def _sessions_take_turns(ledger: Ledger) -> list[Violation]:
             span[:] = min(span[0], event.index), max(span[1], event.index), event.at
     found: list[Violation] = []
     for (lane, stream), sessions in spans.items():
-        for (earlier, span), (later, after) in pairwise(sorted(sessions.items())):  # handles are never used again
+        for (earlier, span), (later, after) in pairwise(sorted(sessions.items())):  # handles are never reused
             if after[0] <= span[1]:
                 found.append(Violation("P5", max(span[2], after[2]), (
                     f"session {earlier} of {stream} in lane {lane} has a batch at index {span[1]}, though session "
-                    f"{later} goes on with it from index {after[0]}")))  # fmt: skip
+                    f"{later} continues it from index {after[0]}")))  # fmt: skip
     return found

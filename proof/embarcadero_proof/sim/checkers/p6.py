@@ -7,7 +7,7 @@ from embarcadero_proof.sim.history import ByReference, Copies, CopyDiffers, Hist
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of P6."""
+    """Return all violations of P6."""
     found = [*_enough_copies(history), *_tails(history), *_copies_agree(history), *_copies_are_equal(history)]
     return found + _only_durable_is_referenced(history)
 
@@ -15,8 +15,8 @@ def check(history: History) -> list[Violation]:
 def _enough_copies(history: History) -> list[Violation]:
     return [
         Violation("P6", c.at, (
-            f"{c.who} took index {c.index} of lane {c.lane} as durable; it was synced by {c.copies} of the {c.needed} "
-            "replicas of its range that this takes"))
+            f"{c.who} took index {c.index} of lane {c.lane} as durable; {c.copies} replicas of its range have synced "
+            f"it, and {c.needed} are needed"))
         for c in history.of(Copies)
         if c.copies < c.needed
     ]  # fmt: skip
@@ -37,7 +37,7 @@ def _only_durable_is_referenced(history: History) -> list[Violation]:
 
 
 def _copies_are_equal(history: History) -> list[Violation]:
-    """Once all had time to catch up, every copy has the same bytes below the durable end."""
+    """After all had time to catch up, every copy has the same bytes below the durable end."""
     return [
         Violation("P6", c.at, f"replica {c.replica} {c.what} index {c.index} of lane {c.lane}, below the durable end")
         for c in history.of(CopyDiffers)
@@ -48,7 +48,7 @@ def _tails(history: History) -> list[Violation]:
     """The durable end is never above the ordered end."""
     return [
         Violation("P6", t.at, (
-            f"{t.process} was told that lane {t.lane} is durable through {t.durable_index}, but ordered only through "
+            f"{t.process} got {t.durable_index} as the durable end of lane {t.lane}, but its ordered end is only "
             f"{t.index}"))
         for t in history.of(TailRead)
         if t.durable_index > t.index
@@ -56,7 +56,7 @@ def _tails(history: History) -> list[Violation]:
 
 
 def _copies_agree(history: History) -> list[Violation]:
-    """One position is one batch on all disks, whatever was lost between."""
+    """One position is one batch on all disks, whatever was lost meanwhile."""
     found: list[Violation] = []
     first: dict[tuple[int, int], OnDisk] = {}
     for stored in history.of(OnDisk):

@@ -7,9 +7,9 @@ from embarcadero_proof.sim.history import DamageLeft, Delivered, History, OnDisk
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of P7."""
+    """Return all violations of P7."""
     ledger = ledger_of(history)
-    return [*_nothing_unsent(ledger), *_as_sent(ledger), *_disks_hold_what_was_sent(ledger), *_repaired(history)]
+    return [*_nothing_unsent(ledger), *_as_sent(ledger), *_disks_hold_only_sent_batches(ledger), *_repaired(history)]
 
 
 def _nothing_unsent(ledger: Ledger) -> list[Violation]:
@@ -21,7 +21,7 @@ def _nothing_unsent(ledger: Ledger) -> list[Violation]:
 
 
 def _as_sent(ledger: Ledger) -> list[Violation]:
-    """Not only the bytes are right, but also what is said about them."""
+    """Not only the bytes are right, but also the number of records and the partition."""
     found: list[Violation] = []
     for event in ledger.history.of(Delivered):
         batch = ledger.batch_of.get(event.digest)
@@ -33,7 +33,7 @@ def _as_sent(ledger: Ledger) -> list[Violation]:
     return found
 
 
-def _disks_hold_what_was_sent(ledger: Ledger) -> list[Violation]:
+def _disks_hold_only_sent_batches(ledger: Ledger) -> list[Violation]:
     return [
         Violation("P7", d.at, f"a disk has at index {d.index} of lane {d.lane} content never sent")
         for d in ledger.history.of(OnDisk)

@@ -1,4 +1,4 @@
-"""P8: every call ends, and once nothing is broken any more readers reach the end of the log."""
+"""P8: every call ends, and after healing readers reach the end of the log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from embarcadero_proof.sim.history import (
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of P8."""
+    """Return all violations of P8."""
     found = [Violation("P8", f.at, f"{f.process} failed: {f.error}") for f in history.of(RoleFailed)]
     found += _settled_once(history)
     if history.of(Ended):
@@ -50,7 +50,7 @@ def _settled_once(history: History) -> list[Violation]:
         other = seen.setdefault((event.process, event.number), event)
         if other is not event:
             found.append(Violation("P8", event.at, (
-                f"{event.process} was told twice what became of batch {event.number}: {other.verdict.value}, then "
+                f"{event.process} got two outcomes of batch {event.number}: {other.verdict.value}, then "
                 f"{event.verdict.value}")))  # fmt: skip
     return found
 
@@ -58,7 +58,7 @@ def _settled_once(history: History) -> list[Violation]:
 def _publishes_end(history: History, dead: set[str], end: int) -> list[Violation]:
     settled = {(event.process, event.number) for event in history.of(Settled)}
     return [
-        Violation("P8", end, f"{sent.process} never learnt what became of batch {sent.number}, sent at {sent.at} us")
+        Violation("P8", end, f"{sent.process} never learned the outcome of batch {sent.number}, sent at {sent.at} us")
         for sent in history.of(Sent)
         if sent.process not in dead and (sent.process, sent.number) not in settled
     ]
@@ -74,7 +74,7 @@ def _calls_end(history: History, dead: set[str], end: int) -> list[Violation]:
 
 
 def _unbroken_is_stored(history: History) -> list[Violation]:
-    """Where nothing was ever broken all is stored, but for what a topic that skips gaps has skipped."""
+    """In a run without faults every batch is stored, except the batches that a topic with on_gap=skip skipped."""
     if any(history.of(kind) for kind in (Fault, Stuck, Died)):
         return []
     refused = refused_streams(history)
@@ -87,10 +87,10 @@ def _unbroken_is_stored(history: History) -> list[Violation]:
 
 
 def _healed_is_stored(history: History, dead: set[str]) -> list[Violation]:
-    """What is sent when nothing is broken any more is stored, but for what a gap cost its stream.
+    """Batches sent after healing are stored, except those that a gap cost their stream.
 
-    Left out are streams with several processes, of which one may fence the other; those of which a batch went astray;
-    and publishers that had something under way when all was healed: they may have waited too long already.
+    Three groups are left out: streams with several processes, since one may fence the other; streams with a batch lost
+    on the way; and publishers with open batches at the time of healing, which may have waited too long already.
     """
     if not history.of(Healed):
         return []
@@ -102,7 +102,7 @@ def _healed_is_stored(history: History, dead: set[str]) -> list[Violation]:
     done = {(s.process, s.number) for s in history.of(Settled) if s.at <= healed_us}
     busy = {sent[0] for sent, at in sent_us.items() if at <= healed_us and sent not in done}
     return [
-        Violation("P8", s.at, f"all is well, yet batch {s.number} of {s.process} ended as {s.verdict} ({s.error})")
+        Violation("P8", s.at, f"all is healed, but batch {s.number} of {s.process} ended as {s.verdict} ({s.error})")
         for s in history.of(Settled)
         if s.stream in judged and s.process not in dead | busy and sent_us.get((s.process, s.number), 0) > healed_us
         and s.verdict is not Verdict.STORED and s.error != "Lost"
@@ -110,23 +110,23 @@ def _healed_is_stored(history: History, dead: set[str]) -> list[Violation]:
 
 
 def _readers_arrive(history: History, dead: set[str], end: int) -> list[Violation]:
-    """Each living reader is at or beyond the last tail that was reported, as far as it was not lost since."""
+    """Each living reader has reached the last reported tail, except a part that was lost since."""
     tails: dict[int, int] = {}
     for tail in history.of(TailRead):
         lost = [s.start for s in history.of(LostSpan) if s.lane == tail.lane and s.start < tail.index < s.stop]
         tails[tail.lane] = max(min([tail.index, *lost]), tails.get(tail.lane, 0))
-    place: dict[tuple[str, int], int] = {}
+    position: dict[tuple[str, int], int] = {}
     for event in ledger_of(history).reads:
         if isinstance(event, Moved):
-            place[event.reader, event.lane] = event.index or 0
+            position[event.reader, event.lane] = event.index or 0
         elif isinstance(event, Delivered):
-            place[event.reader, event.lane] = event.index + 1
+            position[event.reader, event.lane] = event.index + 1
         elif isinstance(event, Passed):
-            place[event.reader, event.lane] = event.index
+            position[event.reader, event.lane] = event.index
         elif event.session is None:
-            place[event.reader, event.lane] = event.stop
+            position[event.reader, event.lane] = event.stop
     return [
         Violation("P8", end, f"reader {reader} of lane {lane} stopped at {index}; the log ends at {tails[lane]}")
-        for (reader, lane), index in place.items()
+        for (reader, lane), index in position.items()
         if reader not in dead and index < tails.get(lane, 0)
     ]

@@ -1,4 +1,4 @@
-"""P9: everything that fills up has a bound, and one stuck session does not stop the others."""
+"""P9: every resource has a bound, and a stuck session does not stop the others."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from embarcadero_proof.sim.checkers.ledger import Violation
 from embarcadero_proof.sim.history import Died, Fault, Healed, History, Sampled, Sent, Settled, Stuck
 
 ANSWER_US = 3_000_000
-"""How long another stream's batch may take while one stream is stuck and nothing else is broken."""
+"""Limit for another stream's batch while one stream is stuck and there is no other fault."""
 
 CALM_US = 2_000_000
-"""How long after the last other fault the others are judged."""
+"""Time after the last other fault until the other streams are judged."""
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of P9."""
-    return [*_bounds(history), *_others_go_on(history)]
+    """Return all violations of P9."""
+    return [*_bounds(history), *_others_continue(history)]
 
 
 def _bounds(history: History) -> list[Violation]:
@@ -25,8 +25,8 @@ def _bounds(history: History) -> list[Violation]:
     ]
 
 
-def _others_go_on(history: History) -> list[Violation]:
-    """While a stream is stuck and all else is well, what other streams send is answered."""
+def _others_continue(history: History) -> list[Violation]:
+    """While a stream is stuck and there is no other fault, batches of other streams are answered."""
     found: list[Violation] = []
     settled = {(event.process, event.number): event.at for event in history.of(Settled)}
     dead = {event.process for event in history.of(Died)}
@@ -46,12 +46,12 @@ def _others_go_on(history: History) -> list[Violation]:
 
 
 def _is_stuck(history: History, sent: Sent) -> bool:
-    """Whether the batch's own stream had been stuck by then. It lost credit too, so it may take long to get going."""
+    """Whether the batch's own stream had been stuck by then. It lost credit too, so it may take long to recover."""
     return any(stuck.stream == sent.stream and stuck.at < sent.at + ANSWER_US for stuck in history.of(Stuck))
 
 
 def _broken(history: History, start: int, stop: int) -> bool:
-    """Whether anything else was broken shortly before or during [start, stop)."""
+    """Whether there was another fault shortly before or during [start, stop)."""
     if any(fault.at < stop and fault.until + CALM_US > start for fault in history.of(Fault)):
         return True
     return any(start < healed.at < stop for healed in history.of(Healed))

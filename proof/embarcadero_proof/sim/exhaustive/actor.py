@@ -1,9 +1,9 @@
 """Actors: role code that is stopped before each memory primitive, without threads.
 
-Role code is a function of what it has seen. So an actor is run from its beginning each time it is to make a step, with
-everything that it saw before handed to it again, until it comes to the next primitive; there it is left by an
-exception. What it asked for there, and what it stored on the way, is a node of its tree: what it sees next leads to a
-child. Nodes are kept, so the code runs once for every way in which it differs by what it saw.
+Role code is a function of its inputs: the lines and answers that it sees. For each step an actor runs from its
+beginning with all its earlier inputs, until it reaches the next primitive; there an exception stops it. That primitive,
+and the stores before it, are a node of the actor's tree; the next input leads to a child. Nodes are kept, so the code
+runs once for each distinct sequence of inputs.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from embarcadero.limits import LINE_BYTES
 
 GENERATION = 1
 _SMALL_BYTES = 4_096
-"""Regions up to this size are compared as a whole to find stores; of larger ones, lines that a primitive named."""
+"""Regions up to this size are compared as a whole to find stores; in larger ones only lines that a primitive named."""
 
 _POOLED_BYTES_MIN = 65_536
 
 _STEPS_MAX = 400
-"""More steps of one actor mean that it does not come to an end."""
+"""An actor with more steps will not end."""
 
 
 _pool: dict[int, list[Bytes]] = {}
-"""Zeroed memory for large regions, by size: new memory is much more expensive than the few lines that were used."""
+"""Zeroed memory for large regions, by size: new memory costs far more than zeroing the few used lines."""
 
 
 def _blank(size: int) -> Bytes:
@@ -39,7 +39,7 @@ def _blank(size: int) -> Bytes:
 
 
 class Op(NamedTuple):
-    """What an actor is about to do."""
+    """The next step of an actor."""
 
     kind: str  # flush, invalidate, fence, wait, call, end
     lines: tuple[int, ...] = ()
@@ -47,14 +47,14 @@ class Op(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What an actor sees when it goes on: lines that changed for it, the answer to a call."""
+    """The input of an actor's step: lines that changed for it, and the answer to a call."""
 
     lines: tuple[tuple[int, bytes], ...]
     answer: Any = None
 
 
 class Leak(NamedTuple):
-    """A primitive that an actor leaves out, on regions whose name has `region` in it, from byte `first` to `last`."""
+    """A primitive that an actor leaves out, in regions whose name contains `region`, from byte `first` to `last`."""
 
     actor: str
     primitive: str
@@ -63,7 +63,7 @@ class Leak(NamedTuple):
     last: int = 1 << 62
 
     def leaves_out(self, actor: str, primitive: str, region: str, offset: int) -> bool:
-        """Whether this one is."""
+        """Whether this primitive is left out."""
         named = self.region in region and self.first <= offset < self.last
         return actor == self.actor and primitive == self.primitive and (primitive == "fence" or named)
 
@@ -74,15 +74,15 @@ class Node:
 
     op: Op
     stores: tuple[tuple[int, bytes], ...]  # since the step before, whole lines
-    facts: tuple[Any, ...]  # told since then
+    facts: tuple[Any, ...]  # reported since then
     made: frozenset[str]  # regions made since then
     view: dict[int, bytes]  # lines that it has named, as it sees them
-    asked: tuple[int, ...]  # lines that it looked at since it waited last
+    asked: tuple[int, ...]  # lines that it has read since its last wait
     error: str = ""
     above: tuple[int, Seen] | None = None
-    missing: frozenset[str] = frozenset()  # regions that it looked for in vain since it waited last
-    key: Any = None  # all that it remembers, if it said so since the step before
-    reads: set[int] = field(default_factory=set)  # lines that it may look at from here on, as far as is known
+    missing: frozenset[str] = frozenset()  # regions that it did not find since its last wait
+    key: Any = None  # all its state, if it called `remembers` since the step before
+    reads: set[int] = field(default_factory=set)  # lines that it may read from here on, as far as known
     writes: set[int] = field(default_factory=set)
     parents: list[int] = field(default_factory=list)
 
@@ -94,16 +94,16 @@ class Node:
 
 
 class Lines:
-    """Numbers of all lines that an actor named, and what they hold at first."""
+    """Numbers of all lines that an actor named, and their initial contents."""
 
     def __init__(self) -> None:
         self.numbers: dict[tuple[str, int], int] = {}
         self.names: list[tuple[str, int]] = []
         self.first: list[bytes] = []
-        self.regions: dict[str, tuple[Shape, bytes]] = {}  # made before the beginning: shape, what is not zero of it
+        self.regions: dict[str, tuple[Shape, bytes]] = {}  # made before the beginning: shape, and the bytes up to zeros
 
     def number(self, region: str, line: int) -> int:
-        """The number of a line of a region."""
+        """Return the number of a line of a region."""
         key = (region, line)
         if key not in self.numbers:
             self.numbers[key] = len(self.names)
@@ -113,14 +113,14 @@ class Lines:
             self.first.append(data.ljust(LINE_BYTES, b"\0"))
         return self.numbers[key]
 
-    def tell(self, number: int) -> str:
-        """A line in words."""
+    def describe(self, number: int) -> str:
+        """Describe a line in words."""
         region, line = self.names[number]
         return f"{region}[{line * LINE_BYTES}]"
 
 
 class Suspended(BaseException):
-    """The actor is at its next primitive. Not an Exception: role code must not catch it."""
+    """The actor has reached its next primitive. Not an Exception: role code must not catch it."""
 
 
 class StepRegion:
@@ -136,21 +136,21 @@ class StepRegion:
         self._stage.primitive("invalidate", self, offset, length)
 
     def reserve(self, offset: int, length: int) -> None:
-        """There is always room."""
+        """Memory always has space."""
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: there is nothing to release."""
 
 
 @dataclass(slots=True)
 class Stage:
-    """One execution of an actor; the fabric that it gets, and the model that it may ask."""
+    """One execution of an actor: its fabric, and the model that it calls."""
 
     actor: str
     lines: Lines
     history: Sequence[Seen]
     leaks: Sequence[Leak] = ()
-    left_out: frozenset[str] = frozenset()  # steps that the actor's own code is to leave out
+    left_out: frozenset[str] = frozenset()  # steps that the actor's own code must leave out
     generation: int = GENERATION
     coherent_only: bool = False
     _at: int = 0
@@ -160,32 +160,32 @@ class Stage:
     _before: dict[str, bytes] = field(default_factory=dict)  # small regions as they were after the last step
     _before_lines: dict[int, bytes] = field(default_factory=dict)
     _made: set[str] = field(default_factory=set)
-    _there: set[str] = field(default_factory=set)  # regions that were made, as it knows
+    _there: set[str] = field(default_factory=set)  # regions that it knows to exist
     _missing: set[str] = field(default_factory=set)
     _facts: list[Any] = field(default_factory=list)
     _key: Any = None
 
     # --- what actors use ----------------------------------------------------------------------------------------------
-    def tell(self, *fact: Any) -> None:
-        """Something happened that promises speak of."""
+    def report(self, *fact: Any) -> None:
+        """Report a fact that the checks need."""
         self._facts.append(fact)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Do something at once that is not memory: a transaction of the store, a write to a disk."""
+        """Do an action outside memory in one step: a transaction of the store, a write to a disk."""
         return self._pause(Op("call", (), (name, *arguments)))
 
     def wait(self) -> None:
-        """Go on when something changed of what was looked at since the last wait."""
+        """Wait until a line or region changes that was read since the last wait."""
         self._pause(Op("wait", tuple(self._asked)))
         self._asked.clear()
         self._missing.clear()
 
     def wait_for(self, name: str) -> None:
-        """Go on when a condition holds."""
+        """Wait until a condition holds."""
         self._pause(Op("wait", (), (name,)))
 
     def remembers(self, *key: Any) -> None:
-        """All that it will do depends on this, and on the lines as it sees them: how it came here is forgotten."""
+        """State that all later steps depend only on this key and on the visible lines: earlier steps are forgotten."""
         self._key = key
 
     def without(self, step: str) -> bool:
@@ -230,14 +230,14 @@ class Stage:
         return sorted({name for name in self.lines.regions if name[0] != "~"} | self._there)
 
     def remove(self, name: str) -> None:
-        """Regions stay: removing is for those who are done with all this."""
+        """Do nothing: regions stay until all actors have ended."""
 
     def fence(self) -> None:
         if not any(leak.leaves_out(self.actor, "fence", "", 0) for leak in self.leaks):
             self._pause(Op("fence"))
 
     def primitive(self, kind: str, region: StepRegion, offset: int, length: int) -> None:
-        """A flush or an invalidate."""
+        """Flush or invalidate."""
         invariant(offset >= 0 and offset + length <= region.shape.size, "a primitive stays inside its region")
         first, last = offset // LINE_BYTES, (offset + max(1, length) - 1) // LINE_BYTES
         numbers = tuple(self.lines.number(region.name, line) for line in range(first, last + 1))
@@ -249,7 +249,7 @@ class Stage:
             self._asked.update(dict.fromkeys(numbers))
         self._pause(Op(kind, numbers))
 
-    # --- stopping and going on ----------------------------------------------------------------------------------------
+    # --- stopping and continuing --------------------------------------------------------------------------------------
     def _pause(self, op: Op) -> Any:
         if self._at == len(self.history):
             raise Suspended(op)
@@ -271,7 +271,7 @@ class Stage:
         return region.data[line * LINE_BYTES : (line + 1) * LINE_BYTES]
 
     def _stores(self) -> dict[int, bytes]:
-        """Lines that were stored to since the last step."""
+        """Return the lines with stores since the last step."""
         found: dict[int, bytes] = {}
         for name, region in self._regions.items():
             if not region.writable:
@@ -291,7 +291,7 @@ class Stage:
                     found[number] = now
         return found
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         for number in self._named:
             self._line(number)[:] = 0
         for region in self._regions.values():
@@ -310,10 +310,10 @@ class Stage:
         except (EmbarcaderoError, InvariantBroken) as failure:
             op, error = Op("end"), f"{type(failure).__name__}: {failure}"
         if len(self.history) > _STEPS_MAX:
-            op, error = Op("end"), "it does not come to an end"
+            op, error = Op("end"), "it does not end"
         stores = self._stores()
         view = {number: self._line(number).tobytes() for number in self._named}
-        self._give_back()
+        self._release()
         return Node(
             op, tuple(sorted(stores.items())), tuple(self._facts), frozenset(self._made), view, tuple(self._asked),
             error, None, frozenset(self._missing), self._key,
@@ -324,7 +324,7 @@ Play = Callable[[Stage], None]
 
 
 class Tree:
-    """All that one actor can do, as far as it was explored."""
+    """All explored steps of one actor."""
 
     def __init__(
         self, name: str, play: Play, lines: Lines, leaks: Sequence[Leak] = (), left_out: frozenset[str] = frozenset()
@@ -334,7 +334,7 @@ class Tree:
         self._below: dict[tuple[int, Seen], int] = {}
         self._same: dict[Any, int] = {}
         self._is_poller = False
-        self.grown = False  # more is known than before of what it may look at
+        self.grown = False  # more lines became known that it may read or write
         self.root = self._run(None)
 
     def _run(self, above: tuple[int, Seen] | None) -> int:
@@ -360,12 +360,12 @@ class Tree:
         return number
 
     def _polls(self, node: Node) -> bool:
-        """Whether the actor goes round and round: then it may do again whatever it did."""
+        """Whether the actor loops: then it may repeat all its steps."""
         self._is_poller |= node.op.kind == "wait" and not node.op.call
         return self._is_poller
 
     def _spread(self, number: int) -> None:
-        """Let everybody before this node know what comes."""
+        """Report the lines of this node to all nodes before it."""
         waiting = [number]
         while waiting:
             node = self.nodes[waiting.pop()]
@@ -384,7 +384,7 @@ class Tree:
                     self.grown = True
 
     def child(self, node: int, seen: Seen) -> int:
-        """Where an actor is after it has seen this."""
+        """Return the node that an input leads to."""
         key = (node, seen)
         found = self._below.get(key)
         if found is None:

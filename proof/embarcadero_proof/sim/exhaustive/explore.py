@@ -1,8 +1,8 @@
-"""Exploring: every state that actors, memory and crashes can reach, breadth first, so that a counterexample is short.
+"""Explore every state that actors, memory and crashes can reach, breadth first, so that counterexamples are short.
 
-A state is named by a 64-bit number once it was seen. A step that is about lines that no other actor will change (or,
-if it writes, look at) is made at once, before all others: they can't see when. What an actor may still look at is
-learnt, by random walks first; whenever exploring finds more, all begins again with what is known then.
+A 64-bit hash identifies a visited state. A step that touches only lines which no other actor will change (or, for a
+write, read) runs immediately, before all others: no other actor can observe when. The lines that an actor may still
+read are learned, first by random walks. When exploration finds more of them, it starts again with this knowledge.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from embarcadero_proof.sim.exhaustive.memory import Coherent, Incoherent, Memory
 
 Facts = frozenset[Any]
 _GONE = -1
-"""In place of an actor's node: it has ended, or crashed."""
+"""Replaces the node of an actor that has ended or crashed."""
 _WALKS = 12
 
 
 class State(NamedTuple):
-    """Everything."""
+    """One state of the whole system."""
 
     nodes: tuple[int, ...]  # of each actor's tree
     memory: Memory
     made: frozenset[str]
-    world: Any  # what calls change: the store, disks
+    world: Any  # the model that calls change: the store, disks
     facts: Facts
 
 
@@ -44,21 +44,21 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A small system: actors, what is there at first, and what must hold."""
+    """A small system: actors, their initial state, and the conditions that must hold."""
 
     name: str
     plays: dict[str, Play]
-    begin: Callable[[Lines], Any]  # makes regions, and gives the model that calls change
+    begin: Callable[[Lines], Any]  # makes regions, and returns the model that calls change
     call: Callable[[Any, str, tuple[Any, ...]], tuple[Any, Any]]  # model, actor, call -> model, answer
-    check: Callable[[Any, Facts], str]  # model, facts -> what is wrong
+    check: Callable[[Any, Facts], str]  # model, facts -> the violation, or ""
     final: Callable[[Any, Facts], str]
     mortal: tuple[str, ...] = ()  # actors that may crash at any time
-    ready: Callable[[str, frozenset[str]], bool] = lambda _name, _ended: False  # `wait_for`, by who has ended
-    secret: Callable[[str, Any], bool] = lambda _region, _world: False  # regions that only their maker knows of yet
+    ready: Callable[[str, frozenset[str]], bool] = lambda _name, _ended: False  # `wait_for`, given the ended actors
+    secret: Callable[[str, Any], bool] = lambda _region, _world: False  # regions that only their maker knows yet
 
 
 class Placement(NamedTuple):
-    """Who is on which host, and how bad memory is. One host: coherent."""
+    """The host of each actor, and how bad memory is. One host: coherent."""
 
     hosts: tuple[int, ...]
     tear: bool = False
@@ -66,7 +66,7 @@ class Placement(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The placement in words."""
         hosts = len(set(self.hosts))
         bad = [word for word, is_so in (("torn", self.tear), ("fetches", self.fetch)) if is_so]
         where = "one host" if hosts == 1 else "hosts " + "".join("ABCDEF"[host] for host in self.hosts)
@@ -75,7 +75,7 @@ class Placement(NamedTuple):
 
 @dataclass(slots=True)
 class Found:
-    """What exploring came to."""
+    """The result of an exploration."""
 
     states: int = 0
     steps: int = 0
@@ -86,7 +86,7 @@ class Found:
 
 
 class _AgainWithMore(Exception):
-    """Lines, or who looks at them, were not all known."""
+    """Some lines, or some of their readers, were not known."""
 
 
 class Explorer:
@@ -112,16 +112,16 @@ class Explorer:
         self._sets: dict[frozenset[str], frozenset[str]] = {}
 
     # --- beginning ----------------------------------------------------------------------------------------------------
-    def first(self, told: list[str] | None = None) -> State:
-        """The state in which all begin."""
+    def first(self, story: list[str] | None = None) -> State:
+        """Return the initial state."""
         memory = self._model.first(self.lines.first)
         state = State(tuple(tree.root for tree in self._trees), memory, frozenset(), self._world, frozenset())
         for actor, tree in enumerate(self._trees):
             state = self._after(state, actor, tree.nodes[tree.root])
-        return self._forward(state, told)
+        return self._forward(state, story)
 
     def _walk(self) -> None:
-        """Find out who looks at which lines, more or less."""
+        """Learn by random walks which actors read which lines, approximately."""
         rng = random.Random(0)
         done = 0
         while done < _WALKS:
@@ -139,7 +139,7 @@ class Explorer:
         return None if number == _GONE else self._trees[actor].nodes[number]
 
     def _after(self, state: State, actor: int, node: Node) -> State:
-        """What an actor did on its way to its next step."""
+        """Apply the effects of an actor's code before its next step."""
         if len(self.lines.names) != len(state.memory.shared):
             raise _AgainWithMore
         if not (node.facts or node.made or node.stores):
@@ -171,17 +171,17 @@ class Explorer:
         else:
             memory = self._model.primitive(memory, actor, op.kind, op.lines)
         load, view = self._model.load, node.view
-        near = view if self.placement.fetch else op.lines  # without luck, it sees what it asked for
+        near = view if self.placement.fetch else op.lines  # without fetches it sees only the lines of this step
         news = tuple((number, line) for number in near if (line := load(memory, actor, number)) != view[number])
         tree = self._trees[actor]
         child = tree.child(state.nodes[actor], Seen(news, answer))
         node = tree.nodes[child]
-        place = _GONE if node.op.kind == "end" and not node.error else child
-        nodes = (*state.nodes[:actor], place, *state.nodes[actor + 1 :])
+        node_number = _GONE if node.op.kind == "end" and not node.error else child
+        nodes = (*state.nodes[:actor], node_number, *state.nodes[actor + 1 :])
         return self._after(State(nodes, memory, state.made, world, state.facts), actor, node)
 
     def _is_local(self, state: State, actor: int, node: Node) -> bool:
-        """Whether no other actor can see when this step is made: they do not look at, or change, what it is about."""
+        """Whether no other actor can observe when this step runs: none reads or changes its lines."""
         kind, lines = node.op.kind, node.op.lines
         if self.placement.fetch or kind not in ("flush", "invalidate", "fence"):
             return False
@@ -199,7 +199,7 @@ class Explorer:
         return True
 
     def _open(self, line: int, state: State) -> bool:
-        """Whether others than its maker may know of a line."""
+        """Whether actors other than its maker may know a line."""
         return not self.scope.secret(self.lines.names[line][0], state.world)
 
     def _looked_at(self, state: State, line: int) -> bool:
@@ -215,34 +215,34 @@ class Explorer:
             self._ends[state.nodes] = found = self._sets.setdefault(found, found)
         return found
 
-    def _forward(self, state: State, told: list[str] | None = None) -> State:
-        """Make all steps whose time no other actor can see."""
+    def _forward(self, state: State, story: list[str] | None = None) -> State:
+        """Run all steps whose time no other actor can observe."""
         moved = True
         while moved:
             moved = False
             for actor in range(len(self.names)):
                 node = self._node(state, actor)
                 while node is not None and self._is_local(state, actor, node):
-                    if told is not None:
-                        told.append(self._sentence(state, Label("step", actor)))
+                    if story is not None:
+                        story.append(self._sentence(state, Label("step", actor)))
                     state, moved = self._step(state, actor, node), True
                     node = self._node(state, actor)
         return state
 
-    def successors(self, state: State, told: list[str] | None = None) -> Iterator[tuple[Label, State]]:
-        """All that can happen next; what actors can't distinguish happens at once."""
+    def successors(self, state: State, story: list[str] | None = None) -> Iterator[tuple[Label, State]]:
+        """Yield all next steps; steps that actors can't distinguish run immediately."""
         ended = self._ended(state)
         for actor in range(len(self.names)):
             node = self._node(state, actor)
             if node is not None and self._enabled(state, node, ended):
-                yield Label("step", actor), self._forward(self._step(state, actor, node), told)
+                yield Label("step", actor), self._forward(self._step(state, actor, node), story)
         for what, who, line, words, memory in self._model.by_itself(state.memory, partial(self._looked_at, state)):
-            yield Label(what, who, line, words), self._forward(state._replace(memory=memory), told)
+            yield Label(what, who, line, words), self._forward(state._replace(memory=memory), story)
         for actor in self._mortal:
             if self.names[actor] not in ended:
                 nodes = (*state.nodes[:actor], _GONE, *state.nodes[actor + 1 :])
                 memory = self._model.crash(state.memory, actor)
-                yield Label("crash", actor), self._forward(state._replace(nodes=nodes, memory=memory), told)
+                yield Label("crash", actor), self._forward(state._replace(nodes=nodes, memory=memory), story)
 
     # --- judging ------------------------------------------------------------------------------------------------------
     def _wrong(self, state: State) -> str:
@@ -253,7 +253,7 @@ class Explorer:
         return self.scope.check(state.world, state.facts)
 
     def _wrong_at_end(self, state: State, labels: list[Label]) -> str:
-        """Nothing is certain to happen any more: everybody has to be done, and all is to be well."""
+        """Check a state in which no step is certain to happen any more: every actor has ended, and all holds."""
         if not self._model.settled(state.memory) or any(label.what in ("step", "drain") for label in labels):
             return ""
         ended = self._ended(state)
@@ -261,7 +261,7 @@ class Explorer:
         return f"stuck: {', '.join(stuck)}" if stuck else self.scope.final(state.world, state.facts)
 
     def explore(self, states_max: int = 2_000_000) -> Found:
-        """Look at everything, or up to the first thing that is wrong. Raises TooMany beyond a bound."""
+        """Explore everything, or up to the first violation. Raises TooMany beyond a bound."""
         self._walk()
         while True:
             for tree in self._trees:
@@ -305,14 +305,14 @@ class Explorer:
         return found
 
     def _judge(self, state: State, checked: set[Any]) -> str:
-        """Only what is new needs to be looked at."""
+        """Check a state unless an equal one was checked before."""
         key = (state.world, state.facts, state.nodes)
         if key in checked:
             return ""
         checked.add(key)
         return self._wrong(state)
 
-    # --- telling ------------------------------------------------------------------------------------------------------
+    # --- stories ------------------------------------------------------------------------------------------------------
     def _end(
         self, found: Found, wrong: str, state: State, came_from: dict[int, tuple[int, Label] | None]
     ) -> Found:  # fmt: skip
@@ -321,39 +321,39 @@ class Explorer:
         while at is not None:
             labels.append(at[1])
             at = came_from[at[0]]
-        found.wrong, found.story = wrong, tuple(self._tell(labels[::-1]))
+        found.wrong, found.story = wrong, tuple(self._story(labels[::-1]))
         return found
 
-    def _tell(self, labels: list[Label]) -> Iterator[str]:
-        told: list[str] = []
-        state = self.first(told)
-        yield from told
+    def _story(self, labels: list[Label]) -> Iterator[str]:
+        story: list[str] = []
+        state = self.first(story)
+        yield from story
         for label in labels:
             yield self._sentence(state, label)
-            told, following = [], state
-            for other, after in self.successors(state, told):
+            story, following = [], state
+            for other, after in self.successors(state, story):
                 if other == label:
                     following = after
                     break
-                told.clear()
-            yield from told
+                story.clear()
+            yield from story
             yield from ("    so: " + " ".join(map(str, fact)) for fact in following.facts - state.facts)
             state = following
 
     def _sentence(self, state: State, label: Label) -> str:
-        where = self.lines.tell(label.line) if label.line >= 0 else ""
+        where = self.lines.describe(label.line) if label.line >= 0 else ""
         if label.what == "step":
             node = self._trees[label.who].nodes[state.nodes[label.who]]
-            lines = ", ".join(map(self.lines.tell, node.op.lines[:3])) + (", ..." if len(node.op.lines) > 3 else "")
+            lines = ", ".join(map(self.lines.describe, node.op.lines[:3])) + (", ..." if len(node.op.lines) > 3 else "")
             return f"{self.names[label.who]} {node.op.kind} {' '.join(map(str, node.op.call))}{lines}".rstrip()
         if label.what == "crash":
             return f"{self.names[label.who]} crashes"
         if label.what == "drain":
             return f"a store of {self.names[label.who]} to {where} reaches memory"
         host = "+".join(name for name, at in zip(self.names, self.placement.hosts, strict=True) if at == label.who)
-        told = {
+        sentences = {
             "write back": f"the cache of {host} writes back {where} by itself",
             "tear": f"the cache of {host} writes back word {label.words} of {where} by itself",
-            "fetch": f"the cache of {host} fetches {where} anew by itself",
+            "fetch": f"the cache of {host} fetches {where} again by itself",
         }
-        return told[label.what]
+        return sentences[label.what]

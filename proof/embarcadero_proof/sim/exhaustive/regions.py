@@ -1,4 +1,4 @@
-"""Regions that are there at the beginning."""
+"""Regions that exist at the beginning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from embarcadero_proof.sim.exhaustive.actor import GENERATION, Lines
 
 
 class FirstRegion:
-    """A region that is filled before anything begins, by the same code that fills it later."""
+    """A region that is filled at the beginning, by the same code that fills it later."""
 
     def __init__(self, lines: Lines, name: str, shape: Shape) -> None:
         self.name, self.shape = name, shape
@@ -19,26 +19,26 @@ class FirstRegion:
         self.keep()
 
     def keep(self) -> None:
-        """What was stored is there at the beginning."""
+        """Take the stored bytes as the initial contents."""
         used = np.flatnonzero(self.data)
         self._lines.regions[self.name] = self.shape, self.data[: int(used[-1]) + 1].tobytes()
 
     def flush(self, offset: int, length: int) -> None:
-        """Keep what was stored."""
+        """Keep the stored bytes."""
         self.keep()
 
     def invalidate(self, offset: int, length: int) -> None:
-        """There is no other actor yet."""
+        """Do nothing: there is no other actor yet."""
 
     def reserve(self, offset: int, length: int) -> None:
-        """There is always room."""
+        """Memory always has space."""
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: there is nothing to release."""
 
 
 class FirstFabric:
-    """The fabric before anything begins."""
+    """The fabric at the beginning."""
 
     generation = GENERATION
     coherent_only = False
@@ -64,9 +64,9 @@ class FirstFabric:
         self._regions.pop(name)
 
     def fence(self) -> None:
-        """There is no other actor yet."""
+        """Do nothing: there is no other actor yet."""
 
 
 def make_region(lines: Lines, name: str, shape: Shape) -> FirstRegion:
-    """An empty region."""
+    """Make an empty region."""
     return FirstFabric(lines).create(name, shape)

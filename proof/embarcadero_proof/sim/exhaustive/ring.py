@@ -1,4 +1,4 @@
-"""Scope "ring": one writer, one reader, slots that are used again. All of it is the code of fabric/lines.py."""
+"""Scope "ring": one writer, one reader, reused slots. All code comes from fabric/lines.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARK = 1_000
 
 
 def ring_scope(entries: int, slots: int, at_once: int = 1) -> Scope:
-    """`entries` entries go through a ring of `slots`, `at_once` in a slice."""
+    """Send `entries` entries through a ring of `slots`, `at_once` in a slice."""
 
     def begin(lines: Lines) -> Any:
         make_region(lines, RING, ring_shape(RegionKind.ORDER, ORDER, slots))
@@ -33,7 +33,7 @@ def ring_scope(entries: int, slots: int, at_once: int = 1) -> Scope:
             stage.remembers(ring.next, free)
             count = min(at_once, entries - ring.next)
             while ring.next + count - free > slots:
-                if stage.without("waiting for room"):
+                if stage.without("waiting for space"):
                     free = ring.next
                     break
                 stage.remembers(ring.next)
@@ -63,7 +63,7 @@ def ring_scope(entries: int, slots: int, at_once: int = 1) -> Scope:
                 found = ring.load(at, min(published, at + slots))
             else:
                 found = ring.read(at, min(published, at + slots))
-            stage.tell("read", at, published - at, tuple(found["seq"].tolist()))
+            stage.report("read", at, published - at, tuple(found["seq"].tolist()))
             at = published
             read.advance(at)
 

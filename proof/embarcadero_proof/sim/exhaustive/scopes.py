@@ -1,4 +1,4 @@
-"""The scopes, their sizes, and the steps that are left out on purpose: each must have a counterexample."""
+"""The scopes, their sizes, and the steps that are left out on purpose: each of these must have a counterexample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from embarcadero_proof.sim.exhaustive.seal import seal_scope
 from embarcadero_proof.sim.exhaustive.takeover import (
     ack_scope,
     answers_scope,
-    foreseen_scope,
+    prefetched_scope,
     read_scope,
     rivals_scope,
 )
@@ -27,7 +27,7 @@ from embarcadero_proof.sim.exhaustive.writes import commit_scope, routed_scope, 
 from embarcadero_proof.sim.pool import worker_pool
 
 _SLOTS, _FRONTIER = 256, 128
-"""Where the slots and the frontier of a ring are, in bytes."""
+"""Offsets of the slots and of the frontier in a ring, in bytes."""
 
 
 class Case(NamedTuple):
@@ -36,7 +36,7 @@ class Case(NamedTuple):
     name: str
     scope: Callable[[], Scope]
     placement: Placement
-    small: bool = True  # quick enough for every run of the tests
+    small: bool = True  # fast enough for every run of the tests
 
 
 def _ring() -> Scope:
@@ -71,8 +71,8 @@ def _read() -> Scope:
     return read_scope(1)
 
 
-def _foreseen() -> Scope:
-    return foreseen_scope(1)
+def _prefetched() -> Scope:
+    return prefetched_scope(1)
 
 
 def _answers() -> Scope:
@@ -101,8 +101,8 @@ CASES: Final = {
         Case("ack, old with broker", _ack, _OLD_WITH_BROKER, small=False),
         Case("read", _read, _THREE, small=False),
         Case("read, one host", _read, _ONE_3, small=False),
-        Case("foreseen", _foreseen, _THREE, small=False),
-        Case("foreseen, one host", _foreseen, _ONE_3, small=False),
+        Case("prefetched", _prefetched, _THREE, small=False),
+        Case("prefetched, one host", _prefetched, _ONE_3, small=False),
         Case("answers", _answers, _THREE, small=False),
         Case("answers, one host", _answers, _ONE_3, small=False),
         Case("rivals", rivals_scope, _THREE, small=False),
@@ -114,7 +114,7 @@ CASES: Final = {
 
 
 class Variant(NamedTuple):
-    """A step left out: by a leak, in an actor's own code, or by a injected bug of role code."""
+    """A step left out: by a leak, in an actor's own code, or by an injected bug of role code."""
 
     name: str
     case: str
@@ -135,8 +135,8 @@ VARIANTS: Final = {
         Variant("read frontier not invalidated", "ring", Leak("writer", "invalidate", "read")),
         Variant("frontier before entries", "ring", left_out="entries before the frontier"),
         Variant("frontier before entries, one host", "ring, one host", left_out="entries before the frontier"),
-        Variant("slots reused early", "ring", left_out="waiting for room"),
-        Variant("slots reused early, one host", "ring, one host", left_out="waiting for room"),
+        Variant("slots reused early", "ring", left_out="waiting for space"),
+        Variant("slots reused early, one host", "ring, one host", left_out="waiting for space"),
         Variant("freed before read", "ring, one host", left_out="reading before freeing"),
         Variant("seal-at-frontier", "seal, one host", bug="seal-at-frontier"),
         Variant("range-not-rechecked", "seal, one host", bug="range-not-rechecked"),
@@ -150,7 +150,7 @@ VARIANTS: Final = {
         Variant("ordered-end-from-frontier", "ack", bug="ordered-end-from-frontier", small=False),
         Variant("results-before-entries", "ack", bug="results-before-entries", small=False),
         Variant("epoch checked before reading", "read", left_out="entries before the epoch", small=False),
-        Variant("foreseen-is-the-end", "foreseen, one host", bug="foreseen-is-the-end", small=False),
+        Variant("foreseen-is-the-end", "prefetched, one host", bug="foreseen-is-the-end", small=False),
         Variant("published-before-decided", "commit", bug="published-before-decided"),
         Variant("decided-before-manifest", "commit", bug="decided-before-manifest"),
         Variant("published-before-durable", "commit", bug="published-before-durable"),
@@ -164,7 +164,7 @@ VARIANTS: Final = {
 
 
 class CaseReport(msgspec.Struct, kw_only=True):
-    """What came of one case, or of one step left out."""
+    """Results of one case, or of one step left out."""
 
     name: str
     placement: str
@@ -178,28 +178,28 @@ class CaseReport(msgspec.Struct, kw_only=True):
 
     @property
     def good(self) -> bool:
-        """It holds; or, with a step left out, it does not."""
+        """Whether it holds; with a step left out, whether it does not."""
         return bool(self.wrong) == bool(self.left_out)
 
 
 class ExhaustiveReport(msgspec.Struct, kw_only=True):
-    """What came of all."""
+    """Results of all cases."""
 
     cases: list[CaseReport]
 
     @property
     def good(self) -> bool:
-        """Whether everything holds, and every step is needed."""
+        """Whether every case holds, and every step is needed."""
         return all(case.good for case in self.cases)
 
     def table(self) -> Table:
-        """For people."""
+        """A table for the terminal."""
         table = Table("scope", "memory", "left out", "states", "steps", "verdict", title="all interleavings")
         for case in self.cases:
-            said = case.wrong or "holds"
+            verdict = case.wrong or "holds"
             table.add_row(
                 case.name, case.placement, case.left_out, f"{case.states:,}", f"{case.steps:,}",
-                f"[green]{said}" if case.good else f"[red]{said}",
+                f"[green]{verdict}" if case.good else f"[red]{verdict}",
             )  # fmt: skip
         return table
 
@@ -219,14 +219,14 @@ def explore_case(case: Case, variant: Variant | None = None) -> CaseReport:
 
 
 def _jobs(small: bool) -> list[tuple[Case, Variant | None]]:
-    """All cases, then all steps left out; or those that are quick."""
+    """List all cases, then all steps left out; with `small` only the fast ones."""
     cases: list[tuple[Case, Variant | None]] = [(case, None) for case in CASES.values() if case.small or not small]
     left_out = [variant for variant in VARIANTS.values() if variant.small or not small]
     return [*cases, *((CASES[variant.case], variant) for variant in left_out)]
 
 
 def explore_all(small: bool, jobs: int = 1) -> Iterator[CaseReport]:
-    """Explore them, in so many processes (0: one per core); what comes of them in their order."""
+    """Explore all cases on `jobs` processes (0: one per core); yield their reports in order."""
     todo = _jobs(small)
     if jobs == 1:
         yield from map(explore_case, *zip(*todo, strict=True))
@@ -236,12 +236,12 @@ def explore_all(small: bool, jobs: int = 1) -> Iterator[CaseReport]:
 
 
 def run_cli(*, jobs: int = 0, report: Path | None = None, json: bool = False, stories: bool = False) -> int:
-    """`embarcadero-proof sim --exhaustive`. Returns the exit code."""
+    """Run `embarcadero-proof sim --exhaustive`. Returns the exit code."""
     console, result = Console(stderr=json), ExhaustiveReport(cases=[])
     for case in explore_all(small=False, jobs=jobs):
         result.cases.append(case)
-        told = f"{case.name}, {case.left_out or 'as it is'}: {case.wrong or 'holds'}"
-        console.print(f"{told} ({case.states:,} states, {case.cpu_s:.0f} s)", highlight=False)
+        line = f"{case.name}, {case.left_out or 'unchanged'}: {case.wrong or 'holds'}"
+        console.print(f"{line} ({case.states:,} states, {case.cpu_s:.0f} s)", highlight=False)
         if (stories and case.wrong) or not case.good:
             console.print("\n".join(f"    {line}" for line in case.story), markup=False, highlight=False)
     encoded = msgspec.json.encode(result)

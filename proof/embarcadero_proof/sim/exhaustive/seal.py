@@ -1,8 +1,8 @@
-"""Scope "seal": a range is sealed while replicas append, sync and report, and a broker counts as durable.
+"""Scope "seal": a range is sealed while replicas append, sync and report, and a broker counts durable entries.
 
-What runs here: fabric/leader.py (who counts), sequencer/ranges `RangeKeeper.seal` (who seals), and for replicas the
-order of replica/copies.py: append, sync, and only then the durable line, by the tables of fabric/lines.py. A disk
-is two numbers, appended and synced; a crash loses what is not synced. The store holds the seal.
+These parts run here: fabric/leader.py (the counter), `RangeKeeper.seal` of sequencer/ranges (the sealer), and the order
+of replica/copies.py for replicas: append, sync, and only then the durable line, with the tables of fabric/lines.py. A
+disk is two numbers, appended and synced; a crash loses the unsynced part. The store holds the seal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _range(replicas: int, durable_on: int) -> Range:
 
 
 class _Lane:
-    """As much of a lane as a seal asks for: everything is ordered."""
+    """The part of a lane that a seal needs: everything is ordered."""
 
     def __init__(self, entries: int) -> None:
         self.order = self
@@ -44,7 +44,7 @@ class _Lane:
 
 
 class _Directory:
-    """The directory, as far as a seal goes: its parts `ranges` and `replicas`."""
+    """The part of the directory that a seal needs: `ranges` and `replicas`."""
 
     def __init__(self, stage: Stage, range_: Range) -> None:
         self._stage, self._range = stage, range_
@@ -55,7 +55,7 @@ class _Directory:
 
     def seal_and_open(self, lane: int, number: int, end: int, end_seq: int, refs: Any, epoch: int) -> Range | None:
         self._stage.call("seal", end)
-        self._stage.tell("sealed", end)
+        self._stage.report("sealed", end)
         return Range(lane=0, number=number + 1, start=end, start_seq=end_seq, replicas=refs, durable_on=1)
 
 
@@ -66,7 +66,7 @@ class _Seal:
         self._entries, self._range = entries, _range(replicas, durable_on)
 
     def begin(self, lines: Lines) -> Any:
-        """The range is open, nothing is appended. The model: where it is sealed, what disks have."""
+        """Open the range with nothing appended. The model: the end of the seal, and the disks."""
         fabric = FirstFabric(lines)
         create_epochs(fabric)
         table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
@@ -78,7 +78,7 @@ class _Seal:
         return (None, ((0, 0),) * len(self._range.replicas))
 
     def call(self, world: Any, actor: str, asked: tuple[Any, ...]) -> tuple[Any, Any]:
-        """The store, and disks."""
+        """Call the store, or a disk."""
         sealed, disks = world
         if asked[0] == "seal":
             return (asked[1], disks), None
@@ -108,7 +108,7 @@ class _Seal:
         epochs = EpochTable(stage, stage.attach(EPOCHS_REGION))
         durability = Durability(stage, epochs, lambda _lane, number: self._range if number == 1 else None)
         durability.follow(1)
-        stage.tell("counted", durability.through(0))
+        stage.report("counted", durability.through(0))
 
     def sealer(self, stage: Stage) -> None:
         """Seal once, at any time."""
@@ -117,7 +117,7 @@ class _Seal:
         keeper.seal(LaneRange(self._range, _TOPIC, _Lane(self._entries)), self._range.replicas, "")  # type: ignore[arg-type]
 
     def check(self, world: Any, facts: Facts) -> str:
-        """What was counted is on enough disks, and below the seal; and so is the seal."""
+        """Counted entries are on enough disks and below the seal; entries below the seal are on enough disks, too."""
         sealed, disks = world
         needed, synced = self._range.durable_on, [synced for _, synced in disks]
         counted = max((fact[1] for fact in facts if fact[0] == "counted"), default=0)
@@ -131,7 +131,7 @@ class _Seal:
 
 
 def seal_scope(entries: int, replicas: int, durable_on: int) -> Scope:
-    """One replica may crash at any time."""
+    """Build the scope. One replica may crash at any time."""
     world = _Seal(entries, replicas, durable_on)
     plays: dict[str, Play] = {f"replica-{number}": world.replica(number) for number in range(replicas)}
     return Scope(
@@ -142,7 +142,7 @@ def seal_scope(entries: int, replicas: int, durable_on: int) -> Scope:
 
 
 def _prepare(keeper: RangeKeeper, stage: Stage, range_: Range) -> None:
-    """A keeper that has kept this range for a while: its words are in memory, and it has nothing else to look after."""
+    """Prepare a keeper that has kept this range for a while: its words are in memory, and it has no other lane."""
     words = TaggedWriter(stage.attach(ranges_region(1), writable=True))
     at = frontier_offset(FIRST_LINE)
     words._values[RangeKey(0, 0)] = (

@@ -1,11 +1,11 @@
-"""Scopes "ack", "read", "foreseen" and "rivals": acting on a sequencer's writes while another one takes over.
+"""Scopes "ack", "read", "prefetched", "answers" and "rivals": acting on a sequencer's writes during a takeover.
 
-Two batches, X of broker 0 and Y of broker 1, are published. The old sequencer is about to order X, then Y; a new one
-takes them the other way round, so whatever it does not find gets another position. What runs here:
-- old: the order of stores of one round, sequencer/leader/sequencer.py `_one_batch`, by the rings and frontiers of
+Two batches, X of broker 0 and Y of broker 1, are published. The old sequencer is about to order X, then Y. A new one
+takes them in the opposite order, so each batch that it does not find gets another position. These parts run here:
+- old: the order of stores of one round, sequencer/leader/sequencer.py `_one_batch`, with the rings and frontiers of
   fabric/;
-- new, next: `Sequencer.begin`, `Takeover.begin`, `Rounds._write` (sequencer/leader/), by EpochTable, PredecessorState,
-  Lane and brokers' rings themselves; the store is two numbers, as in placement/epochs.py;
+- new, next: `Sequencer.begin`, `Takeover.begin`, `Rounds._write` (sequencer/leader/), with the real EpochTable,
+  PredecessorState, Lane and brokers' rings; the store is two numbers, as in placement/epochs.py;
 - broker: fabric/leader.py and the relay of broker/pending.py; reader: the loads of broker/lane_reader.py.
 """
 
@@ -68,9 +68,9 @@ def _pending(sequence: int) -> Any:
 
 
 def begin_takeover(lines: Lines, ordered: int = 0) -> Any:
-    """Epoch 1 leads; its log has the start of a session; X and Y are published. The model: handed out, started.
+    """Let epoch 1 lead: its log has the start of a session; X and Y are published. The model: handed out, started.
 
-    `ordered`: so many of them are ordered and answered.
+    `ordered`: the number of batches that are ordered and answered already.
     """
     fabric = FirstFabric(lines)
     create_epochs(fabric)
@@ -94,7 +94,7 @@ def begin_takeover(lines: Lines, ordered: int = 0) -> Any:
         )
         create_ring(fabric, results_region(1, member), RegionKind.RESULTS, RESULT, SIZES.results_slots, "position")
     if ordered:
-        _reign(fabric, ordered)
+        _order_batches(fabric, ordered)
     return (1, 1)
 
 
@@ -114,10 +114,10 @@ def call_store(world: Any, _actor: str, call: tuple[Any, ...]) -> tuple[Any, Any
 # --- sequencers -------------------------------------------------------------------------------------------------------
 def old_sequencer(rounds: int) -> Play:
     """Epoch 1 orders X, then Y, each in a round of its own."""
-    return lambda stage: _reign(stage, rounds, stage.remembers)
+    return lambda stage: _order_batches(stage, rounds, stage.remembers)
 
 
-def _reign(fabric: Fabric, rounds: int, begins: Callable[[int], None] = lambda _round: None) -> None:
+def _order_batches(fabric: Fabric, rounds: int, begins: Callable[[int], None] = lambda _round: None) -> None:
     table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
     frontiers = fabric.attach("epoch-1/frontiers", writable=True)
     ring = RingWriter(fabric.attach(order_region(1, LANE), writable=True), ORDER)
@@ -147,10 +147,10 @@ def _reign(fabric: Fabric, rounds: int, begins: Callable[[int], None] = lambda _
         read[number].advance(1)
 
 
-def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) -> Play:
-    """Take over from the leader; order what is left, beginning with broker `turn`.
+def new_sequencer(turn: int, after_old: bool = False, prefetches: bool = False) -> Play:
+    """Take over from the leader, and order the remaining batches, beginning with broker `turn`.
 
-    `foresees`: it has read and re-issued what it could before its line is open.
+    `prefetches`: before its line is open, it reads and re-issues all that it can.
     """
 
     def play(stage: Stage) -> None:
@@ -159,7 +159,7 @@ def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) ->
         table = EpochTable(stage, stage.attach(EPOCHS_REGION, writable=True))
         epoch = stage.call("next epoch")
         frontiers, held = stage.create(f"epoch-{epoch}/frontiers", _FRONTIERS), ReorderBuffer(1)
-        early = _Early(stage, epoch, held, frontiers) if foresees else None
+        early = _Early(stage, epoch, held, frontiers) if prefetches else None
         if not is_injected("epoch-opened-late"):
             table.open(epoch)
         earlier = stage.call("started epoch")
@@ -203,14 +203,14 @@ class _Early:
 
     def go_on(self, stage: Stage, state: PredecessorState) -> Lane:
         rest = state.rest(self.lane.order, 0)
-        invariant(rest is not None, "nobody laps it")
+        invariant(rest is not None, "the ring is never lapped")
         stage.remembers(self.epoch, self.entries.tobytes(), *_found(state, rest))
         self.lane.inherit_more(cast(Entries, rest))
         return self.lane
 
 
 def _found(state: PredecessorState, entries: Any) -> tuple[Any, ...]:
-    """All that a takeover goes on with."""
+    """Return the whole state with which a takeover continues."""
     of = [(b.start, b.settled.tobytes(), b.answers.tobytes()) for b in state.brokers.values()]
     return tuple(of), state.waiting.tobytes(), None if entries is None else entries.tobytes()
 
@@ -222,9 +222,9 @@ def _round(stage: Stage, lane: Lane, brokers: BrokerIncarnations, turn: int) -> 
     if parts:
         lane.decide(join(parts), 0, 0)
     if lane.write():
-        entries = RingReader(stage.attach(lane.regions[0]), ORDER)
-        told = entries._entries
-        stage.tell("decided", *((int(e["index"]), int(e["session_seq"])) for e in told if e["kind"] == EntryKind.BATCH))
+        slots = RingReader(stage.attach(lane.regions[0]), ORDER)._entries
+        batches = slots[slots["kind"] == EntryKind.BATCH]
+        stage.report("decided", *((int(entry["index"]), int(entry["session_seq"])) for entry in batches))
     answered = brokers.answer(lane.order.out.take_answers())
     lane.publish()
     for source in answered:
@@ -233,9 +233,9 @@ def _round(stage: Stage, lane: Lane, brokers: BrokerIncarnations, turn: int) -> 
         source.give_free()
 
 
-# --- those who act ----------------------------------------------------------------------------------------------------
+# --- actors that act on the order -------------------------------------------------------------------------------------
 class _Publisher:
-    """A connection that reports what was acked."""
+    """A connection that reports acks."""
 
     gone = False
 
@@ -245,7 +245,7 @@ class _Publisher:
 
     def send_ack(self, _lane: int, _session: int, sequence: int, index: int, _seq: int, _extra: int, _out: int) -> None:
         self.acked += 1
-        self._stage.tell("acked", sequence, index)
+        self._stage.report("acked", sequence, index)
 
     def send_acks(self, acks: Any) -> None:
         for ack in acks:
@@ -255,7 +255,7 @@ class _Publisher:
 def broker(number: int, follows: bool) -> Play:
     """A broker that relays the answer to its batch: in one pass at any time, or until it comes, from any leader.
 
-    One pass is enough to see what may not be acked: a pass that finds nothing does nothing.
+    One pass is enough to find a wrong ack: a pass without results does nothing.
     """
 
     def play(stage: Stage) -> None:
@@ -276,7 +276,7 @@ def broker(number: int, follows: bool) -> Play:
 
 
 def reader(stage: Stage) -> None:
-    """A broker that serves a subscriber what epoch 1 has ordered, in one pass at any time."""
+    """A broker that serves a subscriber the batches ordered by epoch 1, in one pass at any time."""
     epoch = LeaderView(stage, MEMBERS[0])
     epoch.advance(1)
     ring = epoch.order(LANE)
@@ -288,35 +288,35 @@ def reader(stage: Stage) -> None:
     if not (checked or epoch.may_act()):
         return
     if len(found) < frontier - 1:
-        stage.tell("not valid", 1, frontier)
+        stage.report("not valid", 1, frontier)
     for entry in found:
-        stage.tell("served", int(entry["session_seq"]), int(entry["index"]))
+        stage.report("served", int(entry["session_seq"]), int(entry["index"]))
 
 
-# --- what must hold ---------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 def check_takeover(_world: Any, facts: Facts) -> str:
-    """What was acked or served stays where it is; nothing has two positions, no position has two batches."""
-    places: dict[int, tuple[int, str]] = {}
+    """Acked or served batches keep their positions; no batch has two positions, no position has two batches."""
+    positions: dict[int, tuple[int, str]] = {}
     for fact in sorted(facts, key=str):
         if fact[0] == "not valid":
-            return f"below the frontier {fact[2]} there is an entry that is not valid"
+            return f"below the frontier {fact[2]} there is an invalid entry"
         pairs = [(sequence, index) for index, sequence in fact[1:]] if fact[0] == "decided" else [fact[1:]]
         for sequence, index in pairs:
-            for other, (place, how) in places.items():
-                if (other == sequence) != (place == index):
-                    return f"batch {sequence} is {fact[0]} at {index}, batch {other} is {how} at {place}"
-            places[sequence] = index, fact[0]
+            for other, (position, how) in positions.items():
+                if (other == sequence) != (position == index):
+                    return f"batch {sequence} is {fact[0]} at {index}, batch {other} is {how} at {position}"
+            positions[sequence] = index, fact[0]
     return ""
 
 
 def is_secret(region: str, world: Any) -> bool:
-    """No actor looks into the regions of an epoch that the store has not started."""
+    """Whether a region belongs to an epoch that the store has not started: no other actor reads it."""
     number = region.removeprefix("epoch-").split("/")[0]
     return number.isdigit() and int(number) > world[1]
 
 
 def takeover_scope(name: str, plays: dict[str, Play], patient: bool = False, ordered: int = 0) -> Scope:
-    """Epoch 1's sequencer, where it is there, may crash at any time."""
+    """Build a scope. Epoch 1's sequencer, if it takes part, may crash at any time."""
     return Scope(
         name, plays, partial(begin_takeover, ordered=ordered), call_store, check_takeover,
         _all_acked if patient else check_takeover, mortal=("old",), ready=lambda name, ended: name in ended,
@@ -329,27 +329,27 @@ def _all_acked(world: Any, facts: Facts) -> str:
 
 
 def ack_scope(rounds: int) -> Scope:
-    """A broker acks X by the word of the old sequencer, which may be a zombie, while a new one takes over."""
+    """A broker acks X by results of the old sequencer, which may be a zombie, while a new one takes over."""
     return takeover_scope(
         "ack against takeover", {"old": old_sequencer(rounds), "new": new_sequencer(1), "broker": broker(0, False)}
     )
 
 
 def read_scope(rounds: int) -> Scope:
-    """A broker serves what is ordered, by the word of the old sequencer."""
+    """A broker serves batches ordered by the old sequencer."""
     return takeover_scope(
         "read against takeover", {"old": old_sequencer(rounds), "new": new_sequencer(1), "reader": reader}
     )
 
 
-def foreseen_scope(rounds: int) -> Scope:
-    """The same, and the new one has read most of it before its line is open."""
-    plays = {"old": old_sequencer(rounds), "new": new_sequencer(1, foresees=True), "broker": broker(0, False)}
-    return takeover_scope("ack against a takeover that is foreseen", plays)
+def prefetched_scope(rounds: int) -> Scope:
+    """The same, but the new sequencer has read most of the order before its line is open."""
+    plays = {"old": old_sequencer(rounds), "new": new_sequencer(1, prefetches=True), "broker": broker(0, False)}
+    return takeover_scope("ack against a takeover with prefetch", plays)
 
 
 def answers_scope(rounds: int) -> Scope:
-    """The old sequencer ends anywhere in a round; the next one sees to it that X is acked, by any sequencer."""
+    """The old sequencer ends anywhere in a round; the next one ensures that X is acked, by any sequencer."""
     return takeover_scope(
         "answers after a crash",
         {"old": old_sequencer(rounds), "new": new_sequencer(1, after_old=True), "broker": broker(0, True)}, True,
@@ -357,6 +357,6 @@ def answers_scope(rounds: int) -> Scope:
 
 
 def rivals_scope() -> Scope:
-    """Two take over at once, and a broker acks X by the word of the old one, which has answered and ended."""
+    """Two sequencers take over together; a broker acks X by results of the old one, which has answered and ended."""
     plays = {"new": new_sequencer(1), "next": new_sequencer(0), "broker": broker(0, False)}
     return takeover_scope("ack against two takeovers", plays, ordered=1)

@@ -1,10 +1,12 @@
 """Scopes "commit", "sweep" and "routed": the commit of a write, in all interleavings.
 
-What runs here: staging/commit.py (`commit`, `complete`), `OpenWrites` and `look_after` of staging/sweep.py.
-The target is a list of entries, of which a prefix is durable; its named sessions are what that list says. The staging
-topic is a list of facts. "commit": two committers of epoch 0 with different rows, of which the first may die at any
-time, and all that is not durable may be lost once. "sweep": a committer that may die at any time, the sweep, then the
-commit of epoch 1. "routed": as "commit", but the batches go into two targets; the log of a third has the decision.
+These parts run here: staging/commit.py (`commit`, `complete`), `OpenWrites` and `look_after` of staging/sweep.py. The
+target is a list of entries, of which a prefix is durable; its named sessions follow from that list. The staging topic
+is a list of facts.
+- "commit": two committers of epoch 0 with different rows; the first may die at any time, and all that is not durable
+  may be lost once.
+- "sweep": a committer that may die at any time, the sweep, then the commit of epoch 1.
+- "routed": as "commit", but the batches go into two targets, and the decision is in the log of a third.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _TRIES: Final = 2
 
 
 def _manifest(name: str, epoch: int, *batches: int) -> Manifest:
-    """So many batches for each target."""
+    """Build a manifest with so many batches for each target."""
     parts = [
         ManifestPart(
             inline=[InlineBatch(f"{name}{target}{number}".encode(), 1, 0) for number in range(count)], target=target
@@ -48,7 +50,7 @@ def _manifest(name: str, epoch: int, *batches: int) -> Manifest:
 
 
 class _Choices(NamedTuple):
-    """What may be committed, and the sessions of the targets into which it goes."""
+    """The manifests that may be committed, and the sessions of their targets."""
 
     targets: tuple[str, ...]
     first: Manifest
@@ -56,11 +58,11 @@ class _Choices(NamedTuple):
     next: Manifest
 
     def of(self, digest: int) -> Manifest | None:
-        """The manifest with a digest."""
+        """Return the manifest with a digest."""
         return {each.digest: each for each in (self.first, self.second, self.next)}.get(digest)
 
     def rows(self, manifest: Manifest) -> dict[str, list[str]]:
-        """What a manifest brings into each target."""
+        """Return the rows of a manifest for each target."""
         return {target: _rows(manifest, number) for number, target in enumerate(self.targets)}
 
 
@@ -73,7 +75,7 @@ _TWO: Final = _Choices(("one", "two"), _manifest("a", 0, 1, 1), _manifest("b", 0
 
 
 class _Entry(NamedTuple):
-    """One entry of the target: a session moved (`row` is empty), or a batch."""
+    """One entry of the target: a moved session (`row` is empty), or a batch."""
 
     name: str
     session: int
@@ -82,17 +84,17 @@ class _Entry(NamedTuple):
 
 
 class _World(NamedTuple):
-    """Target, staging topic, and what is not durable of them."""
+    """Target and staging topic, and the durable part of the target."""
 
     entries: tuple[_Entry, ...] = ()
     durable: int = 0
     facts: tuple[tuple[int, str, int, int], ...] = ()  # time, kind, epoch, digest; durable when they are appended
     trimmed_us: int = 0
-    sessions: int = 0  # handles that were given; they are never used again
+    sessions: int = 0  # handles given out; they are never reused
 
 
 def _held(world: _World, name: str) -> HeldName:
-    """Which session holds a name."""
+    """Return the session that holds a name."""
     found = [entry for entry in world.entries if entry.name == name]
     return HeldName(found[-1].session, found[-1].expected) if found else HeldName(-1, 0)
 
@@ -110,7 +112,7 @@ class _ModelLedger:
     """The Ledger of an actor: each call is one step."""
 
     def __init__(self, stage: Stage, choices: _Choices, known: Any) -> None:
-        self._stage, self._known, self._gone = stage, known, False  # what its user knows besides
+        self._stage, self._known, self._gone = stage, known, False  # `known`: other state of the actor
         self._choices = choices
         self._calls = 0  # of publish and finish
 
@@ -124,7 +126,7 @@ class _ModelLedger:
         staged = self._stage.call("staged", manifest.epoch)
         await self.append(manifest)
         self._gone = not staged
-        return Prepared(0, decided, data, None if staged else StagedGone("what was staged is gone", ""))
+        return Prepared(0, decided, data, None if staged else StagedGone("the staged batches are gone", ""))
 
     async def held(self, write: str) -> tuple[HeldName, HeldName]:
         decided = self._stage.call("held", "decided")
@@ -157,7 +159,7 @@ class _ModelLedger:
             stored = all(self._stage.call("store", target, session, first + number, rows[number]) for number in waiting)
             if stored and self._stage.call("sync", target, session, first + len(rows)):
                 return
-        raise SessionFenced("the session was taken over again and again", "")
+        raise SessionFenced("the session was taken over repeatedly", "")
 
     async def finish(self, write: str, epoch: int) -> None:
         self._calls += 1
@@ -166,17 +168,17 @@ class _ModelLedger:
 
 
 class _Writes:
-    """The run, and who acts in it."""
+    """The model of a scope, and its actors."""
 
     def __init__(self, choices: _Choices) -> None:
         self._choices = choices
 
     def begin(self, lines: Lines) -> Any:
-        """Both committers have staged; nothing is decided."""
+        """Start with both committers staged and nothing decided."""
         return _World(facts=((_STEP_US, "Begun", 0, 0),))
 
     def call(self, world: _World, actor: str, asked: tuple[Any, ...]) -> tuple[_World, Any]:
-        """The target, the staging topic, and the power."""
+        """Call the target, the staging topic, or the power."""
         what, *given = asked
         if what == "held":
             return world, _held(world, given[0])
@@ -187,7 +189,7 @@ class _Writes:
             if _held(world, target) != (session, sequence):
                 return world, False
             return world._replace(entries=(*world.entries, _Entry(target, session, sequence + 1, row))), True
-        if what == "sync":  # only what is still there becomes durable
+        if what == "sync":  # only existing entries become durable
             there = not given or _held(world, given[0]) == tuple(given[1:])
             return (world._replace(durable=len(world.entries)), True) if there else (world, False)
         if what == "lose":
@@ -199,7 +201,7 @@ class _Writes:
             kind, epoch, digest = given
             at_us = (1 + len(world.facts)) * _STEP_US + world.trimmed_us
             return world._replace(facts=(*world.facts, (at_us, kind, epoch, digest))), None
-        if what == "staged":  # whether what was staged since the epoch began is there
+        if what == "staged":  # whether the batches staged since the epoch began exist
             return world, any(kind == "Begun" and epoch == given[0] for _, kind, epoch, _ in world.facts)
         if what == "find":
             found = [fact for fact in world.facts if fact[1] == "Manifest" and fact[2:4] == tuple(given)]
@@ -218,7 +220,7 @@ class _Writes:
         _run(self._commit(stage, self._choices.second))
 
     def next(self, stage: Stage) -> None:
-        """Stage and commit epoch 1, once the first committer has ended or died and the sweep is over."""
+        """Stage and commit epoch 1, after the first committer has ended or died and the sweep is over."""
         stage.wait_for("alone")
         _run(self._commit(stage, self._choices.next))
 
@@ -229,11 +231,11 @@ class _Writes:
         try:
             committed = await commit(ledger, manifest)
         except SessionFenced:
-            return  # two committers that only ever take the session over from each other: a real one waits longer
-        stage.tell("done" if committed is Committed.DONE else "committed", manifest.epoch)
+            return  # two committers that keep taking over the session from each other: a real one waits longer
+        stage.report("done" if committed is Committed.DONE else "committed", manifest.epoch)
 
     def sweep(self, stage: Stage) -> None:
-        """Read the facts, complete what was decided, trim what no write needs."""
+        """Read the facts, complete decided writes, and trim facts that no write needs."""
         writes = OpenWrites()
         facts: tuple[tuple[int, str, int, int], ...] = stage.call("facts")
         for at_us, _, epoch, digest in facts:
@@ -245,12 +247,12 @@ class _Writes:
         stage.call("trim", writes.horizon_us(now_us))
 
     def power(self, stage: Stage) -> None:
-        """All that is not durable is lost."""
+        """Lose all that is not durable."""
         stage.call("lose")
-        stage.tell("lost")
+        stage.report("lost")
 
     def check(self, world: _World, facts: Facts) -> str:
-        """The rows of an epoch are the first ones of one manifest, in each target; what was committed is complete."""
+        """An epoch has the first rows of one manifest, in each target; a committed epoch has all of them."""
         first, second, following = self._choices.first, self._choices.second, self._choices.next
         for epoch, manifests in ((0, (first, second)), (1, (following,))):
             low, high = first_sequence(epoch), first_sequence(epoch + 1)
@@ -261,15 +263,15 @@ class _Writes:
             wholes = [self._choices.rows(manifest) for manifest in manifests]
             if not any(all(rows[name] == whole[name][: len(rows[name])] for name in rows) for whole in wholes):
                 return f"epoch {epoch} has the rows {rows}"
-            passed_over = _held(world, "decided").expected >= Decision(epoch + 1, 0).number  # it never was decided
-            told = ("committed", epoch) in facts or (("done", epoch) in facts and not passed_over)
-            if told and rows not in wholes:
+            passed_over = _held(world, "decided").expected >= Decision(epoch + 1, 0).number  # it was never decided
+            reported = ("committed", epoch) in facts or (("done", epoch) in facts and not passed_over)
+            if reported and rows not in wholes:
                 return f"epoch {epoch} was committed, and has the rows {rows}"
         return ""
 
 
 def _run(steps: Coroutine[Any, Any, Any]) -> Any:
-    """Run what never really waits: a step of the model ends it from inside, or it comes to its end."""
+    """Run a coroutine that never really waits: a step of the model stops it from inside, or it ends."""
     try:
         steps.send(None)
     except StopIteration as ended:

@@ -1,4 +1,4 @@
-"""Sequencers that stand by in a run: started, started again, asked to hand over, wrong about each other."""
+"""Sequencers in the elections of a run: started, restarted, asked to hand over, wrong about each other."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World
 
 
-class Candidates:
-    """All standbys of one run. Everything random here has a generator of its own."""
+class SimElections:
+    """The leader and the standbys of one run. Its random generator is separate."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -22,8 +22,8 @@ class Candidates:
         self._started = 0
 
     def start_all(self) -> None:
-        """Start those that are not there; the first one is the sequencer until another one takes over."""
-        for number in range(self._world.plan.candidates):
+        """Start all that do not run; the first one is the sequencer until another one takes over."""
+        for number in range(self._world.plan.sequencers):
             process = self._processes.get(number)
             if process is None or not process.alive:
                 self._start(number)
@@ -39,12 +39,12 @@ class Candidates:
         world.pollers[f"candidate-{number}"] = self._processes[number] = process
         process.start()
 
-    def reigns(self, process: SequencerProcess) -> None:
-        """A standby won an election and takes over."""
+    def leads(self, process: SequencerProcess) -> None:
+        """Make a standby that won an election the current sequencer."""
         self._world.sequencer = self._world.pollers["sequencer"] = process
 
     def died(self, process: SequencerProcess) -> None:
-        """It is started again after a while; those on its host see at once that it is gone."""
+        """Start a dead sequencer again after a while; standbys on its host notice its end immediately."""
         number, world = process.number or 0, self._world
         world.queue.after(self._rng.randrange(50_000, 4 * SECOND_US), lambda: self._replace(number, process))
         for other in self._others(process):
@@ -59,15 +59,15 @@ class Candidates:
         return [other for other in self._processes.values() if other is not process and other.alive]
 
     def suspect(self, process: SequencerProcess) -> None:
-        """Some standbys, maybe all at once, take the leader that they watch for dead, whether it is or not."""
+        """Make some standbys, perhaps all together, believe that the leader they watch is dead, right or wrong."""
         for other in self._others(process):
-            candidate = other.candidate
-            if candidate is not None and other.sequencer is None and self._rng.random() < 0.7:
-                candidate.process_ended(candidate.watched)
+            standby = other.standby
+            if standby is not None and other.sequencer is None and self._rng.random() < 0.7:
+                standby.process_ended(standby.watched)
                 other.wake(self._rng.choice([1, 1, 5_000]))
 
     def hand_over(self) -> tuple[str, int] | None:
-        """An operator asks for a planned move; it may be lost on the way, or come at the worst moment."""
+        """Ask for a planned move, as an operator does; the request may be lost, or come at the worst moment."""
         world = self._world
         others = [other for other in self._others(world.sequencer) if other.sequencer is None]
         if not others or not world.restarts.up:
