@@ -162,7 +162,7 @@ def test_a_first_segment_lost_with_the_start_file_was_not_dropped(copies: Copies
 
     del copies.world.names[copies.path(0)]
     reader = open_reader(copies.world.disk())
-    with pytest.raises(BadSegment, match="start is missing"):
+    with pytest.raises(BadSegment, match="start file is missing"):
         assert reader.first
     with pytest.raises(BadSegment):
         reader.read(START, copies.end, 1)

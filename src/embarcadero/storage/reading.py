@@ -97,7 +97,7 @@ class RangeReader:
         first = self._base_index(self._bases[0])
         if first > self._start:
             hint = "the replica gets missing records from a peer"
-            raise BadSegment(f"{self.folder} starts at {first} without a {START_FILE} file: are records missing?", hint)
+            raise BadSegment(f"{self.folder} starts at {first}, but its {START_FILE} file is missing", hint)
         return first
 
     def _missing(self, seq: int) -> BadSegment:
