@@ -539,10 +539,10 @@ def test_an_invalid_lease_or_counter_is_damage(tmp_path: Path) -> None:
             store.get("a")
         db.execute("DELETE FROM leases")
         db.execute("UPDATE counter SET revision = 'many'")
-        with pytest.raises(Corrupt, match="no number"):
+        with pytest.raises(Corrupt, match="not a number"):
             store.revision()
     store.close()
-    with pytest.raises(Corrupt, match="no number"):
+    with pytest.raises(Corrupt, match="not a number"):
         SqliteStore(tmp_path / "store.db")
 
 
@@ -568,7 +568,7 @@ def test_a_full_disk_is_a_typed_error_and_changes_nothing(tmp_path: Path) -> Non
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages}")
     before = store.revision()
-    with pytest.raises(DiskFull, match="make room"):
+    with pytest.raises(DiskFull, match="free space"):
         put(store, "a", bytes(1 << 20))
     assert (store.get("a"), store.revision()) == (Item("a", b"old", before), before)
     store._db.execute("PRAGMA max_page_count = 1000000")

@@ -60,7 +60,7 @@ def test_entries_come_from_a_good_copy(tmp_path: Path) -> None:
 
     found = past.entries(RANGE_, START + 10, START + 55)
     assert found.tobytes() == source.span(START + 10, START + 55)[0].tobytes()
-    with pytest.raises(BadSegment, match="no replica"):
+    with pytest.raises(BadSegment, match="no reachable replica"):
         past.entries(RANGE_, START + 10, START + 61)
 
 

@@ -277,7 +277,7 @@ def read_superblock(name: str, data: Bytes, generation: int) -> Shape:
         )
     if int(block["size"][0]) != len(data):
         raise BadRegion(
-            f"region {name}: its superblock has size {int(block['size'][0])}, the file has {len(data)} bytes", hint
+            f"region {name}: its superblock declares {int(block['size'][0])} bytes, the file has {len(data)}", hint
         )
     if (kind := int(block["kind"][0])) not in _KINDS:
         raise BadRegion(f"region {name}: its superblock has the unknown kind {kind}", hint)
