@@ -1,8 +1,8 @@
-"""The first act of the demo: durable publishers over all brokers, two subscribers, one order, and a lot of killing.
+"""The first act of the demo: durable publishers over all brokers, two subscribers, one order, and many kills.
 
-First a broker is killed, then the sequencer, then every process at once, and shared memory is removed. Every record
-says who sent it and its number, so each subscriber can check by itself that nothing is missing, doubled or out of
-order, and both keep a running hash of what they saw at which position.
+The act kills a broker, then the sequencer, then every process together, and removes shared memory. Every record
+contains the number of its publisher and its own number. So each subscriber can check that no record is missing,
+duplicated or out of order. Both keep a running hash over records and positions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Sender:
 
 @dataclass(slots=True)
 class Watcher:
-    """One subscriber's own verdict."""
+    """The verdict of one subscriber."""
 
     number: int
     records: int = 0
@@ -94,7 +94,7 @@ class Demo:
 
     @property
     def total_sent(self) -> int:
-        """Records sent by all."""
+        """Records sent by all publishers."""
         return sum(sender.sent for sender in self.senders)
 
 
@@ -128,7 +128,7 @@ def _watch(demo: Demo, watcher: Watcher) -> None:
 
 
 def _pass(watcher: Watcher, gap: emb.Gap) -> None:
-    """Positions that were reserved when all was killed, and never acked as durable: a typed gap, and nothing else."""
+    """Accept the gap after the kill of all processes: reserved positions that were never acked as durable."""
     if gap.kind == GapKind.NEVER_DURABLE:
         watcher.gaps += 1
         watcher.latest = -1
@@ -137,13 +137,13 @@ def _pass(watcher: Watcher, gap: emb.Gap) -> None:
 
 
 def _check(watcher: Watcher, seq: int, value: bytes) -> None:
-    who, number = _RECORD.unpack_from(value)
-    expected = watcher.next_of.get(who, 0)
+    sender, number = _RECORD.unpack_from(value)
+    expected = watcher.next_of.get(sender, 0)
     if number != expected:
-        watcher.complaint = f"publisher {who}: record {number} came where {expected} was due"
+        watcher.complaint = f"publisher {sender}: record {number} arrived instead of {expected}"
     if watcher.latest >= 0 and seq != watcher.latest + 1:
-        watcher.complaint = f"position {seq} came after {watcher.latest}"
-    watcher.next_of[who], watcher.latest = number + 1, seq
+        watcher.complaint = f"position {seq} follows {watcher.latest}"
+    watcher.next_of[sender], watcher.latest = number + 1, seq
     watcher.records += 1
     watcher.digest.update(struct.pack("<Q", seq) + value[: _RECORD.size])
 
@@ -151,7 +151,7 @@ def _check(watcher: Watcher, seq: int, value: bytes) -> None:
 def _screen(demo: Demo) -> Panel:
     bar = ProgressBar(total=demo.seconds, completed=min(demo.elapsed, demo.seconds), width=60)
     table = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    for column in ("who", "records", "what it sees"):
+    for column in ("client", "records", "state"):
         table.add_column(column)
     for sender in demo.senders:
         table.add_row(
@@ -169,21 +169,21 @@ def _hash(watcher: Watcher) -> str:
 
 
 def _direct(demo: Demo) -> None:
-    """The plot: kill a broker, watch it come back, kill the sequencer, kill everything, start again, stop sending."""
+    """Direct the act: kill a broker, wait for its restart, kill the sequencer, kill all, start again, stop sending."""
     demo.tell(f"{PUBLISHERS} publishers stripe their batches over {demo.brokers} brokers; ack=2, on 2 of 3 disks")
     _sleep_until(demo, demo.seconds * 0.2)
     victim = 1 % demo.brokers
     pid = demo.cluster.kill_broker(victim)
-    demo.tell(f"broker {victim} is killed (kill -9 of process {pid}); publishers move on to the others")
+    demo.tell(f"broker {victim} is killed (kill -9 of process {pid}); publishers switch to the other brokers")
     while (incarnation := _incarnation(demo, victim)) == 1 and demo.elapsed < demo.seconds:
         time.sleep(0.1)
     demo.tell(f"broker {victim} is back: the supervisor started incarnation {incarnation}")
     _sleep_until(demo, demo.seconds * 0.4)
     pid, epoch = kill_sequencer(demo.cluster)
     since = time.monotonic()
-    demo.tell(f"the sequencer is killed (kill -9 of process {pid}): nobody orders")
+    demo.tell(f"the sequencer is killed (kill -9 of process {pid}): ordering pauses")
     demo.takeover = watch_takeover(demo.cluster, pid, epoch, since, demo.acks)
-    demo.tell(f"{demo.takeover}; nothing is lost, doubled or reordered")
+    demo.tell(f"{demo.takeover}; no record is lost, duplicated or reordered")
     _sleep_until(demo, demo.seconds * 0.6)
     acked = sum(sender.acked for sender in demo.senders)
     killed = demo.cluster.kill_all()
@@ -191,7 +191,7 @@ def _direct(demo: Demo) -> None:
         f"all {killed} processes are killed (kill -9), and shared memory is removed; {acked:,} records were acked"
     )
     took = demo.cluster.start()
-    demo.tell(f"the cluster is back from its disks after {took:.1f} s; publishers and subscribers go on by themselves")
+    demo.tell(f"the cluster recovered from its disks in {took:.1f} s; publishers and subscribers continue")
     _sleep_until(demo, demo.seconds)
     demo.stop_sending.set()
     demo.tell("publishers stop; subscribers read to the end")
@@ -225,7 +225,7 @@ def _verdict(demo: Demo) -> dict[str, Any]:
     complaints += [s.first_wrong for s in demo.senders if s.first_wrong]
     complaints += [f"publisher {s.number}: {s.sent - s.acked} without ack" for s in demo.senders if s.sent != s.acked]
     if demo.takeover is None:
-        complaints.append("no other sequencer took over")
+        complaints.append("no standby took over")
     if first.digest.digest() != second.digest.digest():
         complaints.append("the two subscribers saw different orders")
     return {
@@ -243,7 +243,7 @@ def _verdict(demo: Demo) -> dict[str, Any]:
 
 
 def run_cli(brokers: int, seconds: float, json_out: bool) -> int:
-    """Run the demo; 0 when every promise held."""
+    """Run the demo; return 0 if every promise held."""
     console = Console(stderr=json_out)
     console.print(f"Starting a cluster of {brokers} brokers and {REPLICAS} replicas ...")
     with ExitStack() as stack:
@@ -274,10 +274,10 @@ def _summary(console: Console, verdict: dict[str, Any]) -> None:
     if verdict["ok"]:
         console.print(
             f"\n[bold green]All promises held.[/] {verdict['records']:,} records from {verdict['publishers']}"
-            f" publishers went through {verdict['brokers']} brokers in {verdict['seconds']} s.\nA broker was killed on"
-            f" the way, then the sequencer (acks paused for {verdict['takeover_ms']:,.0f} ms), then every process at"
-            f" once, and shared memory was removed.\nBoth subscribers saw each record once, at the same position, in"
-            f" each publisher's order (hash {verdict['order_hash'][0]})."
+            f" publishers went through {verdict['brokers']} brokers in {verdict['seconds']} s.\nMeanwhile, a broker was"
+            f" killed, then the sequencer (acks paused for {verdict['takeover_ms']:,.0f} ms), then every process"
+            f" together, and shared memory was removed.\nBoth subscribers saw each record once, at the same position, and"
+            f" in each publisher's order (hash {verdict['order_hash'][0]})."
         )
     else:
         console.print("\n[bold red]A promise did not hold:[/]")
@@ -286,17 +286,17 @@ def _summary(console: Console, verdict: dict[str, Any]) -> None:
 
 
 # --- takeover ---------------------------------------------------------------------------------------------------------
-# The leading sequencer is killed, and a standby takes over: which one, and how long acks paused meanwhile.
+# Kill the leader and observe the takeover: the new leader, and the length of the pause of acks.
 _PATIENCE_S: Final = 20.0
 _LOOK_S: Final = 0.01
 _ACKS_AFTER: Final = 8
-"""So many acks in the new epoch, and the pause is over."""
+"""The pause is over after this number of acks in the new epoch."""
 
 Moments = Callable[[], Sequence[float]]
 
 
 class ObservedTakeover(NamedTuple):
-    """A kill of the sequencer: its process, who took over in which epoch, the longest time without an ack."""
+    """A takeover after a kill: the killed process, the new leader and its epoch, the longest time without an ack."""
 
     killed: int
     role: str
@@ -309,10 +309,10 @@ class ObservedTakeover(NamedTuple):
 
 
 def kill_sequencer(cluster: RestartableCluster) -> tuple[int, int]:
-    """SIGKILL the process of the leading sequencer; its process id, and the epoch that this ends."""
+    """SIGKILL the process of the leader; return its process id and its epoch."""
     leader = cluster.report().sequencer
     if not leader.pid:
-        raise ClusterError("no sequencer reigns at the moment", "see its log")
+        raise ClusterError("no sequencer leads at the moment", "see the logs of sequencers")
     os.kill(leader.pid, signal.SIGKILL)
     return leader.pid, leader.epoch
 
@@ -320,7 +320,7 @@ def kill_sequencer(cluster: RestartableCluster) -> tuple[int, int]:
 def watch_takeover(
     cluster: RestartableCluster, killed: int, ended: int, since: float, acks: Moments
 ) -> ObservedTakeover:
-    """Wait until another one leads and acks flow; `acks` has the moments of all acks so far, on the same clock."""
+    """Wait until a standby leads and acks flow. `acks` returns the times of all acks so far, on the same clock."""
     role, epoch, seen = "", ended, since
     while time.monotonic() < since + _PATIENCE_S:
         time.sleep(_LOOK_S)
@@ -328,16 +328,16 @@ def watch_takeover(
             try:
                 now = cluster.report().sequencer
             except EmbarcaderoError:
-                continue  # what it reads is being written
+                continue  # the files it reads are being written
             if now.epoch > ended:
                 role, epoch, seen = candidate_role(now.candidate), now.epoch, time.monotonic()
         elif sum(moment > seen for moment in acks()) >= _ACKS_AFTER:
             return ObservedTakeover(killed, role, epoch, longest_pause(since, acks()))
-    raise ClusterError(f"no other sequencer reigns {_PATIENCE_S:.0f} s after the kill", "see the logs of sequencers")
+    raise ClusterError(f"no standby took over within {_PATIENCE_S:.0f} s of the kill", "see the logs of sequencers")
 
 
 def longest_pause(since: float, moments: Sequence[float]) -> float:
-    """The longest time without an ack that ends after a moment: the one before it counts from when it began."""
+    """The longest time without an ack that ends after `since`, including a pause that began before it."""
     ordered = sorted(moments)
     before = [moment for moment in ordered if moment <= since][-1:]
     after = [moment for moment in ordered if moment > since]

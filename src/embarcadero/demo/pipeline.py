@@ -1,7 +1,8 @@
-"""The second act of the demo: a shop's day through log, streaming query, table, SQL and audit, with kills on the way.
+"""The second act of the demo: a shop's day through log, streaming query, table, SQL and audit, with kills meanwhile.
 
-Threads play the parts: the shop publishes, the tierer writes the table, the director kills. The streaming query runs in
-Spark. Nothing of it knows of the others but through the log; at the end the books of the shop say what has to be there.
+Threads play the parts: the shop publishes, the tier job writes the table, the director kills processes. The streaming
+query runs in Spark. The parts communicate only through the log. At the end, the books of the shop are compared with the
+results.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ BROKERS: Final = 3
 ORDERS_A_STEP: Final = 2_500
 REPEATED_STEPS: Final = 3
 REPEAT_EVERY: Final = 12
-WATERMARK: Final = "10 minutes"  # later than any order is told
+WATERMARK: Final = "10 minutes"  # longer than the delay of any order
 _STEP_S: Final = 0.2
 _SAMPLE_S: Final = 0.25
 _PATIENCE_S: Final = 60.0
@@ -62,7 +63,7 @@ from sales group by 1 order by 1
 
 
 class SoldBatch(NamedTuple):
-    """A batch of orders: the seq of its first one, how many orders were before it, and how many it has."""
+    """A batch of orders: the seq of its first order, the number of orders before it, and the number of its orders."""
 
     seq: int
     before: int
@@ -79,7 +80,7 @@ class Pipeline:
         self.published = 0  # orders that were acked durable
         self.batches: list[SoldBatch] = []  # in the order of the log
         self.repeated = 0  # batches sent a second time
-        self.waited_s: list[tuple[float, float]] = []  # when an ack came, and how long it was waited for
+        self.waited_s: list[tuple[float, float]] = []  # time of an ack, and the wait for it
         self.tiered_files = 0
         self.aggregated = 0
         self.aggregated_seq = -1
@@ -95,13 +96,13 @@ class Pipeline:
         return time.monotonic() - self.began
 
     def note(self, position: emb.Position | None, orders: int) -> None:
-        """A batch of orders is durable at this position."""
+        """Record that a batch of orders is durable at this position."""
         if position is None:
             raise ClusterError("an ack without a position", "report it: this is a bug")
         self.batches.append(SoldBatch(position.seq, self.published, orders))
 
     def records_below(self, seq: int) -> int:
-        """How many orders are below a seq. Numbers that were reserved when everything was killed belong to none."""
+        """The number of orders below a seq. Seqs that the kill of all processes left unused hold no orders."""
         batch = bisect_right(self.batches, seq, key=lambda sold: sold.seq) - 1
         if batch < 0:
             return 0
@@ -113,7 +114,7 @@ class Pipeline:
         self.facts.story.append((self.elapsed, line))
 
     def play(self, part: Callable[[Pipeline], None]) -> threading.Thread:
-        """Run a part in a thread; whatever it raises ends the demo."""
+        """Run a part in a thread; an exception in it ends the demo."""
 
         def run() -> None:
             try:
@@ -128,14 +129,14 @@ class Pipeline:
         return thread
 
     def check(self) -> None:
-        """Raise what ended a part."""
+        """Raise the exception that ended a part, if any."""
         if self.problem is not None:
             raise self.problem
 
 
 # --- the parts --------------------------------------------------------------------------------------------------------
 def sell(pipeline: Pipeline) -> None:
-    """The shop: a batch of orders and one of payments each step; now and then it sends the last ones again."""
+    """Publish a batch of orders and a batch of payments each step. Regularly publish the last batches again."""
     till = "till-1"
     with emb.connect(pipeline.cluster.addresses) as log:
         payments = log.publisher("payments", ack=2)
@@ -168,37 +169,37 @@ def sell(pipeline: Pipeline) -> None:
 
 
 def tier(pipeline: Pipeline) -> None:
-    """The tierer: what is durable goes into an Iceberg table; what is in the table leaves the replicas' disks."""
+    """Run the tier job: move durable records into an Iceberg table, and release them from the replicas' disks."""
     settings = TierSettings.local(pipeline.folder / "tier", hot_retention_s=2, interval_s=1.0)
 
-    def told(cycle: Any) -> None:
+    def on_cycle(cycle: Any) -> None:
         pipeline.tiered_files += cycle.files
 
     with emb.connect(pipeline.cluster.addresses) as log, TierJob(log, "orders", settings, holder="demo") as job:
-        job.follow(pipeline.stop_tiering, told)
+        job.follow(pipeline.stop_tiering, on_cycle)
         job.run_once()
     pipeline.tell(f"the tier has {pipeline.tiered_files} files of orders")
 
 
 def wait_for_share(pipeline: Pipeline, share: float) -> None:
-    """Wait until so much of the day is sold."""
+    """Wait until the shop has sold this share of the day's orders."""
     while pipeline.published < share * pipeline.steps * ORDERS_A_STEP and not pipeline.done_selling.is_set():
         time.sleep(0.05)
 
 
 def kill_a_broker(pipeline: Pipeline) -> None:
-    """A broker dies; the supervisor starts it again."""
+    """Kill a broker; the supervisor restarts it."""
     pid = pipeline.cluster.kill_broker(1)
     pipeline.facts.kills.append((pipeline.elapsed, "broker 1"))
-    pipeline.tell(f"broker 1 is killed (kill -9 of process {pid}); everybody moves on to the others")
+    pipeline.tell(f"broker 1 is killed (kill -9 of process {pid}); clients switch to the other brokers")
 
 
 def kill_the_sequencer(pipeline: Pipeline) -> None:
-    """The leading sequencer dies; one that stands by takes over."""
+    """Kill the leading sequencer; a standby takes over."""
     pid, epoch = kill_sequencer(pipeline.cluster)
     since = time.monotonic()
     pipeline.facts.kills.append((pipeline.elapsed, "sequencer"))
-    pipeline.tell(f"the sequencer is killed (kill -9 of process {pid}); orders go on arriving")
+    pipeline.tell(f"the sequencer is killed (kill -9 of process {pid}); orders keep arriving")
     done = watch_takeover(pipeline.cluster, pid, epoch, since, lambda: [moment for moment, _ in pipeline.waited_s])
     longest = max(waited for moment, waited in pipeline.waited_s if moment > since)
     pipeline.facts.cards["longest wait for an ack when the sequencer was killed"] = f"{longest * 1_000:,.0f} ms"
@@ -206,16 +207,16 @@ def kill_the_sequencer(pipeline: Pipeline) -> None:
 
 
 def kill_everything(pipeline: Pipeline) -> None:
-    """The whole cluster dies, and comes back from its disks."""
+    """Kill the whole cluster, and restart it from its disks."""
     killed = pipeline.cluster.kill_all()
     pipeline.facts.kills.append((pipeline.elapsed, "everything"))
     pipeline.tell(f"all {killed} processes of the cluster are killed, and shared memory is removed")
     took = pipeline.cluster.start()
-    pipeline.tell(f"the cluster is back from its disks after {took:.1f} s; shop, query and tierer go on by themselves")
+    pipeline.tell(f"the cluster recovered from its disks in {took:.1f} s; shop, query and tier job continue")
 
 
 def direct(pipeline: Pipeline) -> None:
-    """The plot: a broker is killed, then the sequencer, then every process at once."""
+    """Direct the act: kill a broker, then the sequencer, then every process together."""
     wait_for_share(pipeline, 0.25)
     kill_a_broker(pipeline)
     wait_for_share(pipeline, 0.4)
@@ -225,14 +226,14 @@ def direct(pipeline: Pipeline) -> None:
 
 
 def sample(pipeline: Pipeline) -> None:
-    """How far everything is, for the picture."""
+    """Sample the progress, for the picture."""
     with emb.connect(pipeline.cluster.addresses) as log:
         while not pipeline.stop_tiering.wait(_SAMPLE_S):
             now = Sample(pipeline.elapsed, published=pipeline.published, aggregated=pipeline.aggregated)
             try:
                 tail, about = log.tail("orders", timeout=2.0), log.describe("orders", timeout=2.0)
             except EmbarcaderoError:
-                continue  # everything is dead at the moment
+                continue  # the cluster is down at the moment
             now.tiered = 0 if about.tier is None else pipeline.records_below(about.tier.frontier(tail.lane)[1])
             now.released = pipeline.records_below(tail.hot_seq)
             pipeline.facts.samples.append(now)
@@ -240,8 +241,8 @@ def sample(pipeline: Pipeline) -> None:
 
 # --- Spark ------------------------------------------------------------------------------------------------------------
 def start_query(spark: SparkSession, addresses: Sequence[str], checkpoint: Path) -> StreamingQuery:
-    """Sales by city in windows of the shop's time, each window written once, when it is over."""
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+    """Start the query: sales by city in windows of the shop's time. Each window is written once, at its end."""
+    from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
     address = ",".join(addresses)
     orders = (
@@ -269,7 +270,7 @@ def start_query(spark: SparkSession, addresses: Sequence[str], checkpoint: Path)
 
 
 def seq_of(query: StreamingQuery) -> int:
-    """How far a query has read; -1: it has not begun."""
+    """The position that a query has read up to; -1 before its first batch."""
     progress = query.lastProgress
     if progress is None or not progress.sources or not progress.sources[0].endOffset:
         return -1
@@ -278,18 +279,18 @@ def seq_of(query: StreamingQuery) -> int:
 
 
 def watch_query(pipeline: Pipeline, query: StreamingQuery, log: emb.Log) -> None:
-    """Follow the query until it has seen everything that was sold; then let it end."""
+    """Follow the query until it has read every order, then stop it."""
     while not seen_all(pipeline, seq_of(query), log):
         pipeline.check()
         if not query.isActive:
-            raise ClusterError(f"the streaming query ended: {query.exception()}", "see its message")
+            raise ClusterError(f"the streaming query ended: {query.exception()}", "see the message of the query")
         time.sleep(0.1)
     query.processAllAvailable()
     query.stop()
 
 
 def seen_all(pipeline: Pipeline, seq: int, log: emb.Log) -> bool:
-    """Note how far the query is; whether it has read all that was sold."""
+    """Record the progress of the query; return whether it has read every order."""
     if seq < 0:
         return False
     if seq != pipeline.aggregated_seq:
@@ -298,9 +299,9 @@ def seen_all(pipeline: Pipeline, seq: int, log: emb.Log) -> bool:
     return pipeline.done_selling.is_set() and seq >= log.tail("orders").durable_seq
 
 
-# --- looking at it ----------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 def look(pipeline: Pipeline, spark: SparkSession, log: emb.Log) -> None:
-    """SQL over hot and cold, the books, and the audit."""
+    """Query brokers and table with SQL, compare with the books, and run the audit."""
     from embarcadero.spark.auditing import audit
     from embarcadero.spark.sql import ask
 
@@ -335,13 +336,13 @@ def look(pipeline: Pipeline, spark: SparkSession, log: emb.Log) -> None:
 
 
 def create_topics(log: emb.Log) -> None:
-    """What the shop needs."""
+    """Create the topics of the shop."""
     for name, schema in (("orders", ORDERS), ("payments", PAYMENTS), ("sales", SALES)):
         log.create_topic(name, order=5, replicas=1, schema=schema)
 
 
 def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None]) -> Pipeline:
-    """The whole act; `watch` is called often while it goes on. Raises what went wrong; else the report is written."""
+    """Run the whole act, and write the report. Calls `watch` regularly. Raises the first exception of a part."""
     from embarcadero.spark import session
 
     with ExitStack() as stack:
@@ -366,7 +367,7 @@ def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None
             watch(pipeline)
             time.sleep(0.1)
         pipeline.check()
-        pipeline.tell("the query has seen every order, and every window is written")
+        pipeline.tell("the query has read every order and written every window")
         pipeline.stop_tiering.set()
         for part in parts:
             part.join(_PATIENCE_S)
@@ -380,12 +381,12 @@ def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None
 
 
 def tell_figures(pipeline: Pipeline) -> None:
-    """The figures at the head of the report."""
+    """Set the figures at the head of the report."""
     facts, books = pipeline.facts, pipeline.shop.books
     facts.seconds = pipeline.elapsed
     facts.cards = {
         "orders and payments": f"{books.orders + books.payments:,}",
-        "told late": f"{books.late:,}",
+        "published late": f"{books.late:,}",
         "batches sent twice, stored once": f"{pipeline.repeated}",
         "windows of the query": f"{0 if facts.sales is None else facts.sales.num_rows:,}",
         "files in the table": f"{pipeline.tiered_files}",
@@ -395,6 +396,6 @@ def tell_figures(pipeline: Pipeline) -> None:
 
 
 def run_here(report: Path, steps: int, watch: Callable[[Pipeline], None]) -> Pipeline:
-    """The same, in a folder that is gone afterwards."""
+    """Run the act in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="embarcadero-demo-") as folder:
         return run(Path(folder), report, steps, watch)

@@ -1,4 +1,4 @@
-"""How the demo's second act looks in a terminal, and how the whole demo runs."""
+"""Run the demo, and show its second act in a terminal."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
     from embarcadero.demo.pipeline import Pipeline  # the extra `spark` may be missing
 
     Act = Callable[[Path, int, Callable[[Pipeline], None]], Pipeline]
-_TOLD_EVERY_S: Final = 5.0
+_REPORT_EVERY_S: Final = 5.0
 
 
 def run_cli(brokers: int, seconds: float, steps: int, report: Path, json_out: bool) -> int:
-    """Both acts; 0 when every promise held. Without Spark or Java only the first one is played, and that is said."""
+    """Run both acts; return 0 if every promise held. Without Spark or Java, report that and run only the first act."""
     first = durable.run_cli(brokers, seconds, json_out)
     console = Console(stderr=json_out)
     try:
         pipeline = _second_act(console, steps, report)
     except NotAvailable as missing:
-        console.print(f"\n[yellow]The pipeline on Spark is left out:[/] {missing.message}\n{missing.hint}")
+        console.print(f"\n[yellow]The demo skips the pipeline on Spark:[/] {missing.message}\n{missing.hint}")
         return first
-    return first or _tell(console, pipeline, report, json_out)
+    return first or _show(console, pipeline, report, json_out)
 
 
 def run_act(act: Act, steps: int, report: Path, json_out: bool) -> int:
-    """Play one act over the pipeline; 0 when every promise held. NotAvailable without Spark or Java."""
+    """Run one act of the pipeline; return 0 if every promise held. Raise NotAvailable without Spark or Java."""
     console = Console(stderr=json_out)
     _check_spark()
-    return _tell(console, _watched(console, act, steps, report), report, json_out)
+    return _show(console, _watched(console, act, steps, report), report, json_out)
 
 
-def _tell(console: Console, pipeline: Pipeline, report: Path, json_out: bool) -> int:
+def _show(console: Console, pipeline: Pipeline, report: Path, json_out: bool) -> int:
     facts = pipeline.facts
     if json_out:
         checks = [{"what": check.what, "holds": check.holds, "found": check.detail} for check in facts.checks]
-        told: dict[str, Any] = {"ok": facts.holds, "seconds": round(facts.seconds, 1), "report": str(report)}
-        print(json.dumps(told | {"figures": facts.cards, "checks": checks}))  # noqa: T201 - asked for
+        shown: dict[str, Any] = {"ok": facts.holds, "seconds": round(facts.seconds, 1), "report": str(report)}
+        print(json.dumps(shown | {"figures": facts.cards, "checks": checks}))  # noqa: T201 - asked for
     else:
         _summary(console, pipeline, report)
     return 0 if facts.holds else 1
@@ -67,7 +67,7 @@ def _second_act(console: Console, steps: int, report: Path) -> Pipeline:
     _check_spark()
     from embarcadero.demo.pipeline import run_here
 
-    console.print("\n[bold]Second act:[/] the data pipeline. A cluster and Spark start; this takes some seconds ...")
+    console.print("\n[bold]Second act:[/] the data pipeline. A cluster and Spark start; this takes a few seconds ...")
     return _watched(console, run_here, steps, report)
 
 
@@ -79,25 +79,25 @@ def _watched(console: Console, act: Act, steps: int, report: Path) -> Pipeline:
 
 
 def _plainly(console: Console, act: Act, steps: int, report: Path) -> Pipeline:
-    """Without a terminal: the story as it happens, and a line now and then."""
-    told, last = 0, time.monotonic()
+    """Without a terminal: print the story as it happens, and a progress line every few seconds."""
+    shown, last = 0, time.monotonic()
 
     def watch(pipeline: Pipeline) -> None:
-        nonlocal told, last
-        while told < len(pipeline.facts.story):
-            moment, line = pipeline.facts.story[told]
+        nonlocal shown, last
+        while shown < len(pipeline.facts.story):
+            moment, line = pipeline.facts.story[shown]
             console.print(f"{moment:5.1f} s  {line}")
-            told += 1
-        if time.monotonic() - last > _TOLD_EVERY_S:
+            shown += 1
+        if time.monotonic() - last > _REPORT_EVERY_S:
             last = time.monotonic()
-            console.print(f"{pipeline.elapsed:5.1f} s  {_how_far(pipeline)}")
+            console.print(f"{pipeline.elapsed:5.1f} s  {_progress(pipeline)}")
 
     pipeline = act(report, steps, watch)
     watch(pipeline)
     return pipeline
 
 
-def _how_far(pipeline: Pipeline) -> str:
+def _progress(pipeline: Pipeline) -> str:
     return (
         f"{pipeline.phase}: {pipeline.published:,} orders published, {pipeline.aggregated:,} aggregated, "
         f"{pipeline.tiered_files} files in the table"
@@ -123,8 +123,8 @@ def _screen(pipeline: Pipeline) -> Panel:
 
 def _summary(console: Console, pipeline: Pipeline, report: Path) -> None:
     facts = pipeline.facts
-    table = Table(title="What was checked", title_justify="left", box=None, pad_edge=False)
-    for column in ("", "what", "found"):
+    table = Table(title="Checks", title_justify="left", box=None, pad_edge=False)
+    for column in ("", "check", "result"):
         table.add_column(column)
     for check in facts.checks:
         style = "green" if check.holds else "bold red"

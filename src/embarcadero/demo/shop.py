@@ -1,8 +1,8 @@
-"""A shop that takes orders and payments: a believable event stream, and the books by which every answer is checked.
+"""A shop with orders and payments: a realistic event stream, and the books against which the demo checks every answer.
 
-The shop has a clock of its own that runs much faster than ours; a step is one minute of it. Some orders are late: they
-happened minutes before they are told. Amounts are whole cents, so sums are exact and two ways to add them up agree to
-the cent or one of them is wrong.
+The shop has its own clock, which is much faster than real time; a step is one minute of it. Some orders are late: the
+shop publishes them minutes after their event time. Amounts are whole cents, so sums are exact, and two different sums
+prove an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPENS = datetime(2026, 1, 31, 8, 0, tzinfo=UTC)
 STEP_S = 60
 WINDOW_S = 15 * 60
 LATE_S = 5 * 60
-"""An order is told at most so long after it happened; a watermark above this loses none."""
+"""The maximum delay between event time and publishing; a watermark above this loses no order."""
 
 LATE_SHARE = 0.05
 CITIES = ("Lisbon", "Utrecht", "Oakland", "Kyoto", "Nairobi", "Recife", "Tartu", "Hobart")
@@ -71,7 +71,7 @@ _SIZES = np.array([20, 15, 18, 14, 11, 10, 7, 5]) / 100
 
 @dataclass(slots=True)
 class Books:
-    """What was really sold, by window and city: counts and cents, both as rows of windows by columns of cities."""
+    """The true sales: counts and cents, both as rows of windows by columns of cities."""
 
     counts: IntColumn = field(default_factory=lambda: np.zeros((0, len(CITIES)), dtype=np.int64))
     cents: IntColumn = field(default_factory=lambda: np.zeros((0, len(CITIES)), dtype=np.int64))
@@ -105,7 +105,7 @@ class Shop:
         return _OPENS_US + self._steps * STEP_S * 1_000_000
 
     def step(self, count: int) -> tuple[pa.Table, pa.Table]:
-        """A minute's orders, and the payments that come with it."""
+        """Return the orders of one minute, and their payments."""
         rng, books = self._rng, self.books
         busy = 0.6 + 0.4 * np.sin(self._steps / 40.0)  # mornings, lunch, afternoons
         count = max(1, int(count * (0.4 + busy)))
@@ -137,7 +137,7 @@ class Shop:
         return orders, payments
 
     def _payments(self, orders: IntColumn, cents: IntColumn, times: IntColumn) -> pa.Table:
-        """Most orders are paid within seconds; some never are."""
+        """Make payments: within seconds for most orders, never for some."""
         rng, books = self._rng, self.books
         paid = rng.random(len(orders)) < 0.97
         count = int(paid.sum())
@@ -156,7 +156,7 @@ class Shop:
         )
 
     def closing(self) -> pa.Table:
-        """One last order, far enough in the shop's future that every window before it is over."""
+        """Return a last order, far enough in the shop's future to close every earlier window."""
         time_us = self.clock_us + 4 * WINDOW_S * 1_000_000
         row = [self.books.orders, 0, CITIES[0], PRODUCTS[0], 1, 0, time_us]
         columns = [pa.array([value], kind) for value, kind in zip(row[:-1], ORDERS.types[:-1], strict=True)]
@@ -165,12 +165,12 @@ class Shop:
 
 
 def window_start(number: int) -> datetime:
-    """When a window begins."""
+    """The start of a window."""
     return datetime.fromtimestamp(_OPENS_US // 1_000_000 + number * WINDOW_S, UTC)
 
 
 def differences(books: Books, sales: pa.Table) -> list[str]:
-    """Where a table of sales differs from the books: missing, doubled or wrong windows; none if all is right."""
+    """Differences between a table of sales and the books: missing, duplicate or wrong windows. Empty if all agree."""
     windows = (sales.column("window_start").cast(pa.int64()).to_numpy() - _OPENS_US) // (WINDOW_S * 1_000_000)
     names = {city: number for number, city in enumerate(CITIES)}
     cities = np.array([names[city] for city in sales.column("city").to_pylist()], dtype=np.int64)
@@ -183,9 +183,9 @@ def differences(books: Books, sales: pa.Table) -> list[str]:
     wanted = (books.counts > 0).astype(np.int64)
     problems = [
         (times < wanted, "is missing"),
-        (times > wanted, "is there more than once"),
-        (counts != books.counts, "counts other orders"),
-        (cents != books.cents, "has another sum"),
+        (times > wanted, "appears more than once"),
+        (counts != books.counts, "has a wrong number of orders"),
+        (cents != books.cents, "has a wrong sum"),
     ]
     found = []
     for wrong, what in problems:
@@ -195,7 +195,7 @@ def differences(books: Books, sales: pa.Table) -> list[str]:
 
 
 # --- report -----------------------------------------------------------------------------------------------------------
-# The demo's report: one HTML page that needs nothing else: what happened, what came out, and whether it is right.
+# The demo's report: one self-contained HTML page with the events, the results and the checks.
 _INK, _FAINT = "#24292f", "#8b949e"
 _COLORS: Final = ("#2f6fb0", "#d8a33f", "#45a5a1", "#c4432b", "#7b5ea7", "#5d8a3c", "#b5651d", "#6e7781")
 _LINES: Final = ("#2f6fb0", "#d8a33f", "#45a5a1", "#7b5ea7")
@@ -220,18 +220,18 @@ footer { margin: 3rem 0; color: #8b949e; font-size: .85rem }
 
 @dataclass(slots=True)
 class Sample:
-    """How far everything was at one moment: records in all."""
+    """The progress at one moment, as total numbers of records."""
 
     seconds: float
     published: int = 0
     aggregated: int = 0
     tiered: int = 0
-    released: int = 0  # no longer on replicas' disks: only in the table
+    released: int = 0  # removed from replicas' disks: only in the table
 
 
 @dataclass(slots=True)
 class ShopCheck:
-    """One promise, looked at."""
+    """A check of one promise."""
 
     what: str
     holds: bool
@@ -249,7 +249,7 @@ class SqlAnswer:
 
 @dataclass(slots=True)
 class RunFacts:
-    """Everything that the page tells."""
+    """The content of the report."""
 
     samples: list[Sample] = field(default_factory=list)
     story: list[tuple[float, str]] = field(default_factory=list)
@@ -262,12 +262,12 @@ class RunFacts:
 
     @property
     def holds(self) -> bool:
-        """Whether everything that was looked at is right. Nothing looked at is not right."""
+        """Whether all checks passed. Without checks this is False."""
         return bool(self.checks) and all(check.holds for check in self.checks)
 
 
 def write_report(facts: RunFacts, path: Path) -> Path:
-    """Write the page; returns where it is."""
+    """Write the page; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(facts), encoding="utf-8")
     return path
@@ -281,15 +281,15 @@ def page(facts: RunFacts) -> str:
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<style>{_STYLE}</style></head><body><h1>One log, from publisher to table</h1>",
         f"<p class='lead'><span class='{'good' if facts.holds else 'bad'}'>{verdict}</span> Orders and payments of "
-        "a shop went through a log, a streaming query on Spark and an Iceberg table. Processes were killed on the way."
-        "</p>",
+        "a shop went through a log, a streaming query on Spark and an Iceberg table. Meanwhile, the demo killed "
+        "processes.</p>",
         "<div class='cards'>" + "".join(map(_card, facts.cards.items())) + "</div>",
         "<h2>What happened</h2>",
         _picture(_timeline, facts),
         _story(facts.story),
-        "<h2>What the streaming query computed</h2>",
+        "<h2>Result of the streaming query</h2>",
         _picture(_windows, facts),
-        "<h2>Is it right?</h2>",
+        "<h2>Checks</h2>",
         _checks(facts.checks),
         *(part for answer in facts.answers for part in _answer(answer)),
         f"<footer>Made by <code>embarcadero demo</code> in {facts.seconds:.0f} s.</footer></body></html>",
@@ -313,7 +313,7 @@ def _checks(checks: Sequence[ShopCheck]) -> str:
         f"<td>{html.escape(check.what)}</td><td>{html.escape(check.detail)}</td></tr>"
         for check in checks
     )
-    return f"<table id='checks'><tr><th></th><th>what was checked</th><th>found</th></tr>{rows}</table>"
+    return f"<table id='checks'><tr><th></th><th>check</th><th>result</th></tr>{rows}</table>"
 
 
 def _answer(answer: SqlAnswer) -> list[str]:
@@ -324,7 +324,7 @@ def _answer(answer: SqlAnswer) -> list[str]:
 
 
 def table_of(rows: pa.Table, most: int = 20) -> str:
-    """An Arrow table as an HTML one; numbers to the right, with commas."""
+    """Convert an Arrow table to HTML; numbers are right-aligned, with commas."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in rows.column_names)
     body = "".join(f"<tr>{''.join(map(_cell, row.values()))}</tr>" for row in rows.slice(0, most).to_pylist())
     more = f"<p>and {rows.num_rows - most:,} more rows</p>" if rows.num_rows > most else ""
@@ -340,12 +340,13 @@ def _cell(value: Any) -> str:
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
 def _picture(draw: Any, facts: RunFacts) -> str:
-    """A drawing as SVG within the page; nothing when there is nothing to draw."""
+    """Draw a figure as SVG for the page; empty if there is nothing to draw."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise NotAvailable("no report: matplotlib is not installed", "pip install 'embarcadero[plots]'") from None
+        what = "the report needs matplotlib, which is not installed"
+        raise NotAvailable(what, "pip install 'embarcadero[plots]'") from None
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "embarcadero", "font.family": "sans-serif"}):
         figure: Any = Figure(figsize=(10, 3.6), layout="constrained")
         if not draw(figure, facts):
@@ -392,10 +393,10 @@ def _windows(figure: Any, facts: RunFacts) -> bool:
     axes = _axes(figure, "Sales by city, in windows of 15 minutes of the shop's day")
     sales = facts.sales.sort_by("window_start")
     starts = sorted(set(sales.column("window_start").to_pylist()))
-    place = {start: number for number, start in enumerate(starts)}
+    column = {start: number for number, start in enumerate(starts)}
     heights = {city: [0.0] * len(starts) for city in CITIES}
     for row in sales.to_pylist():
-        heights[row["city"]][place[row["window_start"]]] += row["amount_cents"] / 100
+        heights[row["city"]][column[row["window_start"]]] += row["amount_cents"] / 100
     axes.stackplot(range(len(starts)), heights.values(), labels=heights.keys(), colors=_COLORS, linewidth=0)
     every = max(1, len(starts) // 12)
     axes.set_xticks(range(0, len(starts), every), [f"{start:%H:%M}" for start in starts[::every]])

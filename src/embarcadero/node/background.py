@@ -1,7 +1,7 @@
 """Start and stop a supervisor that runs as a process of its own.
 
-The starter gives it a pipe and waits: one line comes back, "ready" (with a note) or the error that kept it from
-starting; the end of the pipe without a line means that it died, and its log says why.
+The starter passes a pipe and waits for one line: "ready" (with a note), or the error that prevented the start. If the
+pipe ends without a line, the supervisor died, and its log has the reason.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start(options: UpOptions) -> tuple[subprocess.Popen[bytes], str]:
-    """Start a supervisor in the background; returns, when the cluster is ready, its process and a note for the user.
+    """Start a supervisor in the background, wait until the cluster is ready, and return its process and a note.
 
-    With `stop_with_stdin` it stops when the pipe in `process.stdin` is closed, by us or by our death.
+    With `stop_with_stdin`, the supervisor stops when `process.stdin` is closed, by the caller or by the caller's death.
     """
     options.check()
     folder = ClusterFolder(options.data_dir)
@@ -47,7 +47,7 @@ def start(options: UpOptions) -> tuple[subprocess.Popen[bytes], str]:
     log_path = folder.logs / "supervisor.log"
     roll_over(log_path)
     reading, writing = os.pipe()
-    given = os.memfd_create("embarcadero-options")  # not an argument: everyone may read those, and options have secrets
+    given = os.memfd_create("embarcadero-options")  # not an argument: every user can read those, and this has secrets
     try:
         with log_path.open("ab") as log_file:
             _write_all(given, msgspec.json.encode(msgspec.structs.replace(options, ready_fd=writing)))
@@ -67,7 +67,7 @@ def start(options: UpOptions) -> tuple[subprocess.Popen[bytes], str]:
             line = pipe.readline()
         started = msgspec.json.decode(line, type=Started) if line else None
         if started is None:
-            raise ClusterError("the supervisor died while it started", f"see {log_path}")
+            raise ClusterError("the supervisor died during its start", f"see {log_path}")
         if started.code:
             raise from_wire(started.code, started.message, started.hint)
     except BaseException:
@@ -77,7 +77,7 @@ def start(options: UpOptions) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Fill a file that its next holder reads from the start."""
+    """Write a file, and seek to its start for the process that inherits it."""
     with os.fdopen(descriptor, "wb", closefd=False) as file:
         file.write(data)
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -95,7 +95,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def stop(folder: ClusterFolder) -> int:
-    """Stop the supervisor of a folder and all it started; returns its process id. NotRunning if there is none."""
+    """Stop the supervisor of a folder with all its processes; return its pid. Raise NotRunning if none runs."""
     pid = folder.running_pid()
     if pid is None:
         _remove_fabric(folder)
@@ -104,17 +104,17 @@ def stop(folder: ClusterFolder) -> int:
         if _ends(folder, pid, number):
             _remove_fabric(folder)
             return pid
-    raise ClusterError(f"the supervisor (pid {pid}) does not end", f"see {folder.logs}")
+    raise ClusterError(f"the supervisor (pid {pid}) does not stop", f"see {folder.logs}")
 
 
 def _ends(folder: ClusterFolder, pid: int, number: signal.Signals) -> bool:
-    """Signal a supervisor and wait for its very end: its lock is free a moment before the process is gone."""
+    """Signal a supervisor and wait for the end of its process, which follows shortly after the release of its lock."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     try:
-        if folder.running_pid() != pid:  # it ended, and its number may be another's already
+        if folder.running_pid() != pid:  # it ended, and another process may have its pid already
             return True
         signal.pidfd_send_signal(process, number)
         end = select.poll()
@@ -125,7 +125,7 @@ def _ends(folder: ClusterFolder, pid: int, number: signal.Signals) -> bool:
 
 
 def _remove_fabric(folder: ClusterFolder) -> None:
-    """Remove the fabric that a killed supervisor left. Never a running one's: this folder may be a copy."""
+    """Remove the fabric of a killed supervisor. Never remove a fabric in use: this folder may be a copy."""
     with contextlib.suppress(EmbarcaderoError):
         info = folder.read_info()
         if Path(info.fabric).name == fabric_name(info.id):
@@ -133,7 +133,7 @@ def _remove_fabric(folder: ClusterFolder) -> None:
 
 
 def main(descriptor: int) -> int:
-    """The background process itself. `descriptor`: an open file with its UpOptions."""
+    """Run the background process. `descriptor`: an open file with its UpOptions."""
     with os.fdopen(descriptor, "rb") as file:
         options = msgspec.json.decode(file.read(), type=UpOptions)
     be_private()
@@ -155,7 +155,7 @@ def main(descriptor: int) -> int:
     try:
         asyncio.run(Supervisor(options).run(on_ready))
     except EmbarcaderoError as error:
-        logging.error("%s", error)  # noqa: TRY400 - a typed error says it all
+        logging.error("%s", error)  # noqa: TRY400 - a typed error needs no traceback
         if not ready:
             report(Started(code=type(error).__name__, message=error.message, hint=error.hint))
         return 1

@@ -1,15 +1,15 @@
-"""Node processes as the supervisor's children: forked or started, waited for, started again, stopped.
+"""Node processes as the supervisor's children: fork or start them, wait for them, restart and stop them.
 
-The fork server is one process that has loaded everything already. Loading Python and numpy takes longer than all that
-a node does until it serves; a fork takes milliseconds. So a supervisor starts one fork server, which loads all roles
-and waits. Asked over a socket, it forks a node, reports its process id, and reports later how it ended. It has no
-threads, opens nothing, and dies with its supervisor; its nodes die with it.
+The fork server is a process that has loaded all modules. Loading Python and numpy takes longer than the rest of a
+node's start; a fork takes milliseconds. So a supervisor starts one fork server, which loads all roles and waits. On
+request over a socket, it forks a node and reports its process id, and later its exit code. It has no threads, opens
+nothing, and dies with its supervisor. Its nodes die with it.
 
     supervisor -> fork server   ForkRequest(roles, data_dir, log_path), as one datagram
     fork server -> supervisor   NodeForked(pid) or NotForked(reason), in the order of requests; Ended(pid, code)
 
-A child that dies is started again at once, the first time; one that keeps dying soon after its start, or can't be
-started, waits longer each time, so that a broken machine is not kept busy with starting processes.
+A child that dies restarts immediately the first time. If it keeps dying soon after its start, or fails to start, the
+delay grows each time, so that a broken machine is not busy with starting processes.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from embarcadero.node.process import Role, die_with, name_process, start_logging
 from embarcadero.watch.logs import last_words
 
 NodeMain = Callable[[Sequence[str]], int]
-"""The main function of a node module: arguments -> exit code."""
+"""The main function of a node module: arguments -> exit code"""
 NODE_MODULE: Final = "embarcadero.cli.processes"
-"""The module whose `main` each node process runs, unless the proof names its own."""
+"""The default module with the `main` of node processes; the proof passes its own."""
 _MESSAGE_BYTES_MAX: Final = 16_384
 _WITHOUT_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""Nodes use numpy, but no linear algebra: a pool of threads would only make forking harder."""
+"""Nodes use numpy without linear algebra: a thread pool would only make forking harder."""
 
 
 class ForkRequest(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a node."""
+    """A request to fork a node."""
 
     roles: str
     data_dir: str
@@ -58,43 +58,43 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeForked(msgspec.Struct, frozen=True, tag=True):
-    """The node runs."""
+    """The answer: the node runs."""
 
     pid: int
 
 
 class NotForked(msgspec.Struct, frozen=True, tag=True):
-    """The node could not be forked."""
+    """The answer: the fork failed."""
 
     reason: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A node ended; a code below zero: by that signal."""
+    """A report that a node ended; a negative code names the signal."""
 
     pid: int
     code: int
 
 
 class ForkedNode:
-    """A node process, as far as its supervisor is concerned."""
+    """The supervisor's view of a node process."""
 
     def __init__(self, pid: int, ended: asyncio.Future[int]) -> None:
         self.pid, self._ended = pid, ended
 
     async def wait(self) -> int:
-        """Its exit code, once it has ended; below zero: by that signal."""
+        """Wait for the end of the process; return its exit code. A negative code names the signal."""
         return await asyncio.shield(self._ended)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it still runs: only the fork server reaps it, so its number is its own until then."""
+        """Send a signal if the process still runs. Only the fork server reaps it, so the pid is not reused earlier."""
         if not self._ended.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 class ForkServer:
-    """The supervisor's side. Use it from one event loop."""
+    """The supervisor's side of the fork server. Use it from one event loop."""
 
     def __init__(self, log: LogKeys, node_module: str) -> None:
         self._log, self._node_module = log, node_module
@@ -105,7 +105,7 @@ class ForkServer:
         self._starting = asyncio.Lock()
 
     async def start(self) -> socket.socket:
-        """Start it, or start it again. It loads while the caller goes on."""
+        """Start or restart the process. It loads modules while the caller continues."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
@@ -133,7 +133,7 @@ class ForkServer:
             await asyncio.get_running_loop().sock_sendall(link, msgspec.json.encode(wanted))
         except OSError:
             if asked in self._asked:
-                self._asked.remove(asked)  # it did not arrive: the next answer is for another one
+                self._asked.remove(asked)  # the request was not sent: the next answer belongs to another request
             raise
         return await asked
 
@@ -155,23 +155,24 @@ class ForkServer:
             ended = self._running[news.pid] = asyncio.get_running_loop().create_future()
             asked = self._asked.popleft()
             if not asked.done():
-                asked.set_result(ForkedNode(news.pid, ended))  # now: the next message may be its end
+                asked.set_result(ForkedNode(news.pid, ended))  # immediately: the next message may report its end
         elif isinstance(news, NotForked):
             asked = self._asked.popleft()
             if not asked.done():
-                asked.set_exception(ClusterError(f"can't fork: {news.reason}", "see the limits of this machine"))
+                what = f"the fork server cannot fork: {news.reason}"
+                asked.set_exception(ClusterError(what, "check this machine's limits on processes and memory"))
         elif news.pid in self._running:
             self._running.pop(news.pid).set_result(news.code)
 
     def _is_gone(self) -> None:
-        """It was killed, and all its nodes with it."""
+        """Handle the death of the fork server: the kernel has killed all its nodes."""
         self._close()
         for ended in self._running.values():
             ended.set_result(-signal.SIGKILL)
         self._running.clear()
         for asked in self._asked:
             if not asked.done():
-                asked.set_exception(ClusterError("the process that starts nodes is gone", "see the supervisor's log"))
+                asked.set_exception(ClusterError("the fork server has died", "see the supervisor's log"))
         self._asked.clear()
 
     def _close(self) -> None:
@@ -181,14 +182,14 @@ class ForkServer:
             self._socket = None
 
     async def close(self) -> None:
-        """End it, when all nodes have ended."""
+        """Stop the fork server, after all nodes have ended."""
         self._close()
         if self._process is not None:
             await self._process.wait()
 
 
 # --- children ---------------------------------------------------------------------------------------------------------
-_CLIENTS: Final = NODE_MODULE  # also the program of processes that are clients
+_CLIENTS: Final = NODE_MODULE  # also the program of client processes
 _LIVED_LONG_S = 10.0
 _BACK_OFF_S = 0.1
 _BACK_OFF_S_MAX = 5.0
@@ -201,7 +202,7 @@ class Child:
     def __init__(
         self, folder: ClusterFolder, roles: Sequence[Role], fork_server: ForkServer, rest_s: float = 0.0
     ) -> None:
-        """`rest_s`: how long it stays down after a death: processes that take its place need the processor more."""
+        """`rest_s`: the delay before a restart, because the processes that take its place need the processor more."""
         self.roles, self._fork_server = list(roles), fork_server
         self.name = ",".join(map(str, roles))
         self.log_path = folder.log_of(self.name)
@@ -212,7 +213,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 while it is down."""
+        """The process id; 0 while the process is down."""
         return self._process.pid if self._process else 0
 
     async def keep(
@@ -222,7 +223,7 @@ class Child:
         died: Callable[[Child, int, str], None],
         not_started: Callable[[Child, str], None],
     ) -> None:
-        """Keep the process running until told to stop; `started`, `died` and `not_started` hear of every change."""
+        """Restart the process until `stop` is set. Each change calls `started`, `died` or `not_started`."""
         while not stop.is_set():
             began = time.monotonic()
             try:
@@ -254,22 +255,22 @@ class Child:
                 await asyncio.wait_for(stop.wait(), delay)
 
     async def _start(self) -> ForkedNode | Process:
-        """In a session of its own: Ctrl-C is for the supervisor, which stops the rest in order."""
+        """Start the process in a session of its own: Ctrl-C reaches only the supervisor, which stops all in order."""
         roll_over(self.log_path)
         return await self._fork_server.fork(self.name, self._data_dir, self.log_path)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it runs."""
+        """Send a signal, if the process runs."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def last_words(self) -> str:
-        """What the last line of its log says: usually the reason it ended."""
+        """The last line of its log: usually the reason of its end."""
         return last_words(self.log_path)
 
 
 class ClientChild(Child):
-    """A process that is a client of the cluster: it has no role there, so it is a program of its own, not a fork."""
+    """A client process of the cluster. It hosts no role, so it is started as a program and not forked."""
 
     def __init__(self, folder: ClusterFolder, fork_server: ForkServer, name: str) -> None:
         super().__init__(folder, [], fork_server)
@@ -293,7 +294,7 @@ class ClientChild(Child):
 
 
 def exit_reason(code: int) -> str:
-    """An exit code in words."""
+    """Describe an exit code in words."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):
@@ -302,14 +303,14 @@ def exit_reason(code: int) -> str:
 
 
 def roll_over(path: Path) -> None:
-    """Keep a log and its predecessor, each bounded between two starts."""
+    """Rotate a log that is too large; keep one earlier file. Called at each start."""
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > _LOG_BYTES_KEPT:
             path.replace(path.with_suffix(".log.1"))
 
 
 def _child_main(main: NodeMain, wanted: ForkRequest, link: socket.socket, parent: int) -> int:
-    """Run a node in a fork: it gives up all that is the fork server's, and its output goes to its log."""
+    """Run a node in a fork: release the fork server's resources, and send output to the node's log."""
     die_with(parent)
     link.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -344,7 +345,7 @@ def _fork(main: NodeMain, wanted: ForkRequest, link: socket.socket) -> int:
 def _try_fork(main: NodeMain, wanted: ForkRequest, link: socket.socket) -> NodeForked | NotForked:
     try:
         return NodeForked(_fork(main, wanted, link))
-    except OSError as error:  # too many processes, too little memory: the nodes that run go on
+    except OSError as error:  # too many processes or too little memory: running nodes continue
         return NotForked(error.strerror or str(error))
 
 
@@ -357,7 +358,7 @@ def _reap() -> list[Ended]:
 
 
 def serve(link: socket.socket, main: NodeMain) -> None:
-    """Fork when asked, and report what ended, until the supervisor hangs up."""
+    """Fork on request, and report ended nodes, until the supervisor closes the socket."""
     bell, hammer = os.pipe()
     for end in (bell, hammer):
         os.set_blocking(end, False)
@@ -380,14 +381,14 @@ def serve(link: socket.socket, main: NodeMain) -> None:
 
 
 def main(descriptor: int, parent: int, log: LogKeys, node_module: str) -> None:
-    """Load everything once, then serve. Nodes log as this process does until they know their configuration."""
+    """Load all modules once, then serve. Nodes use this process's log settings until they read their configuration."""
     start_logging("fork-server", log)
     node: NodeMain = importlib.import_module(node_module).main
     importlib.import_module("numpy.ma")  # numpy would load that in the middle of a takeover
     die_with(parent)
     name_process("fork server")
     gc.collect()
-    gc.freeze()  # what is loaded stays shared: a collection would touch, and so copy, every page
+    gc.freeze()  # keeps loaded pages shared: a collection would touch, and so copy, every page
     with contextlib.suppress(ConnectionError), socket.socket(fileno=descriptor) as link:
         serve(link, node)
 

@@ -1,4 +1,4 @@
-"""Replicas and lanes as the store and the fabric of a running cluster show them, read once."""
+"""A snapshot of the replicas and lanes of a running cluster, read from its store and its fabric."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from embarcadero.types import Range, RangeKey, ReplicaMember, ReplicaRef, Replic
 
 _CANT_WRITE = Trouble.DISK_FULL | Trouble.DISK_FAILED | Trouble.READ_ONLY
 _NO_NODES: Mapping[str, int] = {}
-_SILENT = "silent: its process stands still, or waits for its disk; others go on in its place: look at both, or end it"
+_SILENT = (
+    "silent: its process is stopped, or waits for its disk; other replicas take its place: check both, or kill the "
+    "process"
+)
 
 
 class LaneState(StrEnum):
-    """What goes on with the last range of a lane."""
+    """The state of the last range of a lane."""
 
     OPEN = "open"
-    CLOSING = "closing"  # the next one is on its way
-    RECOVERING = "recovering"  # memory was lost, and its end is being found
-    WAITING = "waiting"  # sealed by a clean stop, and not continued yet
-    SEALED = "sealed"  # for good: the lane of a broker that is gone
+    CLOSING = "closing"  # the sequencer is about to open the next range
+    RECOVERING = "recovering"  # memory was lost, and the sequencer determines the end from disks
+    WAITING = "waiting"  # sealed by a clean stop; the next range is not open yet
+    SEALED = "sealed"  # permanently: the lane of a dead broker incarnation
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +48,8 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     pid: int
     state: str
-    health: list[str]  # troubles, each with what to do; empty: well
-    lag: int  # batches that its worst lane is behind the order
+    health: list[str]  # troubles, each with the action to take; empty: healthy
+    lag: int  # batches that its slowest lane is behind the order
     open_ranges: int
     sealed_ranges: int
     folder: str
@@ -60,7 +63,7 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
     lane: int
     topic: str
     ranges: int
-    range: int  # number of the last one
+    range: int  # number of the last range
     state: str  # a LaneState
     replicas: list[int]
     durable_on: int
@@ -69,7 +72,7 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterView:
-    """What the store and the fabric say, read once. `nodes`: process ids by role, of those that should run."""
+    """A snapshot of the store and the fabric. `nodes`: process ids by role, for all roles that should run."""
 
     def __init__(self, fabric: Fabric, directory: Directory, nodes: Mapping[str, int] = _NO_NODES) -> None:
         self.fabric, self.directory, self.nodes = fabric, directory, nodes
@@ -84,7 +87,7 @@ class ClusterView:
         self.silent: set[ReplicaRef] = set()
 
     def listen(self, wait: Callable[[], None], times: int) -> None:
-        """Find live replicas without a heartbeat: look again after each wait, until all have beaten."""
+        """Find live replicas without a heartbeat: check again after each wait, until every replica sent one."""
         before = self._beats()
         self.silent = set(before)
         for _ in range(times):
@@ -103,45 +106,45 @@ class ClusterView:
 
     # --- replicas -----------------------------------------------------------------------------------------------------
     def lines(self, ref: ReplicaRef) -> TaggedReader | None:
-        """The durable lines of an incarnation; None if it is not of this run."""
+        """The durable lines of an incarnation; None if the incarnation is not of this generation."""
         if ref not in self._lines:
             self._lines[ref] = self._table(durable_region(ref))
         return self._lines[ref]
 
     def line(self, range_: Range, ref: ReplicaRef) -> int | None:
-        """How far one incarnation has a range on disk."""
+        """The end of a range on the disk of one incarnation."""
         table = self.lines(ref)
         return None if table is None else table.load(range_.key)
 
     def live(self, ref: ReplicaRef) -> bool:
-        """Whether this very incarnation is there."""
+        """Whether exactly this incarnation is live."""
         member = self.members.get(ref.replica)
         return member is not None and member.ref == ref and member.state is not ReplicaState.DEAD
 
     def well(self, ref: ReplicaRef) -> bool:
-        """Whether this very incarnation can write."""
+        """Whether exactly this incarnation is live and can write."""
         table = self.lines(ref) if self.live(ref) and ref not in self.silent else None
         return table is not None and not table.health.load() & _CANT_WRITE
 
     def silence(self, range_: Range, ref: ReplicaRef) -> str:
-        """Why a replica does not say how much it has of a range that is being recovered; empty: it does."""
+        """The reason why a replica publishes no line for a range in recovery; empty if it publishes one."""
         member = self.members.get(ref.replica)
         if member is None or member.state is ReplicaState.DEAD:
             return "down"
         if member.disk != ref.disk:
-            return "its disk is another one"
-        return "" if self.line(range_, member.ref) is not None else "its copy is damaged, or not yet looked through"
+            return "its disk was replaced"
+        return "" if self.line(range_, member.ref) is not None else "its copy is damaged, or not yet checked"
 
     def on_another_disk(self, replica: int) -> int:
-        """How many ranges name a disk of this replica that it does not have."""
+        """The number of ranges that name a different disk of this replica than its current one."""
         disk = self.members[replica].disk
         return sum(ref.replica == replica and ref.disk != disk for range_ in self.ranges for ref in range_.replicas)
 
     @cached_property
     def unreadable(self) -> list[Range]:
-        """Sealed ranges of replicas that are dead, drained, removed or have another disk, and of which no copy is left.
+        """Sealed ranges without a complete copy, of replicas that are dead, drained, removed or have another disk.
 
-        Ranges of replicas that are well are not looked at: those report damage themselves.
+        Ranges of healthy replicas are not checked here: those replicas report damage themselves.
         """
         doubtful = [range_ for range_ in self.ranges if not all(map(self._has_its_disk, range_.replicas))]
         return unreadable_ranges(doubtful, self.members, self.directory.topics.trims())
@@ -151,12 +154,12 @@ class ClusterView:
         return member is not None and member.state is ReplicaState.LIVE and member.disk == ref.disk
 
     def unreadable_on(self, replica: int) -> int:
-        """How many of these name this replica."""
+        """The number of unreadable ranges that name this replica."""
         return sum(any(ref.replica == replica for ref in range_.replicas) for range_ in self.unreadable)
 
     # --- lanes --------------------------------------------------------------------------------------------------------
     def ordered(self, lane: int) -> int | None:
-        """Where the order of a lane ends; None if it has none (yet)."""
+        """The ordered end of a lane; None if it has no order (yet)."""
         name = order_region(self.epoch, lane)
         if lane >= BROKER_LANES_FIRST:
             found = self.lanes.get(lane)
@@ -173,17 +176,17 @@ class ClusterView:
         return self.topics[owner].name if owner in self.topics else ""
 
     def state(self, range_: Range) -> LaneState:
-        """What goes on with a lane's last range."""
+        """The state of a lane's last range."""
         if not range_.open:
             return LaneState.SEALED if range_.lane >= BROKER_LANES_FIRST else LaneState.WAITING
         if not any(self.lines(ref) is not None for ref in range_.replicas):
-            return LaneState.RECOVERING  # no replica of this run writes it
+            return LaneState.RECOVERING  # no replica of this generation writes it
         word = None if self._words is None else self._words.load(RangeKey(range_.lane, 0))
         return LaneState.CLOSING if word and RangeWord.decode(word).closing else LaneState.OPEN
 
 
 def replica_report(scene: ClusterView, member: ReplicaMember, metrics: Mapping[str, str]) -> ReplicaReport:
-    """One replica."""
+    """Report on one replica."""
     named = [range_ for range_ in scene.ranges if any(ref.replica == member.replica for ref in range_.replicas)]
     open_ = [range_ for range_ in named if range_.open]
     lags = [0]
@@ -211,7 +214,7 @@ def replica_report(scene: ClusterView, member: ReplicaMember, metrics: Mapping[s
 
 
 def lane_report(scene: ClusterView, last: Range) -> LaneReport:
-    """One lane."""
+    """Report on one lane."""
     durable = (
         last.end if last.end is not None else durable_through(last, [scene.line(last, ref) for ref in last.replicas])
     )
@@ -229,16 +232,16 @@ def lane_report(scene: ClusterView, last: Range) -> LaneReport:
 
 
 # --- unreadable ranges ------------------------------------------------------------------------------------------------
-# Sealed ranges whose records no replica's files have any more: they can't be copied, wherever they shall go.
+# Sealed ranges with records that are in no replica's files any more: no replica can copy them.
 #
-# Found by names, headers and footers of segments; damage inside them is not looked for. A folder that can't be looked
-# at counts as readable: this process may lack the right to do so, and replicas have it.
+# The check reads names, headers and footers of segments, and ignores damage inside them. A folder that this process
+# cannot read counts as readable: this process may lack the permission, and the replicas have it.
 _SPANS_MAX = 3
-"""Spans of batches that a sentence names."""
+"""Spans of batches that one sentence names."""
 
 
 def disk_of(member: ReplicaMember) -> Disk:
-    """A replica's folder on this machine."""
+    """Open a replica's folder on this machine."""
     return RealDisk(member.folder)
 
 
@@ -248,9 +251,9 @@ def unreadable_ranges(
     trims: Mapping[int, int],
     disk_of: Callable[[ReplicaMember], Disk] = disk_of,
 ) -> list[Range]:
-    """Those of the sealed ranges that the files of their replicas do not have from end to end, even all together.
+    """Sealed ranges that are incomplete even in the union of the files of their replicas.
 
-    `members`: the newest incarnation of each replica. `trims`: where lanes start; what is below is not missed.
+    `members`: the newest incarnation of each replica. `trims`: the start of each lane; records below it do not count.
     """
     return [
         range_
@@ -266,7 +269,7 @@ def _is_readable(
     trims: Mapping[int, int],
     disk_of: Callable[[ReplicaMember], Disk],
 ) -> bool:
-    """Whether copies have all records between them: a replica takes each piece from whichever peer has it."""
+    """Whether the copies together hold all records: a replica copies each piece from any peer that has it."""
     folder, index = range_folder(range_.lane, range_.number), max(range_.start, trims.get(range_.lane, 0))
     named = [members[ref.replica] for ref in range_.replicas if ref.replica in members]
     try:
@@ -288,13 +291,13 @@ def _is_readable(
 
 
 def topics_by_lane(directory: Directory) -> dict[int, str]:
-    """The name of each lane's topic; lanes of brokers have that of their topic."""
+    """The topic name of each lane, including the lanes of brokers."""
     names = {topic.lane: topic.name for topic in directory.topics.all()}
     return names | {lane.lane: names[lane.topic] for lane in directory.lanes.all() if lane.topic in names}
 
 
 def in_words(unreadable: Sequence[Range], topics: Mapping[int, str]) -> list[str]:
-    """A sentence for each lane: which batches no copy has, and what an operator can do."""
+    """A sentence for each lane: the batches without a copy, and the operator's options."""
     lanes: dict[int, list[Range]] = {}
     for range_ in unreadable:
         lanes.setdefault(range_.lane, []).append(range_)
@@ -310,6 +313,6 @@ def _lane_in_words(lane: int, topic: str, ranges: Sequence[Range]) -> str:
     option = f" --lane {lane}" if lane >= BROKER_LANES_FIRST else ""
     return (
         f"topic {topic}, lane {lane}: no copy of {which} (batches {', '.join(spans[:_SPANS_MAX])}{more}) is complete: "
-        f"bring back the files of replica {' or '.join(map(str, replicas))}; if they are gone for good, give up all "
+        f"bring back the files of replica {' or '.join(map(str, replicas))}; if they are permanently lost, give up all "
         f"batches below {max(ends)}: `embarcadero topic trim {topic} --before-index {max(ends)}{option}`"
     )

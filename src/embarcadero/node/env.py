@@ -1,9 +1,9 @@
-"""The seam in a real process: doorbells, worker threads, ends of other processes.
+"""The seam in a real process: doorbells, worker threads, notification of process ends.
 
-Doorbells ring between processes of one host: named pipes in the fabric's folder, hidden from those who list regions.
+Doorbells connect processes of one host: named pipes in the fabric's folder. Listings of regions do not show them.
 
-A bell only shortens a sleep. It may be lost (no listener, a full pipe); every sleeper also wakes by itself. A pipe and
-not a datagram socket: one read takes all rings at once, and a ring costs a third.
+A ring only shortens a sleep. A ring may be lost (no listener, a full pipe): every sleeper also wakes on a timer. Bells
+are pipes and not datagram sockets, because one read takes all pending rings, and a ring costs a third.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from embarcadero.liveness import process_mark, same_process
 from embarcadero.placement.records import pid_of_mark
 
 _AT_ONCE: Final = 64 * KIB
-"""All that a pipe holds."""
+"""The capacity of a pipe."""
 _RINGERS_MAX: Final = 1_024
-"""Open ends that a bell keeps; beyond that they are opened anew."""
+"""Open pipe ends that a bell keeps; beyond this number, it closes all and reopens them on demand."""
 
 
 class PipeBell:
-    """One role's bell: it hears its own name and can ring others."""
+    """A role's doorbell: it waits for rings of its own name, and can ring other roles."""
 
     def __init__(self, folder: Path, who: str) -> None:
         self._folder, self._mine = folder, _bell_path(folder, who)
         with contextlib.suppress(FileExistsError):  # left by an earlier process of this name
             os.mkfifo(self._mine, 0o600)
-        self._fd = os.open(self._mine, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # a writer too: else it would "end"
+        self._fd = os.open(self._mine, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # also a writer: prevents end-of-file
         self._ringers: dict[str, int] = {}
         self._taken = (bytearray(_AT_ONCE),)  # the bytes have no meaning
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -42,17 +42,17 @@ class PipeBell:
         self._on_ring: Callable[[], bool] | None = None
 
     def ring(self, who: str) -> None:
-        """Wake `who`, if it listens."""
+        """Wake the role `who`, if it listens."""
         fd = self._ringers.get(who)
         try:
             if fd is None:
                 fd = self._open(who)
             os.write(fd, b"!")
         except BlockingIOError:
-            pass  # it has rings enough
+            pass  # the pipe is full: the listener has rings enough
         except OSError:
             if fd is not None:
-                os.close(self._ringers.pop(who))  # its listener is gone
+                os.close(self._ringers.pop(who))  # the listener has closed its end
 
     def _open(self, who: str) -> int:
         if len(self._ringers) >= _RINGERS_MAX:
@@ -67,10 +67,10 @@ class PipeBell:
         self._ringers.clear()
 
     async def wait(self, timeout_s: float, on_ring: Callable[[], bool] | None = None) -> None:
-        """Sleep until rung or until the time is over.
+        """Sleep until a ring or until the timeout.
 
-        `on_ring` is called by each ring that finds us asleep, and we sleep on unless it returns True. It does work that
-        another process waits for: a future, a task and a new timer would take longer.
+        Each ring during the sleep calls `on_ring`, and the sleep continues unless it returns True. `on_ring` does work
+        that another process waits for: a future, a task and a new timer would take longer.
         """
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ class PipeBell:
         self.rung = False
 
     def wake(self) -> None:
-        """Ring for ourselves: there is work to do at once."""
+        """Ring this bell: there is work to do now."""
         self.rung = True
         self._wake()
 
@@ -116,7 +116,7 @@ class PipeBell:
         except Exception as error:
             if sleeper.done():
                 raise
-            sleeper.set_exception(error)  # the work of the sleeper failed
+            sleeper.set_exception(error)  # `on_ring` did the sleeper's work and failed
 
     def close(self) -> None:
         """Stop listening."""
@@ -130,7 +130,7 @@ class PipeBell:
 
 
 def ring_once(folder: Path, who: str) -> None:
-    """Wake `who`, if it listens. For processes without a bell of their own."""
+    """Wake the role `who`, if it listens. For processes without a bell of their own."""
     with contextlib.suppress(OSError):
         fd = os.open(_bell_path(folder, who), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -144,12 +144,12 @@ def _bell_path(folder: Path, who: str) -> str:
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
-# Worker threads beside an event loop: what may block runs there, and results come back on the loop.
+# Worker threads beside an event loop: blocking jobs run there, and results return to the loop.
 T = TypeVar("T")
 
 
 class ThreadWorkers:
-    """Workers for processes whose event loop has other work to do meanwhile. Made and used on the event loop."""
+    """Worker threads that keep blocking jobs off the event loop. Create and use it on the event loop."""
 
     def __init__(self, threads: int, name: str, on_done: Callable[[], None] = lambda: None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -158,7 +158,7 @@ class ThreadWorkers:
         self._closed = False
 
     def run(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-        """Run `job` in a thread; then `done`, on the event loop. After `close` neither is run."""
+        """Run `job` in a thread, then `done` on the event loop. After `close`, neither runs."""
         if not self._closed:
             self._pool.submit(self._work, job, done)
 
@@ -167,7 +167,7 @@ class ThreadWorkers:
             result: T | Exception = job()
         except Exception as error:
             result = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and nothing waits for the result
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nothing waits for the result
             self._loop.call_soon_threadsafe(self._report, done, result)
 
     def _report(self, done: Callable[[T | Exception], None], result: T | Exception) -> None:
@@ -176,21 +176,24 @@ class ThreadWorkers:
             self._on_done()
 
     def close(self) -> None:
-        """Wait for jobs that run; drop those that wait."""
+        """Wait for running jobs; drop queued jobs."""
         self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 # --- pidfd ------------------------------------------------------------------------------------------------------------
-# Notices at once that a process of this machine has ended. No polling: the kernel wakes the event loop.
+# Immediate notification that a process of this machine has ended. No polling: the kernel wakes the event loop.
 class ProcessWatch:
-    """Follows one process at a time, by its mark: a later process with the same number has another mark."""
+    """Follows one process at a time by its mark. A later process with the same pid has a different mark."""
 
     def __init__(self, on_end: Callable[[str], None]) -> None:
         self._on_end, self._mark, self._fd = on_end, "", -1
 
     def follow(self, mark: str) -> None:
-        """Call `on_end` when this process ends, now if it has. Empty, or one on another machine: follow none."""
+        """Call `on_end` when this process ends, or now if it has ended.
+
+        An empty mark, or the mark of a process on another machine, follows no process.
+        """
         if mark == self._mark:
             return
         self.close()
@@ -198,9 +201,9 @@ class ProcessWatch:
         here = process_mark(os.getpid()).partition("/")[0]
         if not mark or mark.partition("/")[0] != here:
             return
-        with contextlib.suppress(OSError):  # gone, or an old kernel: then heartbeats alone are followed
+        with contextlib.suppress(OSError):  # the process ended, or the kernel is old: then only heartbeats count
             self._fd = os.pidfd_open(pid_of_mark(mark))
-        if not same_process(mark):  # looked at after opening: the number may have been given away just before
+        if not same_process(mark):  # checked after opening: the kernel may have reused the pid just before
             self._on_end(mark)
         elif self._fd >= 0:
             asyncio.get_running_loop().add_reader(self._fd, self._ended)

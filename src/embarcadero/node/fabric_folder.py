@@ -1,8 +1,8 @@
-"""The folders that the cluster id names: the fabric, and the home of its mirrors. Who owns them, where they are.
+"""The folders that the cluster id names: the fabric, and its mirrors. Their location and their owner.
 
 A copy of a data folder has the cluster id of its original, so both would use the same folder in shared memory. The
-supervisor therefore holds a lock (flock) on that folder itself for as long as it lives, and a hidden file inside says
-which data folder it belongs to. The kernel drops the lock when the process dies: a folder without a lock is a leftover.
+supervisor therefore holds a lock (flock) on that folder as long as it lives, and a hidden file inside names the data
+folder it belongs to. The kernel releases the lock when the process dies: a folder without a lock is a leftover.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import EarlierGeneration
 
 OWNER_FILE = ".owner"
-RESTORE_HINT = "`embarcadero up --restore` gives a copy an identity of its own"
+RESTORE_HINT = "`embarcadero up --restore` gives the copy a new identity"
 
 
 class Home(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a data folder is, and what tells it from its copies: a copy has another inode, a move keeps it."""
+    """The location of a data folder, and its inode: a copy has another inode, a move keeps it."""
 
     path: str
     device: int
@@ -38,16 +38,16 @@ class Home(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, folder: Path) -> Home:
-        """The home of a folder that exists."""
+        """Return the home of an existing folder."""
         found = folder.stat()
         return cls(path=str(folder), device=found.st_dev, inode=found.st_ino)
 
     def same_folder(self, other: Home) -> bool:
-        """Whether both are one folder, whatever path leads there."""
+        """Whether both are the same folder, also by different paths."""
         return (self.device, self.inode) == (other.device, other.inode)
 
     def still_there(self) -> bool:
-        """Whether the folder is where it was."""
+        """Whether the folder is still at its path."""
         try:
             return Home.of(Path(self.path)) == self
         except OSError:
@@ -55,7 +55,7 @@ class Home(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the owner file: which data folder a fabric belongs to, and the supervisor that made it."""
+    """The content of the owner file: the data folder of a fabric, and the supervisor that created it."""
 
     home: Home
     pid: int
@@ -63,7 +63,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def owned(folder: Path, home: Home) -> Iterator[None]:
-    """Own a folder, made private if it is new, until the block ends. WrongFolder while another supervisor owns it."""
+    """Own a folder until the block ends, and make it private. Raise WrongFolder if another supervisor owns it."""
     descriptor = _take(folder, home)
     try:
         yield
@@ -72,14 +72,14 @@ def owned(folder: Path, home: Home) -> Iterator[None]:
 
 
 def write_owner(folder: Path, home: Home) -> None:
-    """Note in a folder that the caller owns which data folder it belongs to."""
+    """Write the owner file into a folder that the caller owns."""
     path = folder / OWNER_FILE
     path.touch(mode=0o600)
     path.write_bytes(msgspec.json.encode(Owner(home=home, pid=os.getpid())))
 
 
 def empty(folder: Path) -> None:
-    """Remove all that is in a folder, but not the folder itself, which the caller owns."""
+    """Remove the contents of a folder that the caller owns, but not the folder itself."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -88,7 +88,7 @@ def empty(folder: Path) -> None:
 
 
 def remove_unowned(folder: Path) -> None:
-    """Remove the fabric that a killed supervisor left, unless a running one owns it by now."""
+    """Remove the fabric of a killed supervisor, unless a running supervisor owns it by now."""
     with contextlib.suppress(OSError):
         descriptor = _open(folder)
         try:
@@ -104,17 +104,17 @@ def _take(folder: Path, home: Home) -> int:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = _open(folder)
         except OSError as error:
-            raise ClusterError(f"can't make {folder}: {error.strerror}", "choose another folder") from error
+            raise ClusterError(f"cannot create {folder}: {error.strerror}", "choose another folder") from error
         try:
             _lock(descriptor, folder, home)
             os.fchmod(descriptor, 0o700)
             if os.path.samestat(os.fstat(descriptor), folder.stat()):
                 return descriptor
         except FileNotFoundError:
-            pass  # its last owner removed it after it was opened here: make it again
+            pass  # its last owner removed it after it was opened here: create it again
         except OSError as error:
             os.close(descriptor)
-            raise ClusterError(f"can't use {folder}: {error.strerror}", "choose another folder") from error
+            raise ClusterError(f"cannot use {folder}: {error.strerror}", "choose another folder") from error
         except BaseException:
             os.close(descriptor)
             raise
@@ -147,37 +147,37 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class FabricChoice(NamedTuple):
-    """Where a fabric goes, and what the user should know about it."""
+    """The folder of a fabric, and a note for the user."""
 
     folder: Path
     note: str = ""
 
 
 def fabric_name(cluster_id: str) -> str:
-    """Name of the folder that a cluster's fabric has, wherever it is."""
+    """The name of a cluster's fabric folder, in every location."""
     return f"embarcadero-{cluster_id}"
 
 
 def choose_fabric(data_dir: Path, cluster_id: str, wanted: Path | None, need_bytes: int) -> FabricChoice:
-    """The folder for a fabric: in `wanted` if given, else in shared memory if that has enough space, else on disk."""
+    """Choose the folder for a fabric: in `wanted` if given, else in shared memory if it has space, else on disk."""
     name = fabric_name(cluster_id)
     if wanted is not None:
         if file_system(wanted) == "hugetlbfs":
-            what = f"{wanted} is on hugetlbfs, which holds only whole huge pages and no pipes"
-            raise BadValue(what, "use a tmpfs that is mounted with huge=advise, and --hugepages")
+            what = f"{wanted} is on hugetlbfs, which supports only whole huge pages and no pipes"
+            raise BadValue(what, "use a tmpfs mounted with huge=advise, and --hugepages")
         return FabricChoice(wanted / name)
     if os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
         free = shutil.disk_usage(SHARED_MEMORY).free
         if free >= need_bytes:
             return FabricChoice(SHARED_MEMORY / name)
-        why = f"{SHARED_MEMORY} has {free // MIB} MiB free, this cluster wants {need_bytes // MIB}"
+        why = f"{SHARED_MEMORY} has {free // MIB} MiB free, and this cluster needs {need_bytes // MIB} MiB"
     else:
-        why = f"{SHARED_MEMORY} can't be written"
-    return FabricChoice(data_dir / "fabric" / name, f"{why}: the fabric is on disk, in {data_dir}, and slower")
+        why = f"{SHARED_MEMORY} is not writable"
+    return FabricChoice(data_dir / "fabric" / name, f"{why}: the fabric is on disk, in {data_dir}, and is slower")
 
 
 def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """The kind of file system that a folder is on, such as `tmpfs`; empty if it can't be told."""
+    """The type of a folder's file system, such as `tmpfs`; empty if it is unknown."""
     try:
         lines = [line.split() for line in mounts.read_text().splitlines()]
     except OSError:
@@ -188,16 +188,16 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
 
 
 # --- mirrors ----------------------------------------------------------------------------------------------------------
-# Where mirrors of the fabric are: `<fabric.mirror>/embarcadero-<cluster>-mirror/generation-<n>/`.
+# Mirrors of the fabric: `<fabric.mirror>/embarcadero-<cluster>-mirror/generation-<n>/`.
 #
-# Each generation has a folder of its own, since its mirror is needed until a later generation has recovered all lanes.
-# The store remembers which those are (`Directory.earlier_generations`); all others are removed. A region also says in
-# its superblock which generation it belongs to, so a folder in the wrong place is refused.
+# Each generation has its own folder, because its mirror is needed until a later generation has recovered all lanes. The
+# store lists the generations that are still needed (`Directory.earlier_generations`); the supervisor removes the rest.
+# The superblock of a region names its generation, so a misplaced folder is refused.
 _NUMBER = 0xFFFF_FFFF
 
 
 def mirror_home(wanted: str, cluster_id: str) -> str:
-    """The folder of all mirrors of a cluster; empty: it has none."""
+    """The folder of all mirrors of a cluster; empty if it has none."""
     return str(Path(wanted).expanduser().absolute() / f"{fabric_name(cluster_id)}-mirror") if wanted else ""
 
 
@@ -207,31 +207,31 @@ def mirror_folder(home: str, generation: int) -> Path:
 
 
 def make_mirror(home: str, generation: int) -> Path:
-    """Make the folder of a new generation's mirror, empty."""
+    """Create an empty folder for the mirror of a new generation."""
     folder = mirror_folder(home, generation)
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.mkdir(mode=0o700, parents=True)
     except OSError as error:
-        raise ClusterError(f"can't make {folder}: {error.strerror}", "choose another fabric.mirror") from error
+        raise ClusterError(f"cannot create {folder}: {error.strerror}", "choose another fabric.mirror") from error
     return folder
 
 
 class OpenFabric(NamedTuple):
-    """A fabric as its writers have it, and the folders of which it is made."""
+    """A fabric for its writers, and its parts: the first copy and the mirror."""
 
     fabric: Fabric
     parts: list[SharedFabric]
 
 
 def open_fabric(folder: str, mirror: str, generation: int, *, hugepages: bool = False) -> OpenFabric:
-    """The fabric of a running cluster; `mirror`: the folder of its mirror, if it has one."""
+    """Open the fabric of a running cluster; `mirror`: the folder of its mirror, or empty."""
     parts = [SharedFabric(Path(part), generation, hugepages=hugepages) for part in (folder, mirror) if part]
     return OpenFabric(MirroredFabric(*parts) if mirror else parts[0], parts)
 
 
 def open_earlier_mirror(earlier: EarlierGeneration, generation: int) -> SharedFabric | None:
-    """The mirror of an earlier generation of the cluster that is in `generation` now, if it is still there."""
+    """Open the mirror of an earlier generation, if it still exists. `generation`: the current generation."""
     folder = mirror_folder(earlier.mirror, earlier.generation)
     return SharedFabric(folder, generation & ~_NUMBER | earlier.generation) if folder.is_dir() else None
 
@@ -242,11 +242,11 @@ def remove_mirrors(generations: Iterable[EarlierGeneration]) -> None:
         if one.mirror:
             shutil.rmtree(mirror_folder(one.mirror, one.generation), ignore_errors=True)
             with contextlib.suppress(OSError):
-                Path(one.mirror).rmdir()  # unless there are others
+                Path(one.mirror).rmdir()  # only if it is empty
 
 
 def remove_strays(home: str, needed: Iterable[EarlierGeneration]) -> None:
-    """Remove mirrors that recovery does not need: those of generations that ended well, or never began."""
+    """Remove mirrors that recovery does not need: their generation ended cleanly, or never began."""
     kept = {mirror_folder(home, one.generation) for one in needed if one.mirror == home}
     for folder in Path(home).glob("generation-*"):
         if folder not in kept:
@@ -254,7 +254,7 @@ def remove_strays(home: str, needed: Iterable[EarlierGeneration]) -> None:
 
 
 def remove_if_clean(directory: Directory, folder: Path) -> None:
-    """A cluster stops: its mirror goes too, unless a lane ends with an open range and has to be recovered."""
+    """Remove the mirror when a cluster stops, unless a lane still has an open range and needs recovery."""
     if any(range_.open for range_ in directory.ranges.all()):
         return
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,12 +1,12 @@
-"""A cluster's folder: what it is, where its fabric is, and who runs it.
+"""A cluster's folder: its files, its lock, and the description of the running cluster.
 
-<data_dir>/lock           held (flock) by the running supervisor, with its process id inside
-<data_dir>/cluster.json   what the supervisor started: a ClusterInfo, without secrets
-<data_dir>/secrets.json   the secrets of its configuration, if it has any
+<data_dir>/lock           held (flock) by the running supervisor; contains its process id
+<data_dir>/cluster.json   the running cluster: a ClusterInfo, without secrets
+<data_dir>/secrets.json   the secrets of its configuration, if any
 <data_dir>/store.db       the placement store
-<data_dir>/logs/          one log a process
-<data_dir>/replica-<r>/   a replica's segments; while it is there, `up` starts that replica
-<data_dir>/fabric/        the fabric, only where no memory file system has enough space
+<data_dir>/logs/          one log for each process
+<data_dir>/replica-<r>/   a replica's segments; while it exists, `up` starts that replica
+<data_dir>/fabric/        the fabric, only if no memory file system has enough space
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from embarcadero.node.fabric_folder import RESTORE_HINT, Home
 _OTHERS = 0o077
 _LOCK_TRIES, _LOCK_RETRY_S = 5, 0.05
 _WRITTEN = ("lock", "store.db*", "replica-*/**/*", "tier/*.db*")
-"""Files that a cluster changes in place; others are replaced."""
+"""Files that a cluster changes in place; it replaces all other files as a whole."""
 _REPLICA_FOLDER = re.compile(r"replica-(0|[1-9][0-9]?)", re.ASCII)
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A node process: its roles as the command line names them, and its process id (0 while it is down)."""
+    """A node process: its roles in the syntax of the command line, and its process id (0 while it is down)."""
 
     roles: str
     pid: int
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor runs. Node processes take their configuration from here."""
+    """The cluster that a supervisor runs. Node processes read their configuration from here."""
 
     version: str
     id: str
@@ -74,11 +74,11 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SECRETS = msgspec.json.Decoder(dict[str, list[str]])
-_INFO = msgspec.json.Decoder(ClusterInfo)  # made here: two threads that are the first to decode a type crash msgspec
+_INFO = msgspec.json.Decoder(ClusterInfo)  # at import: msgspec crashes if two threads decode a type for the first time
 
 
 def default_data_dir() -> Path:
-    """$EMBARCADERO_DATA_DIR, else a folder for state in the user's home."""
+    """Return $EMBARCADERO_DATA_DIR, or a state folder in the user's home."""
     if given := os.environ.get("EMBARCADERO_DATA_DIR"):
         return Path(given)
     state = os.environ.get("XDG_STATE_HOME")
@@ -105,7 +105,7 @@ class ClusterFolder:
         return self.path / "logs"
 
     def log_of(self, roles: str) -> Path:
-        """Where the node that hosts these roles logs."""
+        """The log file of the node that hosts these roles."""
         return self.logs / f"{'node' if ',' in roles else roles.replace(':', '-')}.log"
 
     def replica(self, number: int) -> Path:
@@ -113,38 +113,38 @@ class ClusterFolder:
         return self.path / f"replica-{number}"
 
     def replicas(self, configured: int) -> list[int]:
-        """Numbers of replicas to run: as many as are configured, and all that have a folder."""
+        """Numbers of the replicas to run: the configured ones, and all with a folder."""
         found = (_REPLICA_FOLDER.fullmatch(path.name) for path in self.path.glob("replica-*") if path.is_dir())
         return sorted({*range(configured), *(int(match[1]) for match in found if match)})
 
     def create(self) -> None:
-        """Make the folder, for its owner only; one that other users may read becomes private."""
+        """Create the folder with rights for its owner only. Remove other users' rights from an existing folder."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.logs.mkdir(exist_ok=True)
         except OSError as error:
-            raise ClusterError(f"can't make {self.path}: {error.strerror}", "choose another --data-dir") from error
+            raise ClusterError(f"cannot create {self.path}: {error.strerror}", "choose another --data-dir") from error
         for path in (self.path, *self.path.glob("*"), *self.logs.glob("*"), *self.path.glob("watch/*")):
             _make_private(path)
 
     @property
     def private(self) -> bool:
-        """Whether no other user has a right to the folder."""
+        """Whether other users have no rights to the folder."""
         return not self.path.stat().st_mode & _OTHERS
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """Name the missing right when another user's folder can't be read."""
+        """Convert PermissionError into a ClusterError that names the missing right."""
         try:
             yield
         except PermissionError as error:
-            what = f"user {_user(os.geteuid())} may not read {error.filename or self.path}"
-            hint = f"run this as {_owner_of(self.path)}; from elsewhere, `status --brokers` asks the brokers"
+            what = f"user {_user(os.geteuid())} is not allowed to read {error.filename or self.path}"
+            hint = f"run this as {_owner_of(self.path)}; or use `status --brokers`, which asks the brokers"
             raise ClusterError(what, hint) from None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the one supervisor of this folder."""
+        """Hold the lock of this folder, as its only supervisor."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take(descriptor)
@@ -160,17 +160,17 @@ class ClusterFolder:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                time.sleep(_LOCK_RETRY_S)  # a passing `running_pid` holds it for a moment
+                time.sleep(_LOCK_RETRY_S)  # a call of `running_pid` holds it for a moment
             else:
                 return
         pid = os.pread(descriptor, 32, 0).decode() or "unknown"
         raise AlreadyRunning(
-            f"a cluster is running in {self.path} (supervisor pid {pid})",
+            f"a cluster is already running in {self.path} (supervisor pid {pid})",
             "use it, stop it with `embarcadero down`, or choose another --data-dir",
         )
 
     def running_pid(self) -> int | None:
-        """Process id of the running supervisor, or None."""
+        """Return the process id of the running supervisor, or None."""
         try:
             with self._readable():
                 descriptor = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -186,9 +186,9 @@ class ClusterFolder:
             os.close(descriptor)
 
     def refuse_copy(self) -> None:
-        """Raise WrongFolder if this folder is a copy, and its original is still where it was.
+        """Raise WrongFolder if this folder is a copy, and its original still exists at its path.
 
-        A folder that was moved has no original, nor has one that came from another machine: those may start.
+        A folder that was moved has no original, and neither has a folder from another machine: both may start.
         """
         info = self._readable_info()
         before = None if info is None else info.home
@@ -198,17 +198,17 @@ class ClusterFolder:
         if original is not None and original.id == info.id:
             raise WrongFolder(
                 f"{self.path} is a copy of {before.path}, which is still there",
-                f"{RESTORE_HINT}; to replace the original by it, move that away",
+                f"{RESTORE_HINT}; to replace the original by the copy, move the original away",
             )
 
     def require_copy(self) -> None:
-        """Raise unless this folder is a copy that shares no file with its original: only that may be restored."""
+        """Raise an error unless this folder is a copy that shares no files with its original."""
         if not self.store_path.exists():
-            raise ClusterError(f"{self.path} has no cluster", "copy a data folder there, then restore it")
+            raise ClusterError(f"{self.path} contains no cluster", "copy a data folder there, then restore it")
         info = self._readable_info()
         if info is not None and info.home is not None and info.home.same_folder(Home.of(self.path)):
-            what = f"{self.path} is not a copy: its cluster was last started in this very folder"
-            raise WrongFolder(what, "start it without --restore; if it is a copy all the same, remove its cluster.json")
+            what = f"{self.path} is not a copy: its cluster was last started in this same folder"
+            raise WrongFolder(what, "start it without --restore; if it is a copy nevertheless, remove its cluster.json")
         for path in map(self.replica, self.replicas(0)):
             if path.is_symlink():
                 what = f"{path} is a symbolic link to {path.readlink()}, which belongs to the original"
@@ -216,7 +216,7 @@ class ClusterFolder:
         for path in (path for pattern in _WRITTEN for path in self.path.glob(pattern)):
             found = path.lstat()
             if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
-                what = f"{path} is a hard link to a file that has {found.st_nlink} names: the original may write to it"
+                what = f"{path} is a hard link to a file with {found.st_nlink} names: the original may write to it"
                 raise WrongFolder(what, "copy the files of the stopped original: `cp -a`, without -l")
 
     def _readable_info(self) -> ClusterInfo | None:
@@ -226,7 +226,7 @@ class ClusterFolder:
             return None
 
     def replica_in_use(self, number: int) -> bool:
-        """Whether a process holds a replica's folder."""
+        """Whether a process holds the lock of a replica's folder."""
         try:
             descriptor = os.open(self.replica(number) / "lock", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -240,21 +240,21 @@ class ClusterFolder:
         return False
 
     def require_running(self) -> ClusterInfo:
-        """What runs here, or NotRunning."""
+        """Return the description of the running cluster; raise NotRunning if none runs."""
         if self.running_pid() is None:
             raise NotRunning(f"no cluster is running in {self.path}", "start one with `embarcadero up`")
         return self.read_info()
 
     def read_info(self) -> ClusterInfo:
-        """What was last started here."""
+        """Return the description of the cluster that was last started here."""
         try:
             with self._readable():
                 info = _INFO.decode((self.path / "cluster.json").read_bytes())
                 return msgspec.structs.replace(info, config=join(info.config, self._secrets()))
         except FileNotFoundError:
-            raise NotRunning(f"{self.path} has no cluster yet", "start one with `embarcadero up`") from None
+            raise NotRunning(f"{self.path} contains no cluster yet", "start one with `embarcadero up`") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            what = f"{self.path / 'cluster.json'} makes no sense: {error}"
+            what = f"{self.path / 'cluster.json'} is not valid: {error}"
             raise Corrupt(what, "stop the cluster and remove that file") from error
 
     def _secrets(self) -> dict[str, list[str]]:
@@ -264,7 +264,7 @@ class ClusterFolder:
             return {}
 
     def write_info(self, info: ClusterInfo) -> None:
-        """Replace cluster.json, whole; secrets go to a file of their own."""
+        """Replace cluster.json atomically; write secrets to a separate file."""
         config, secrets = split(info.config)
         if secrets:
             self._replace("secrets.json", msgspec.json.encode(secrets))
@@ -289,7 +289,7 @@ def _user(number: int) -> str:
 
 
 def _owner_of(path: Path) -> str:
-    """The user to whom a folder belongs, or the nearest one above it that can be seen."""
+    """The owner of a folder, or of its nearest ancestor that this process can read."""
     for each in (path, *path.parents):
         with contextlib.suppress(OSError):
             return f"user {_user(each.stat().st_uid)}"
@@ -297,7 +297,7 @@ def _owner_of(path: Path) -> str:
 
 
 def _make_private(path: Path) -> None:
-    """Take all rights of other users away; a folder of another owner stays as it is."""
+    """Remove all rights of other users; skip a folder of another owner."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & _OTHERS:

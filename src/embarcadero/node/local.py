@@ -1,4 +1,4 @@
-"""Small clusters of real processes: a private one for a `with` block, and one that is killed and started again."""
+"""Small clusters of real processes: a private cluster for a `with` block, and a cluster to kill and restart."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _POLL_S: Final = 0.01
 
 
 class ClusterProcesses:
-    """The processes of a cluster that a program starts and owns: a supervisor in the background, and all it starts."""
+    """The processes of a cluster that a program starts and owns: a background supervisor and its children."""
 
     def __init__(self, folder: ClusterFolder) -> None:
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
     def report(self) -> ClusterReport:
-        """What runs now."""
+        """Report the current state of the cluster."""
         return report(self.folder)
 
     def _start(self, options: UpOptions) -> str:
-        """Start the supervisor, and wait until the cluster is ready. Returns its note for the user."""
+        """Start the supervisor, wait until the cluster is ready, and return its note for the user."""
         self._process, note = start(options)
         return note
 
     def _stop(self) -> None:
-        """Stop all in order, if it runs. Raises subprocess.TimeoutExpired if it does not end in time."""
+        """Stop all processes in order, if they run. Raise subprocess.TimeoutExpired if they do not end in time."""
         process, self._process = self._process, None
         if process is not None:
             if process.stdin is not None:
@@ -55,7 +55,7 @@ class ClusterProcesses:
             process.wait(STOP_S_MAX)
 
     def _wait_killed(self) -> None:
-        """Wait for the supervisor, which was killed."""
+        """Wait for the end of the killed supervisor."""
         process, self._process = self._process, None
         if process is not None:
             process.wait()
@@ -64,11 +64,27 @@ class ClusterProcesses:
 
 
 class LocalCluster(ClusterProcesses):
-    """Brokers, a sequencer and replicas on free ports of this machine. Without `data_dir`, nothing is left of it.
+    """Brokers, a sequencer and replicas on free ports of this machine, for tests and programs.
 
-    `restore`: `data_dir` is a copy of another cluster's folder and gets an identity of its own, as `up --restore` does.
+    The cluster ends with the `with` block, with `close()`, or with this process, even if this process is killed.
+    Without `data_dir`, its folder is temporary and is removed at the end.
 
-    It ends with the block, with `close()`, or with this process, however that ends.
+        with LocalCluster() as cluster, embarcadero.connect(cluster.addresses) as log:
+            ...
+
+    Args:
+        brokers: the number of brokers; default: `cluster.brokers` of the configuration.
+        data_dir: the cluster's folder; default: a temporary folder.
+        log_bytes: the size of each broker's log in memory.
+        config: a configuration file, or a Config.
+        replicas: the number of replicas. Without replicas, records live in memory only.
+        standbys: the number of standby sequencers.
+        restore: `data_dir` is a copy of another cluster's folder; give it a new identity, as `up --restore` does.
+
+    Raises:
+        AlreadyRunning: a cluster runs in `data_dir`.
+        BadValue: the configuration is impossible.
+        ClusterError: the cluster does not start, with the reason in the message.
     """
 
     def __init__(
@@ -102,7 +118,7 @@ class LocalCluster(ClusterProcesses):
             raise
 
     def _after_fork(self) -> None:
-        """In a forked child: the cluster is the parent's. It ends with the parent, even if the child lives on."""
+        """Disown the cluster in a forked child: it belongs to the parent and ends with the parent."""
         process, self._process, self._temporary = self._process, None, None
         if process is not None and process.stdin is not None:
             blank(process.stdin.fileno())
@@ -115,13 +131,13 @@ class LocalCluster(ClusterProcesses):
 
     @property
     def addresses(self) -> list[str]:
-        """Where the live brokers listen."""
+        """Addresses of the live brokers."""
         return self.report().addresses
 
     def pids(self) -> dict[str, int]:
-        """Process ids by role: `supervisor`, `sequencer`, `broker:0`, ...; 0 for one that is down just now.
+        """Process ids by role: `supervisor`, `sequencer`, `broker:0`, ...; 0 while a process is down.
 
-        `sequencer`, `sequencer:1`, ... stand by or lead: `report().sequencer` has the leader.
+        Any of `sequencer`, `sequencer:1`, ... may be the leader: see `report().sequencer`.
         """
         info = self.folder.require_running()
         roles = [role for node in info.nodes for role in node.roles.split(",") if role.startswith("sequencer")]
@@ -130,21 +146,21 @@ class LocalCluster(ClusterProcesses):
         return {"supervisor": info.supervisor} | {role: info.pid_of(role) for role in roles}
 
     def kill_broker(self, broker: int) -> int:
-        """SIGKILL a broker's process, and return its id. The supervisor starts it again as a new incarnation."""
+        """SIGKILL a broker's process, and return its id. The supervisor restarts it as a new incarnation."""
         return self._kill(f"broker:{broker}")
 
     def kill_sequencer(self) -> int:
-        """SIGKILL the process of the leading sequencer, and return its id. Another takes over in the next epoch."""
+        """SIGKILL the process of the leader, and return its id. A standby takes over with the next epoch."""
         return self._kill(candidate_role(self.report().sequencer.candidate))
 
     def kill_replica(self, replica: int) -> int:
-        """SIGKILL a replica's process, and return its id. The supervisor starts it again as a new incarnation."""
+        """SIGKILL a replica's process, and return its id. The supervisor restarts it as a new incarnation."""
         return self._kill(f"replica:{replica}")
 
     def kill_all(self) -> list[int]:
-        """SIGKILL every process at once, the supervisor too, and return their ids. What is on disk stays.
+        """SIGKILL all processes including the supervisor, and return their ids. Files on disk stay.
 
-        A new LocalCluster on the same `data_dir` removes the fabric that is left, and goes on from the disks.
+        A new LocalCluster on the same `data_dir` removes the leftover fabric and recovers from the disks.
         """
         pids = sorted({pid for pid in self.pids().values() if pid})
         kill(pids)
@@ -164,7 +180,7 @@ class LocalCluster(ClusterProcesses):
         return pid
 
     def close(self) -> None:
-        """Stop all processes and remove what is temporary. Closing twice is fine."""
+        """Stop all processes and remove temporary files. It is safe to call this twice."""
         process = self._process
         try:
             self._stop()
@@ -185,13 +201,13 @@ class LocalCluster(ClusterProcesses):
 
 
 class RestartableCluster(ClusterProcesses):
-    """A cluster in a folder, running or not. It can be killed whole; its ports stay, so that clients find it again."""
+    """A cluster in a folder, running or stopped. Its ports stay the same, so clients find it again after a restart."""
 
     node_module = NODE_MODULE  # a subclass may name one that injects faults
-    ports_patience_s = 10.0  # so long `start` waits for a port that another program took while nothing ran
+    ports_patience_s = 10.0  # the time that `start` waits for a port that another program took meanwhile
 
     def __init__(self, folder: Path, brokers: int, replicas: int, *, by_proxy: bool = False, **more: Any) -> None:
-        """`by_proxy`: clients are told ports of their own, on which something has to lead to `ports`.
+        """`by_proxy`: advertise other ports to clients; the caller's proxy must forward them to the broker ports.
 
         `more`: other keys of the configuration, with two underscores for the dot.
         """
@@ -213,23 +229,23 @@ class RestartableCluster(ClusterProcesses):
                 **{key.replace("__", "."): value for key, value in more.items()},
             },
         )
-        self.ever: set[int] = set()  # process ids that it was seen to have
+        self.ever: set[int] = set()  # all process ids seen so far
 
     def start(self) -> float:
-        """Start it; return how many seconds it took to be ready. PortInUse if another program has one of its ports."""
+        """Start the cluster; return the seconds until it is ready. Raise PortInUse if another program has a port."""
         wait_until_free("127.0.0.1", [self.port + number for number in range(self.brokers)], self.ports_patience_s)
         began = time.monotonic()
         self._start(UpOptions(config=self.config, stop_with_stdin=True, node_module=self.node_module))
         return time.monotonic() - began
 
     def kill_broker(self, broker: int) -> int:
-        """SIGKILL a broker's process, and return its id. The supervisor starts it again."""
+        """SIGKILL a broker's process, and return its id. The supervisor restarts it."""
         pid = self.folder.require_running().pid_of(f"broker:{broker}")
         os.kill(pid, signal.SIGKILL)
         return pid
 
     def pids(self) -> dict[str, int]:
-        """Process ids of all roles that run, and of the supervisor."""
+        """Process ids of all running roles, and of the supervisor."""
         info = self.folder.require_running()
         roles = {role: node.pid for node in info.nodes for role in node.roles.split(",") if node.pid}
         found = {"supervisor": info.supervisor, **roles}
@@ -237,15 +253,15 @@ class RestartableCluster(ClusterProcesses):
         return found
 
     def leader(self) -> str:
-        """The role of the sequencer that leads: `sequencer`, or `sequencer:1`, ..."""
+        """The role of the leader: `sequencer`, or `sequencer:1`, ..."""
         pid = self.report().sequencer.pid
         names = [role for role, known in self.pids().items() if known == pid and role.startswith("sequencer")]
         return names[0] if names else "sequencer"
 
     def kill_all(self, only_supervisor: bool = False) -> int:
-        """SIGKILL every process, the supervisor first, and remove the fabric. Returns how many were killed.
+        """SIGKILL every process, the supervisor first, and remove the fabric. Return the number of kills.
 
-        `only_supervisor`: the others end by themselves, since they end with it.
+        `only_supervisor`: the other processes end by themselves, because they die with the supervisor.
         """
         info = self.folder.require_running()
         pids = [info.supervisor, *(node.pid for node in info.nodes if node.pid)]
@@ -256,15 +272,15 @@ class RestartableCluster(ClusterProcesses):
         return 1 if only_supervisor else len(pids)
 
     def wipe(self, replica: int) -> None:
-        """Take a replica's disk away: its folder is gone."""
+        """Remove a replica's folder, as if its disk was lost."""
         shutil.rmtree(self.folder.path / f"replica-{replica}")
 
     def stop(self) -> None:
-        """Stop it in order, if it runs."""
+        """Stop the cluster in order, if it runs."""
         self._stop()
 
     def end(self) -> None:
-        """Leave nothing behind, whatever state it is in: what does not stop in order is killed."""
+        """Stop the cluster in any state: resume paused processes, stop in order, then kill the rest."""
         try:
             pids = list(self.pids().values()) if self._process is not None else []
         except ClusterError:
@@ -281,7 +297,7 @@ class RestartableCluster(ClusterProcesses):
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: everything that it started is stopped before it goes."""
+    """Make SIGTERM end the block like Ctrl-C, so that it stops everything it started."""
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -291,7 +307,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def is_whole(folder: ClusterFolder) -> bool:
-    """Whether all runs, nothing is degraded, and every standby is ready to take over."""
+    """Whether all processes run, nothing is degraded, and every standby is ready to take over."""
     if any(not node.pid for node in folder.require_running().nodes):
         return False
     found = report(folder)
@@ -299,18 +315,18 @@ def is_whole(folder: ClusterFolder) -> bool:
 
 
 def kill(pids: Iterable[int]) -> None:
-    """SIGKILL processes; those that are gone already are left out."""
+    """SIGKILL processes; ignore processes that have already ended."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def wait_until_gone(pids: Iterable[int]) -> None:
-    """Until processes that were killed have ended: that takes a moment, too."""
+    """Wait until killed processes have ended, which takes a moment."""
     give_up = time.monotonic() + _GONE_S
     while any(runs(pid) for pid in pids):
         if time.monotonic() > give_up:
-            raise ClusterError("killed processes do not end", "see `ps`")
+            raise ClusterError(f"killed processes still run after {_GONE_S:.0f} s", "see `ps`")
         time.sleep(0.005)
 
 
@@ -320,17 +336,17 @@ def runs(pid: int) -> bool:
 
 
 def halt(pid: int) -> None:
-    """SIGSTOP, and wait until it stands still: when `kill` returns, the signal may still be on its way."""
+    """SIGSTOP a process, and wait until it is stopped: the signal may arrive after `kill` returns."""
     os.kill(pid, signal.SIGSTOP)
     give_up = time.monotonic() + _GONE_S
     while state_of(pid) not in "TZX":
         if time.monotonic() > give_up:
-            raise ClusterError(f"process {pid} does not stand still", "see `ps`")
+            raise ClusterError(f"process {pid} did not stop within {_GONE_S:.0f} s of SIGSTOP", "see `ps`")
         time.sleep(0.001)
 
 
 def state_of(pid: int) -> str:
-    """One letter, as in /proc: T is stopped, Z and X are gone."""
+    """The state of a process as one letter of /proc: T is stopped, Z and X are dead."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,7 +1,7 @@
 """A node process: any set of roles on one event loop.
 
-A role whose task ends before the node is asked to stop takes the whole process with it: half a process is of no use,
-and the supervisor starts it again as a new incarnation.
+If the task of a role ends before the node is asked to stop, the whole process exits, and the supervisor restarts it
+with new incarnations.
 """
 
 from __future__ import annotations
@@ -78,18 +78,18 @@ def _real_disk(folder: Path, cached: bool) -> RealDisk:
 
 
 class Surroundings(NamedTuple):
-    """What the process gives its roles beside memory and time. The proof passes its own, which inject faults."""
+    """Services of the process for its roles, beside memory and time. The proof passes its own, which inject faults."""
 
     tables: Callable[[Config, Path], TableReader | None]
-    """(configuration, cluster folder) -> the reader of tables of brokers; None: this process can't read any"""
+    """(configuration, cluster folder) -> the brokers' reader of tables; None: this process cannot read tables"""
     steps: Callable[[str, Path], Steps] = _no_steps
-    """(role, cluster folder) -> the object told when the role reaches a named step"""
+    """(role, cluster folder) -> the object that is notified when the role reaches a named step"""
     disk: Callable[[Path, bool], RealDisk] = _real_disk
     """(folder, cached) -> the disk of a replica of this process"""
 
 
 class _Made(NamedTuple):
-    """A role, ready to run."""
+    """A role that is ready to run."""
 
     name: str
     work: Coroutine[None, None, Any]
@@ -114,48 +114,49 @@ class Node:
         self._open.callback(store.close)
         self._directory = Directory(store, topics_max=self._config.limits.topics)
         if self._directory.generation != self._info.generation:
-            raise ClusterError("the store and cluster.json are of different runs", "restart the cluster")
+            raise ClusterError("the store and cluster.json belong to different runs", "restart the cluster")
         self._directory.topics.give_ids()
         self._fabric, self._parts = open_fabric(
             self._info.fabric, self._info.mirror, self._info.generation, hugepages=self._config.cluster.hugepages
         )
         pin(roles, parse_cores(self._config.cluster.pin))
-        self._stop = asyncio.Event()  # first the brokers leave, then the sequencer, then replicas
+        self._stop = asyncio.Event()  # stops the brokers; then the sequencer stops, then the replicas
         self._stop_sequencer = asyncio.Event()
         self._stop_replicas = asyncio.Event()
         self._endpoint = Endpoint(self._info.version, self._endpoint_files)
-        self._metrics = ""  # where this process serves its metrics
+        self._metrics = ""  # the address of this process's metrics
 
     async def run(self) -> None:
-        """Host the roles until told to stop. Raises ClusterError when a role ended by itself."""
+        """Host the roles until a stop request. Raise ClusterError if a role ends by itself."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         with self._open:
             endpoint = await self._be_watched()
             made = [self._make(role) for role in self._roles]
-            gc.freeze()  # all that is loaded stays: collecting it again and again would be a pause for every batch then
+            gc.freeze()  # loaded objects stay: collecting them again and again would pause every batch in flight
             tasks = [asyncio.create_task(role.work, name=role.name) for role in made]
             self._endpoint.host((role.watched, task) for role, task in zip(made, tasks, strict=True))
             stopping = asyncio.create_task(self._stop.wait())
             await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ended = [task for task in tasks if task.done()] if not self._stop.is_set() else []
             left = await self._leave(tasks)
-            if not ended:  # a process whose role ended by itself is expected back
+            if not ended:  # if a role ended by itself, the process restarts: keep its endpoint
                 with contextlib.suppress(OSError):
                     self._endpoint_files.write(msgspec.structs.replace(endpoint, left=left))
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
         for task in ended:
             if isinstance(error := task.exception(), FabricFull):
-                raise error  # the operator has to free memory, and reads this
+                raise error  # shown to the operator, who has to free memory
             if error is not None:
                 raise ClusterError(f"{task.get_name()} died: {error!r}", "see the log") from error
-            raise ClusterError(f"{task.get_name()} was replaced by a newer one", "nothing to do: that one goes on")
+            what = f"a newer incarnation has replaced {task.get_name()}"
+            raise ClusterError(what, "no action is needed: the newer incarnation works")
 
     async def _leave(self, tasks: list[asyncio.Task[Any]]) -> dict[str, dict[str, int]]:
-        """Brokers settle what they took, which needs the sequencer; that has replicas bring all of it to disk.
+        """Stop brokers, then sequencers, then replicas; return each broker's counts of settled and unsettled batches.
 
-        Returns what each broker settled and what it could not.
+        Brokers need the sequencer to settle the batches they accepted. The sequencer needs replicas to drain to disk.
         """
         self._stop.set()
         self._endpoint.leave()
@@ -177,7 +178,7 @@ class Node:
         return left
 
     async def _be_watched(self) -> NodeEndpoint:
-        """Open the metrics port of this process (if it has one), and say where it is."""
+        """Open the metrics port of this process, if enabled, and publish its address."""
         metrics, first = self._config.metrics, self._roles[0]
         host, port = "", 0
         if metrics.enabled:
@@ -248,7 +249,7 @@ class Node:
         return _Made(candidate_role(number), work, standby.watched)
 
     def _make_replica(self, number: int) -> _Made:
-        """Alone in its process it writes and syncs by itself; beside other roles threads do it."""
+        """Create a replica. Alone in its process it writes and syncs inline; beside other roles, in threads."""
         path = self._folder.replica(number)
         disk = self._open.enter_context(closing(self._surroundings.disk(path, self._config.replica.cached)))
         generation = self._info.generation & 0xFFFF_FFFF
@@ -280,14 +281,14 @@ class Node:
         return workers
 
     def _disks(self, member: ReplicaMember) -> RealDisk:
-        """The files of any replica, for reading."""
+        """Open the files of any replica, for reading."""
         return RealDisk(member.folder)
 
 
 def run_node(
     folder: ClusterFolder, roles: Sequence[Role], surroundings: Surroundings, config: Config | None = None
 ) -> None:
-    """Host roles in this process until SIGTERM or SIGINT, configured as the cluster is unless told otherwise."""
+    """Host roles in this process until SIGTERM or SIGINT. `config` defaults to the configuration of the cluster."""
 
     config = config or folder.require_running().config
     be_private()
@@ -302,19 +303,19 @@ def run_node(
 
 
 def main(arguments: Sequence[str] | None, surroundings: Surroundings) -> int:
-    """The program that a supervisor starts: as `embarcadero node`, but quick to load."""
+    """Run the program that a supervisor starts: like `embarcadero node`, but fast to load."""
     parser = argparse.ArgumentParser(prog="embarcadero.node")
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--roles", required=True)
     parser.add_argument("--parent", type=int, required=True)
     given = parser.parse_args(arguments)
     folder = ClusterFolder(given.data_dir)
-    if not logging.root.handlers:  # a fork of the fork server logs already
+    if not logging.root.handlers:  # a fork of the fork server has its handlers already
         start_logging("node", DEFAULTS.log)
     try:
         die_with(given.parent)
         run_node(folder, parse_roles(given.roles), surroundings)
     except EmbarcaderoError as error:
-        log.error("%s: %s", type(error).__name__, error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's trace, if there is one
+        log.error("%s: %s", type(error).__name__, error, exc_info=error.__cause__)  # noqa: TRY400 - the trace of the cause, if any
         return 1
     return 0

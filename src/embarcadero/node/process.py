@@ -1,7 +1,7 @@
-"""One process of a cluster: the roles it hosts, what it does to itself before it works, and the ports it listens on.
+"""One process of a cluster: its roles, its setup, and its listening ports.
 
-Roles as the command line names them are `broker:<number>`, `replica:<number>` and `sequencer`, joined by commas. More
-sequencers that stand by are `sequencer:1`, `sequencer:2`, ...; `sequencer` is the first of them.
+The command line names roles `broker:<number>`, `replica:<number>` and `sequencer`, joined by commas. `sequencer` is the
+first sequencer; the others are `sequencer:1`, `sequencer:2`, ... Any of them can lead, and the rest stand by.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ _DIGITS_MAX = 9  # Python refuses to read numbers of thousands of digits
 
 
 def candidate_role(candidate: int) -> str:
-    """What the command line calls a sequencer candidate."""
+    """The name of a sequencer on the command line."""
     return f"sequencer:{candidate}" if candidate else "sequencer"
 
 
 def metrics_offset(role: Role, brokers: int) -> int:
-    """How far a role's metrics port is from the first sequencer's.
+    """The distance of a role's metrics port from the port of the first sequencer.
 
-    Brokers follow it, then replicas; sequencers that stand by come after as many replicas as there can be.
+    Brokers follow the first sequencer, then replicas. The other sequencers follow after the maximum number of replicas.
     """
     if role.replica is not None:
         return 1 + brokers + role.replica
@@ -78,10 +78,10 @@ def metrics_offset(role: Role, brokers: int) -> int:
 
 
 def parse_roles(text: str) -> list[Role]:
-    """The roles in a text such as `broker:0,broker:1,sequencer,replica:0`."""
+    """Parse roles such as `broker:0,broker:1,sequencer,replica:0`."""
     roles = [_parse(part.strip()) for part in text.split(",")]
     if len(set(roles)) != len(roles):
-        raise BadValue(f"a role is named twice in {text!r}", "name each role once")
+        raise BadValue(f"{text!r} names a role twice", "name each role once")
     return roles
 
 
@@ -99,7 +99,7 @@ def _parse(text: str) -> Role:
     raise BadValue(
         f"{text!r} is not a role",
         f"use sequencer, sequencer:1 to sequencer:{CANDIDATES_MAX - 1}, broker:0 to broker:{BROKERS_MAX - 1}, or "
-        f"replica:0 to replica:{REPLICAS_MAX - 1}, with commas",
+        f"replica:0 to replica:{REPLICAS_MAX - 1}, separated by commas",
     )
 
 
@@ -109,39 +109,39 @@ _OTHERS = 0o077
 
 
 def be_private() -> None:
-    """Give no other user any right to the files that this process makes."""
+    """Create all files of this process without rights for other users."""
     os.umask(_OTHERS)
 
 
 def start_logging(what: str, settings: LogKeys, secrets: Sequence[str] = ()) -> None:
-    """Log as the configuration says, without its secrets; `what` stands in lines that name no role."""
+    """Set up logging from the configuration and mask its secrets. Lines without a role show `what`."""
     set_up_logging(f"{what}-{os.getpid()}", settings.level, settings.format, settings.file, secrets)
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep some of what is freed.
+    """Make the C library keep some freed memory instead of returning it to the kernel.
 
-    A broker copies each payload that it serves. Memory that goes back to the kernel each time comes back page by page,
-    zeroed: that takes longer than copying, checking and sending it.
+    A broker copies each payload that it serves. Memory that was returned to the kernel comes back page by page, zeroed:
+    this takes longer than copying, checking and sending the payload.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # other C libraries have no such thing
+    if mallopt is not None:  # only glibc has it
         mallopt(_M_MMAP_THRESHOLD, FETCH_BYTES_MAX)
         mallopt(_M_TRIM_THRESHOLD, FREED_BYTES_KEPT)
 
 
 # --- title ------------------------------------------------------------------------------------------------------------
-# The name of a process, as `ps` and `top` show it.
+# The name of a process in `ps` and `top`.
 _PR_SET_NAME = 15
 _ARGUMENTS_START, _ARGUMENTS_END = 45, 46
-"""Fields of /proc/self/stat, counted after the command's name: where the arguments of this process are in memory."""
+"""Fields of /proc/self/stat, counted after the command's name: the addresses of this process's arguments in memory."""
 
 
 def name_process(name: str) -> None:
-    """Call this process `embarcadero <name>`, such as `embarcadero broker 0`.
+    """Set the title of this process to `embarcadero <name>`, such as `embarcadero broker 0`.
 
     The short name (`ps -o comm`, `top`) has 15 characters at most. The command line (`ps -f`) is overwritten in place,
-    so a long name is cut to the length of the arguments that the process was started with.
+    so a long name is cut to the length of the original arguments.
     """
     readable = name.replace(":", " ").replace(",", ", ")
     ctypes.CDLL(None).prctl(_PR_SET_NAME, f"emb-{name}".encode()[:15])
@@ -155,18 +155,18 @@ def name_process(name: str) -> None:
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-# Open files: as many as the system lets us have, and so many connections that some files are always spare.
+# Open files: raise the limit as far as allowed, and limit connections so that some files always remain spare.
 def within_open_files(config: Config, brokers: int, replicas: int) -> Config:
-    """The configuration of a process with so many roles, with no more connections than its open files allow."""
+    """Reduce the maximum number of connections to the limit of open files of a process with these roles."""
     most = connections_for(brokers, config.broker.max_connections, replicas)
     return msgspec.structs.replace(config, broker=msgspec.structs.replace(config.broker, max_connections=most))
 
 
 def connections_for(brokers: int, most: int, replicas: int) -> int:
-    """How many connections each of a process's brokers may have: `most`, or what the limit of open files leaves.
+    """The maximum number of connections of each broker in this process: `most`, or fewer if open files are limited.
 
-    Raises the limit as far as allowed, for what replicas may need too. A part stays for regions, the store and new
-    connections that are to be refused.
+    Raises the limit of open files as far as allowed. Some files stay reserved for replicas, regions, the store, and
+    new connections, which the broker accepts only to refuse them.
     """
     wanted = brokers * most + replicas * FILES_PER_REPLICA + FILES_SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -178,18 +178,19 @@ def connections_for(brokers: int, most: int, replicas: int) -> int:
 
 
 # --- pinning ----------------------------------------------------------------------------------------------------------
-# Where node processes run, pinned to cores in turn; and the leading sequencer before others, if permitted.
+# Cores of node processes, assigned in turn; and a higher priority for the leading sequencer, if permitted.
 #
-# Sequencers get the first core of the list (one leads, the others sleep), brokers the following; replicas begin with
-# the last one.
+# Sequencers get the first core of the list (one leads, the others sleep), brokers get the following cores. Replicas
+# start from the last core.
 def parse_cores(text: str) -> list[int]:
-    """Cores in a text such as `0,2,3`; empty means no pinning. All must be ours to use."""
+    """Parse cores such as `0,2,3`; empty means no pinning. This process must be allowed to use each of them."""
     usable = os.sched_getaffinity(0)
     parts = [part.strip() for part in text.split(",") if part.strip()]
     known = {str(core) for core in usable}
     wrong = [part for part in parts if part not in known]
     if wrong:
-        raise BadValue(f"no such core: {', '.join(wrong)}", f"usable here: {', '.join(map(str, sorted(usable)))}")
+        what = f"this process cannot use core {', '.join(wrong)}"
+        raise BadValue(what, f"choose from {', '.join(map(str, sorted(usable)))}")
     return [int(part) for part in parts]
 
 
@@ -211,11 +212,11 @@ def pin(roles: Sequence[Role], cores: Sequence[int]) -> None:
 
 
 def ranking(roles: Sequence[Role], nice: int) -> Callable[[bool], None]:
-    """Has the kernel prefer this process (True), or treat it as it did before (False), if it only hosts a sequencer.
+    """Return a function that raises the priority of this process (True) or restores it (False).
 
-    All processes wait for the one that leads. None waits for those that stand by: what they get ready would keep
-    brokers from the processor. It takes a privilege; without, the process is as it is. Kernels that group processes by
-    session rank those groups.
+    It has an effect only in a process that hosts nothing but a sequencer. All processes wait for the leader, but none
+    waits for a standby, and a standby's preparations would take the processor from brokers. Raising the priority needs
+    a privilege; without it, nothing changes. Kernels with autogroups rank sessions, so the session is ranked too.
     """
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     if not nice or any(role.candidate is None for role in roles):
@@ -234,10 +235,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, even if the parent can't do it any more."""
+    """Ask the kernel to kill this process when its parent dies, even if the parent was killed itself."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        raise ClusterError(f"the supervisor (pid {parent}) is gone already", "start the cluster with `embarcadero up`")
+        what = f"the supervisor (pid {parent}) has already ended"
+        raise ClusterError(what, "start the cluster with `embarcadero up`")
 
 
 # --- listening --------------------------------------------------------------------------------------------------------
@@ -245,7 +247,7 @@ _BACKLOG = 1_024
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one."""
+    """Open a listening socket; port 0 takes a free port."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -257,34 +259,34 @@ def listen(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(
                 f"port {port} on {host} is in use by another program",
-                "choose another with --port (0 takes free ones), or stop that program",
+                "choose another port with --port (0 takes free ports), or stop that program",
             ) from error
         if error.errno == errno.EACCES:
             raise PortInUse(f"port {port} needs privileges", "choose a --port above 1023") from error
-        raise ClusterError(f"can't listen on {host}:{port}: {error.strerror or error}", "check --host") from error
+        raise ClusterError(f"cannot listen on {host}:{port}: {error.strerror or error}", "check --host") from error
     return sock
 
 
 def check_ports(host: str, ports: list[int]) -> None:
-    """Raise PortInUse if one of them can't be had."""
+    """Raise PortInUse if one of these ports is not available."""
     for port in ports:
         listen(host, port).close()
 
 
 def advertised_address(settings: BrokerKeys, number: int, host: str, port: int) -> tuple[str, int]:
-    """What clients are told about a broker that listens on this address."""
+    """The address that clients get for a broker that listens on this address."""
     return settings.advertised_host or host, settings.advertised_port + number if settings.advertised_port else port
 
 
 def own_address(settings: BrokerKeys, member: Member) -> tuple[str, int]:
-    """Where this machine reaches a broker of its own, whatever clients are told."""
+    """The address at which this machine reaches its own broker, independent of the advertised address."""
     loopback = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
     host = loopback.get(settings.host, settings.host)
     return host, settings.port + member.broker if settings.port else member.port
 
 
 async def hello(host: str, port: int, timeout_s: float) -> Welcome:
-    """Say hello to a broker. Unreachable if it does not answer in time."""
+    """Send a hello to a broker. Raise Unreachable if it does not answer in time."""
     try:
         async with asyncio.timeout(timeout_s):
             return await _hello(host, port)
@@ -311,7 +313,7 @@ async def _hello(host: str, port: int) -> Welcome:
 
 
 async def answers(host: str, port: int, timeout_s: float) -> bool:
-    """Whether a broker says hello on this address."""
+    """Whether a broker answers a hello on this address."""
     try:
         await hello(host, port, timeout_s)
     except EmbarcaderoError:
@@ -320,17 +322,17 @@ async def answers(host: str, port: int, timeout_s: float) -> bool:
 
 
 # --- ports ------------------------------------------------------------------------------------------------------------
-# Ports that stay reserved while no process listens on them: a cluster that is killed whole has to get them back.
-_PORTS: Final = (20_000, 30_000)  # usually below where the kernel takes ports for outgoing connections
+# Ports that stay reserved while no process listens on them: a cluster needs them again after all its processes died.
+_PORTS: Final = (20_000, 30_000)  # usually below the kernel's range of ports for outgoing connections
 _BLOCK: Final = 20
 _OUTGOING: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _POLL_S: Final = 0.05
 
 
 def wait_until_free(host: str, ports: list[int], patience_s: float) -> None:
-    """Wait until these ports can be had. PortInUse, if another program still has one when the time is over.
+    """Wait until these ports are available. Raise PortInUse if another program still has one at the end.
 
-    Where ports of outgoing connections are taken from the same range, another program may have one for a while.
+    If the kernel takes ports of outgoing connections from the same range, another program may have one for a while.
     """
     give_up = time.monotonic() + patience_s
     while True:
@@ -343,7 +345,7 @@ def wait_until_free(host: str, ports: list[int], patience_s: float) -> None:
 
 
 def outgoing_ports() -> range:
-    """The ports that the kernel takes for outgoing connections."""
+    """The kernel's range of ports for outgoing connections."""
     try:
         first, last = map(int, _OUTGOING.read_text().split())
     except (OSError, ValueError):
@@ -359,14 +361,15 @@ def _blocks() -> list[int]:
 
 
 class ReservedPorts:
-    """Ports in a row on the loopback interface. While this object lives, no other one has them, in any process.
+    """Consecutive ports on the loopback interface, reserved against all other ReservedPorts of all processes.
 
-    The name of a socket in the kernel stands for a block of ports: it goes with its process, however that ends.
+    A named socket in the kernel represents a block of ports. The kernel removes it with the process, even after a
+    crash.
     """
 
     def __init__(self, count: int) -> None:
         if not 0 < count <= _BLOCK:
-            raise ValueError(f"{count} ports in a row: 1 to {_BLOCK} can be reserved")
+            raise ValueError(f"cannot reserve {count} consecutive ports; reserve 1 to {_BLOCK}")
         for first in _blocks():
             held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
@@ -378,4 +381,5 @@ class ReservedPorts:
             self.first = first
             self.release = weakref.finalize(self, held.close)
             return
-        raise PortInUse(f"no {count} free ports in a row from {_PORTS[0]} to {_PORTS[1]}", "stop other programs")
+        what = f"there are no {count} consecutive free ports from {_PORTS[0]} to {_PORTS[1]}"
+        raise PortInUse(what, "stop other programs")

@@ -1,4 +1,4 @@
-"""What runs in a cluster's folder, for people and for programs."""
+"""The state of a running cluster, for people and for programs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BrokerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StandbyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequencer that stands by, and its process (0 while it is down)."""
+    """A standby sequencer, and its process id (0 while it is down)."""
 
     candidate: int
     pid: int
@@ -53,7 +53,7 @@ class StandbyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SequencerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The sequencer that leads: its epoch, and its process (0 while it is down); and those that stand by."""
+    """The leading sequencer, with its epoch and its process id (0 while it is down), and the standbys."""
 
     pid: int
     epoch: int
@@ -69,18 +69,18 @@ class SupervisorReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedLane(msgspec.Struct, frozen=True, kw_only=True):
-    """What the mirror had of a lane when the fabric was lost before this run: [durable, ordered) is lost."""
+    """A lane's ends in the mirror when the fabric was lost before this run: [durable, ordered) is lost."""
 
     topic: str
     lane: int
     durable: int
     ordered: int
-    batches: int  # that many were lost, with
-    records: int  # so many records
+    batches: int  # lost batches
+    records: int  # lost records
 
 
 class MirrorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The fabric's mirror: its folder (empty: none), and lanes whose end earlier mirrors gave after a loss."""
+    """The fabric's mirror: its folder (empty: none), and lanes whose end was recovered from an earlier mirror."""
 
     folder: str = ""
     saved: list[SavedLane] = []
@@ -98,19 +98,19 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str
     mirror: MirrorReport = MirrorReport()
     replicas: list[ReplicaReport] = []
-    lanes: list[LaneReport] = []  # those with ranges
-    degraded: list[str] = []  # what is not as it should be, and what to do
+    lanes: list[LaneReport] = []  # lanes with ranges
+    degraded: list[str] = []  # each a problem and the action to take
 
     @property
     def addresses(self) -> list[str]:
-        """Where clients find the live brokers."""
+        """Addresses of the live brokers."""
         return [broker.address for broker in self.brokers if broker.state == MemberState.LIVE]
 
 
 def sequencer_report(
     directory: Directory, epoch: int, nodes: Mapping[str, int], metrics: Mapping[str, str]
 ) -> SequencerReport:
-    """The leader, and the standbys."""
+    """Report the leader and the standbys."""
     leadership, standing = (
         directory.elections.leadership(),
         {found.candidate: found.pid for found in directory.elections.candidates()},
@@ -137,9 +137,9 @@ def sequencer_report(
 
 
 def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
-    """The running cluster of a folder; NotRunning if there is none.
+    """Report on the running cluster of a folder; raise NotRunning if none runs.
 
-    `listen_s`: how long, at most, to wait for a heartbeat of each replica; without, silent ones pass for live.
+    `listen_s`: the longest time to wait for a heartbeat of each replica. With 0, silent replicas count as live.
     """
     info: ClusterInfo = folder.require_running()
     with closing(open_store(folder.store_path)) as store:
@@ -199,9 +199,9 @@ def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
 
 
 # --- degraded ---------------------------------------------------------------------------------------------------------
-# What is degraded in a running cluster, each in a sentence with what to do about it.
+# Degraded parts of a running cluster: each is a sentence with the action to take.
 _NO_WORDS: Mapping[str, str] = {}
-_STARTED_AGAIN = "it is started again by itself"
+_STARTED_AGAIN = "the supervisor restarts it"
 
 
 def degraded(
@@ -210,11 +210,11 @@ def degraded(
     lanes: Sequence[LaneReport],
     down: Mapping[str, str] = _NO_WORDS,
 ) -> list[str]:
-    """All of it, worst first. `down`: the roles that should run and don't, with their last words."""
+    """All problems, worst first. `down`: the roles that should run but do not, with the last line of their logs."""
     return [
         *_processes(scene, down),
-        *(said for lane in lanes for said in _lane(scene, lane)),
-        *(said for replica in replicas for said in _replica(scene, replica, down)),
+        *(problem for lane in lanes for problem in _lane(scene, lane)),
+        *(problem for replica in replicas for problem in _replica(scene, replica, down)),
         *in_words(scene.unreadable, {range_.lane: scene.topic(range_.lane) for range_ in scene.unreadable}),
         *_topics(scene, replicas),
         *_altered(scene, replicas),
@@ -224,13 +224,13 @@ def degraded(
 def _processes(scene: ClusterView, down: Mapping[str, str]) -> Iterator[str]:
     for role, words in sorted(down.items()):
         why = f" ({words})" if words else ""
-        log = f"if it stays so, see logs/{role.replace(':', '-')}.log"
+        log = f"if it stays down, see logs/{role.replace(':', '-')}.log"
         if role == scene.leader:
             yield f"the sequencer is down{why}: publishing waits; {_STARTED_AGAIN}; {log}"
         elif role.startswith("sequencer"):
-            yield f"{role}, which stands by to be the sequencer, is down{why}: {_STARTED_AGAIN}; {log}"
+            yield f"{role}, a standby, is down{why}: {_STARTED_AGAIN}; {log}"
         elif role.startswith("broker"):
-            yield f"{role.replace(':', ' ')} is down{why}: clients use the others; {_STARTED_AGAIN}; {log}"
+            yield f"{role.replace(':', ' ')} is down{why}: clients use the other brokers; {_STARTED_AGAIN}; {log}"
 
 
 # --- lanes ------------------------------------------------------------------------------------------------------------
@@ -242,8 +242,8 @@ def _lane(scene: ClusterView, lane: LaneReport) -> Iterator[str]:
     elif lane.state == LaneState.WAITING:
         live = sum(member.state is ReplicaState.LIVE for member in scene.members.values())
         yield (
-            f"{who}: it was stopped in order and waits for {lane.durable_on} replicas to go on, {live} are live: "
-            "publishing waits, reading works; start those that are down, or `embarcadero replica add`"
+            f"{who}: stopped cleanly; it needs {lane.durable_on} live replicas to continue, and {live} are live: "
+            "publishing waits, reading works; start the missing replicas, or run `embarcadero replica add`"
         )
     elif lane.state in (LaneState.OPEN, LaneState.CLOSING):
         yield from _open(scene, lane, range_, who)
@@ -254,14 +254,14 @@ def _recovering(scene: ClusterView, lane: LaneReport, range_: Range, who: str) -
     silent = [f"replica {ref.replica} ({why})" for ref, why in missing if why]
     have, needed = len(range_.replicas) - len(silent), len(range_.replicas) - range_.durable_on + 1
     if have >= needed:
-        yield f"{who}: it is being recovered from disks ({have} copies answered); publishing waits, reading works: wait"
+        yield f"{who}: recovery from disks is running ({have} copies answered); publishing waits, reading works: wait"
         return
     if scene.directory.ranges.loss_accepted(lane.lane):
-        yield f"{who}: it is being recovered from fewer copies than needed, as you accepted; wait"
+        yield f"{who}: recovery runs from fewer copies than needed, because you accepted the loss; wait"
         return
     yield (
-        f"{who}: publishing waits, since {have} of the {needed} copies needed for recovery have answered; missing: "
-        f"{', '.join(silent)}. Bring them back; or give up what only they have: "
+        f"{who}: publishing waits, because {have} of the {needed} copies needed for recovery have answered; missing: "
+        f"{', '.join(silent)}. Bring them back, or give up the records that only they have: "
         f"`embarcadero topic recover {lane.topic} --accept-loss`"
     )
 
@@ -271,11 +271,12 @@ def _open(scene: ClusterView, lane: LaneReport, range_: Range, who: str) -> Iter
     if well < range_.durable_on:
         yield (
             f"{who}: {well} of the {range_.durable_on} copies that make a record durable can be written: ack=2 and "
-            "durable reads wait, ack=1 goes on until memory is full; bring replicas back, or `embarcadero replica add`"
+            "durable reads wait, ack=1 continues until memory is full; bring replicas back, or run "
+            "`embarcadero replica add`"
         )
     behind = (lane.ordered or 0) - lane.durable
     if behind > REPLICA_LAG_ENTRIES_MAX:
-        yield (f"{who}: disks are {behind} batches behind the order: ack=2 is late; publish less, or use quicker disks")
+        yield (f"{who}: disks are {behind} batches behind the order: ack=2 is late; publish less, or use faster disks")
 
 
 # --- replicas ---------------------------------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ def _replica(scene: ClusterView, replica: ReplicaReport, down: Mapping[str, str]
     if replica.state == ReplicaState.DEAD and role in scene.nodes:
         why = f" ({down[role]})" if down.get(role) else ""
         see = f"logs/replica-{replica.id}.log and {replica.folder}"
-        yield f"{who} is down{why}: {_STARTED_AGAIN}; if it stays so, see {see}"
+        yield f"{who} is down{why}: {_STARTED_AGAIN}; if it stays down, see {see}"
     elif replica.state == ReplicaState.DEAD and left:
         yield (
             f"{who} is gone, and {left} ranges name it: bring its folder {replica.folder} back. "
@@ -295,26 +296,29 @@ def _replica(scene: ClusterView, replica: ReplicaReport, down: Mapping[str, str]
         why = scene.directory.replicas.drain_blocked(replica.id)
         do = f"{why}: `embarcadero replica add`, or `embarcadero replica drain --undo {replica.id}`" if why else "wait"
         if not why and (stuck := scene.unreadable_on(replica.id)):
-            do = f"no copy of {stuck} of them is complete, so these stay until you do what is said below"
-        yield f"{who} is being drained: {left} ranges are still on it; {do}"
+            do = f"no copy of {stuck} of them is complete, so these stay until you act on the entries below"
+        yield f"{who} is draining: {left} ranges are still on it; {do}"
     for trouble in replica.health:
         yield f"{who}: {trouble}"
     if replica.state != ReplicaState.DEAD and (strange := scene.on_another_disk(replica.id)):
         stuck = scene.unreadable_on(replica.id)
         but = f", except {stuck} of which no copy is complete" if stuck else ""
         yield (
-            f"{who} has another disk than {strange} of its ranges name (wiped, or swapped): sealed ones are copied to "
-            f"it from the others{but}; nothing to do, unless the old disk can come back"
+            f"{who} has a different disk than {strange} of its ranges name (wiped or swapped): the sealed ranges are "
+            f"copied to it from other replicas{but}; no action is needed, unless the old disk can come back"
         )
 
 
 def _copied(scene: ClusterView, replica: int) -> str:
-    """What becomes of the sealed ranges of a dead replica."""
+    """Describe the next step for the sealed ranges of a dead replica."""
     if why := scene.directory.replicas.drain_blocked(replica):
-        return f"They are not copied: {why}; `embarcadero replica add`"
+        return f"They are not copied: {why}; run `embarcadero replica add`"
     stuck = scene.unreadable_on(replica)
     but = f", except {stuck} of which no copy is complete" if stuck else ""
-    return f"Others copy its sealed ranges after placement.replace_after_s{but}; at once: `embarcadero replica drain`"
+    return (
+        f"Other replicas copy its sealed ranges after placement.replace_after_s{but}; to start now: "
+        "`embarcadero replica drain`"
+    )
 
 
 def _topics(scene: ClusterView, replicas: Sequence[ReplicaReport]) -> Iterator[str]:
@@ -322,20 +326,20 @@ def _topics(scene: ClusterView, replicas: Sequence[ReplicaReport]) -> Iterator[s
     for topic in scene.topics.values():
         if topic.replicas > live:
             yield (
-                f"topic {topic.name} wants {topic.replicas} copies, {live} replicas are live: start those that are "
-                "down, or `embarcadero replica add`"
+                f"topic {topic.name} needs {topic.replicas} copies, and {live} replicas are live: start the missing "
+                "replicas, or run `embarcadero replica add`"
             )
             continue
         last = scene.last.get(topic.lane) if topic.lane < BROKER_LANES_FIRST else None
         if last is not None and last.open and len(last.replicas) < topic.replicas:
             yield (
-                f"topic {topic.name} has {len(last.replicas)} of the {topic.replicas} copies it wants: the next range "
+                f"topic {topic.name} has {len(last.replicas)} of the {topic.replicas} copies it needs: the next range "
                 "gets more; wait"
             )
 
 
 def _altered(scene: ClusterView, replicas: Sequence[ReplicaReport]) -> Iterator[str]:
-    """Topics that were altered, and whose open ranges are still durable on as many copies as before."""
+    """Topics that were altered, but whose open ranges still use the earlier number of durable copies."""
     live = sum(replica.state == ReplicaState.LIVE for replica in replicas)
     topics = {topic.name: topic for topic in scene.topics.values()}
     counted: dict[str, set[int]] = {}
@@ -348,14 +352,14 @@ def _altered(scene: ClusterView, replicas: Sequence[ReplicaReport]) -> Iterator[
         do = "the next range begins soon: wait"
         if live < wanted:
             do = (
-                f"the next range waits until {wanted} replicas are live: start those that are down, "
-                f"`embarcadero replica add`, or `embarcadero topic alter {name} --durable-on {max(1, live)}`"
+                f"the next range waits until {wanted} replicas are live: start the missing replicas, or run "
+                f"`embarcadero replica add` or `embarcadero topic alter {name} --durable-on {max(1, live)}`"
             )
-        yield f"topic {name} is to be durable on {wanted} copies, and ack=2 still means {now}; {do}"
+        yield f"topic {name} has durable_on={wanted}, and ack=2 still waits for {now} copies; {do}"
 
 
 def down_roles(nodes: Mapping[str, int], brokers: Mapping[int, MemberState], refs: Sequence[ReplicaRef]) -> set[str]:
-    """Which roles should run and don't: their process is down, or is there and not yet a member."""
+    """Roles that should run but do not: their process is down, or runs and has not registered yet."""
     found = {role for role, pid in nodes.items() if not pid}
     for role in nodes:
         kind, _, number = role.partition(":")

@@ -1,6 +1,6 @@
-"""A sequencer in its process: what it has ready while it stands by, what it opens when it leads.
+"""A sequencer in its process: regions prepared while it stands by, resources opened when it leads.
 
-And a planned hand-over: a standby becomes the sequencer while the leader still works.
+Also the planned hand-over: a standby becomes the leader while the earlier leader still works.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def candidate_bell(candidate: int) -> str:
 
 
 class SharedState(NamedTuple):
-    """What the leader and all standbys of a cluster share: its memory, in its parts, and the store."""
+    """State shared by the leader and all standbys of a cluster: the fabric, in its parts, and the store."""
 
     fabric: Fabric
     parts: Sequence[SharedFabric]
@@ -58,19 +58,19 @@ class SharedState(NamedTuple):
 
 
 class ProcessServices(NamedTuple):
-    """What a process gives its sequencer."""
+    """Services of a process for its sequencer."""
 
     bell: PipeBell
     threads: Callable[[Callable[[], None]], Workers]
-    """(called when a job is done) -> workers beside the sequencer"""
+    """(callback when a job is done) -> worker threads beside the sequencer"""
     steps: Steps
     disks: Callable[[ReplicaMember], RealDisk]
     rank: Callable[[bool], None]
-    """Has the kernel prefer this process, or not any more"""
+    """Raise the scheduling priority of this process (True), or restore it (False)"""
 
 
 class Standby:
-    """A candidate between `open` and `close` of its process; sequencer/leader/server.py calls it."""
+    """A sequencer candidate from the start of its process until `close`; sequencer/leader/server.py calls it."""
 
     def __init__(self, number: int, settings: Settings, shared: SharedState, process: ProcessServices) -> None:
         self._settings, self._shared, self._process = settings, shared, process
@@ -84,14 +84,14 @@ class Standby:
         env, after_us = Env(self._clock, process.bell, self._journal), int(settings.takeover_after_ms * 1_000)
         self.candidate = StandbySequencer(env, self._cluster, number, mark, after_us)
         self._watch = ProcessWatch(self._ended)
-        self._rest_us = 0  # until then nothing is prepared
+        self._rest_us = 0  # prepare nothing before this time
         self._rehearsed = 0  # the epoch whose takeover was rehearsed last
         self._heard: PipeBell | None = None  # the sequencer's bell, while this process leads
         self._workers: Workers | None = None
         self.watched = WatchedCandidate(number, self._clock)
 
     def follow(self, mark: str) -> None:
-        """Wake the standby when this process ends."""
+        """Wake the standby when the process with this mark ends."""
         self._watch.follow(mark)
 
     def _ended(self, mark: str) -> None:
@@ -104,7 +104,7 @@ class Standby:
             self._heard.wake()
 
     def prepare(self, epoch: int) -> bool:
-        """Have one more region ready, when all that a takeover keeps busy has come to rest; in the end, rehearse."""
+        """Prepare one more spare region once a takeover has settled. When all are ready, rehearse the takeover."""
         if self._clock.now_us() < self._rest_us or not epoch:
             return False
         if any(part.keep_spares(epoch_folder(epoch), STANDBY_SPARE_BYTES_MAX) for part in self._shared.parts):
@@ -115,14 +115,14 @@ class Standby:
         return False
 
     def _rehearse(self) -> None:
-        with contextlib.suppress(EmbarcaderoError):  # it warms caches; what was read does not matter
+        with contextlib.suppress(EmbarcaderoError):  # it warms caches; the result does not matter
             members, topics = self._directory.members.all(), self._directory.topics.all()
             rehearse(
                 self._shared.fabric, self.candidate.leading, members, topics, self._shared.sizes, self._clock.now_us()
             )
 
     def take(self, epoch: int) -> tuple[Sequencer, PipeBell]:
-        """Get ready to take over; before all others, if no sequencer leads."""
+        """Prepare to take over. If no sequencer leads, raise the scheduling priority first."""
         if self.candidate.hurries:
             self._rank(True)
         self._heard = bell = PipeBell(self._shared.parts[0].folder, _BELL)
@@ -149,16 +149,16 @@ class Standby:
                 part.give_up_spares()
 
     def fail(self, epoch: int, why: str) -> None:
-        """Taking over has failed: its memory is given back, spares too."""
-        self._journal.warn("takeover failed", epoch=epoch, reason=why, then="it is tried again later")
+        """Release the memory of a failed takeover, including spares."""
+        self._journal.warn("takeover failed", epoch=epoch, reason=why, then="trying again later")
         self.give_up()
         for part in self._shared.parts:
             part.give_up_spares()
-        with contextlib.suppress(*LATER):  # then the next leader sweeps it
+        with contextlib.suppress(*LATER):  # on failure the next leader removes the epoch
             give_up_epoch(self._shared.fabric, self._directory, epoch)
 
     def give_up(self) -> None:
-        """Listen to the sequencer's bell no more. The leader may have missed rings that came here: ring once for it."""
+        """Stop listening to the sequencer's bell. Rings for the leader may have arrived here: ring once for it."""
         self._rank(False)
         if self._heard is not None:
             self._heard.close()
@@ -169,7 +169,7 @@ class Standby:
         self._journal.rename(self._name)
 
     def successor(self) -> bool:
-        """Ask a standby to take over, unless all of the cluster stops."""
+        """Ask a standby to take over, unless the whole cluster is stopping."""
         ours = self.candidate.number
         with contextlib.suppress(EmbarcaderoError):
             others = [] if self._directory.elections.stopping else self._directory.elections.candidates()
@@ -181,8 +181,8 @@ class Standby:
         return False
 
     def close(self) -> None:
-        """Leave."""
-        self._rank(False)  # others of our session may have been ranked with us
+        """Withdraw from elections and release everything."""
+        self._rank(False)  # the kernel may have ranked the whole session, with other processes
         self._watch.close()
         if self._heard is not None:
             self._heard.close()
@@ -193,12 +193,12 @@ class Standby:
 
 
 # --- hand over --------------------------------------------------------------------------------------------------------
-# A planned move: a standby becomes the sequencer while the leader still works.
+# A planned move: a standby becomes the leader while the earlier leader still works.
 _POLL_S = 0.01
 
 
 class HandedOver(msgspec.Struct, frozen=True, kw_only=True):
-    """The leader before, the leader now, and how long it took from asking to the start of the new epoch."""
+    """The earlier leader, the new leader, and the time from the request to the start of the new epoch."""
 
     before: int
     now: int
@@ -207,7 +207,7 @@ class HandedOver(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hand_over(folder: ClusterFolder, to: int | None = None) -> HandedOver:
-    """Have sequencer `to` (None: any that stands by) take over, and wait until it has."""
+    """Make sequencer `to` (None: any standby) take over, and wait until it leads."""
     info = folder.require_running()
     with closing(open_store(folder.store_path)) as store:
         directory = Directory(store)
@@ -237,15 +237,16 @@ def _leader(directory: Directory) -> int:
 def _choose(directory: Directory, leader: int, to: int | None) -> int:
     standing = [found.candidate for found in directory.elections.candidates() if found.candidate != leader]
     if to is not None and to == leader:
-        raise BadValue(f"sequencer {to} reigns already", f"choose one that stands by: {_listed(standing)}")
+        raise BadValue(f"sequencer {to} is already the leader", f"choose a standby: {_listed(standing)}")
     if not standing:
         raise ClusterError(
-            "no sequencer stands by", "start the cluster with --standbys 1 or more; one that died is started again soon"
+            "the cluster has no standby sequencer",
+            "start the cluster with --standbys 1 or more; a crashed standby restarts within seconds",
         )
     if to is not None and to not in standing:
-        raise BadValue(f"no sequencer {to} stands by", f"there are: {_listed(standing)}")
+        raise BadValue(f"sequencer {to} is not a standby", f"the standbys are: {_listed(standing)}")
     return standing[0] if to is None else to
 
 
 def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers)) or "none does now"
+    return ", ".join(map(str, numbers)) or "none at the moment"

@@ -1,13 +1,18 @@
-"""`embarcadero up`: make the fabric, start node processes, start them again when they die, stop them all together.
+"""`embarcadero up`: create the fabric, start node processes, restart them after crashes, stop them in order.
 
-Theory of operation. The supervisor holds the lock of the cluster's folder for as long as it lives. Each `up` begins a
-new generation: an empty fabric, so nothing of an earlier run can be mistaken for this one. When a node process dies,
-its brokers and replicas are marked dead in the directory at once (the sequencer then closes those broker incarnations,
-and opens ranges on other replicas) and the process is started again; it registers new incarnations by itself. A broker
-that is stopped or stuck is closed by the sequencer, which misses its heartbeat; the supervisor then kills the process.
-Any process that stays stopped is killed without asking the store: stopped in a transaction it would hold its lock.
-The supervisor is not on the path of a publish or a read: while it is stopped or slow, the cluster goes on. Node
-processes die with it (see node.die_with).
+Theory of operation. The supervisor holds the lock of the cluster's folder as long as it lives. Each `up` begins a new
+generation with an empty fabric, so this run never reads the state of an earlier one.
+
+When a node process dies, the supervisor immediately marks its brokers and replicas dead in the directory. The sequencer
+then closes those broker incarnations and opens ranges on other replicas. The supervisor restarts the process, which
+registers new incarnations.
+
+When a broker is stopped or stuck, the sequencer misses its heartbeat and closes it. The supervisor then kills the
+process. The supervisor also kills every process that stays stopped, without asking the store: a process that is stopped
+in a transaction holds the store's lock.
+
+No publish and no read depends on the supervisor: the cluster works while it is stopped or slow. Node processes die with
+it (see process.die_with).
 """
 
 from __future__ import annotations
@@ -76,8 +81,8 @@ _HELLO_S = 2.0
 _LEAVE_S = SETTLE_S_MAX + GOODBYE_S_MAX + 1.0
 _STOP_S = 3.0
 STOP_S_MAX = 2 * _STOP_S + _LEAVE_S + DRAIN_S_MAX + 3 * _STOP_S + 2.0
-"""How long a stop in order may take: the tierer, brokers, sequencers, replicas, those that had to be killed, the rest.
-A caller that waits for less kills a supervisor that drains memory to disk."""
+"""The maximum duration of an orderly stop: clients, brokers, sequencers, replicas, killed processes, and a margin.
+With a shorter timeout, a caller may kill a supervisor while the cluster drains memory to disk."""
 _LOOK_S = 0.5
 _REST_S = 0.25
 _STAGING_LOOK_S = 5.0
@@ -85,13 +90,13 @@ _STOPPED_US = int(STOPPED_S * 1_000_000)
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `up` was asked for."""
+    """Options of `up`."""
 
     config: Config
-    ready_fd: int | None = None  # for a background supervisor: where to report "ready" or an error
+    ready_fd: int | None = None  # for a background supervisor: the pipe that gets "ready" or an error
     stop_with_stdin: bool = False  # stop when standard input ends
-    node_module: str = NODE_MODULE  # whose `main` each node process runs
-    restore: bool = False  # the folder is a copy: give it an identity of its own
+    node_module: str = NODE_MODULE  # the module with the `main` of each node process
+    restore: bool = False  # the folder is a copy: give it a new identity
 
     @property
     def data_dir(self) -> Path:
@@ -99,7 +104,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         return data_dir_of(self.config)
 
     def check(self) -> None:
-        """Raise BadValue for what can't be, or what this machine does not have."""
+        """Raise BadValue for impossible options, and for cores that this machine does not have."""
         broker = self.config.broker
         ports = {broker.port + number for number in range(self.config.cluster.brokers)} if broker.port else set[int]()
         if ports & {*self.metrics_ports()}:
@@ -117,7 +122,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         return [[role] for role in (*roles, *standbys)]
 
     def metrics_ports(self) -> list[int]:
-        """Fixed ports of metrics, one a process; none when any will do."""
+        """Fixed metrics ports, one for each process; empty if processes choose free ports."""
         metrics, cluster = self.config.metrics, self.config.cluster
         if not (metrics.enabled and metrics.port):
             return []
@@ -128,10 +133,10 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         return [metrics.port + number for number in (*range(1 + cluster.brokers + cluster.replicas), *others)]
 
     def fabric_bytes(self, topics: int = 0) -> int:
-        """About what the fabric will want: logs, as much again as two logs for dead ones and rings, and order rings.
+        """Estimate the size of the fabric: broker logs, two more for dead logs and small rings, and order rings.
 
-        Each topic has a ring in the epoch of the sequencer, in the one before while others still read it, and as a
-        spare of each standby, up to what a standby keeps.
+        Each topic has a ring in the current epoch, a ring in the previous epoch while processes still read it, and a
+        spare in each standby, up to the limit of a standby's spares.
         """
         cluster, sizes = self.config.cluster, self.config.fabric
         rings = topics * sizes.order_slots * ORDER.itemsize
@@ -140,23 +145,23 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessEvents(Protocol):
-    """What becomes of the processes that are kept running."""
+    """Callbacks for changes of the supervised processes."""
 
     def started(self) -> None:
-        """One runs."""
+        """A process was started."""
         ...
 
     def died(self, child: Child, pid: int, reason: str) -> None:
-        """One ended by itself, and will be started again."""
+        """A process ended unexpectedly, and will be restarted."""
         ...
 
     def not_started(self, child: Child, reason: str) -> None:
-        """One can't be started, and it will be tried again."""
+        """A process could not be started; the next attempt follows."""
         ...
 
 
 class NodeProcesses:
-    """The node processes of a cluster, and its clients. A task for each keeps it running until all stop."""
+    """The node processes of a cluster, and its clients. One task for each process restarts it until the stop."""
 
     def __init__(self, options: UpOptions, folder: ClusterFolder, journal: Journal) -> None:
         self.options, self.folder, self._journal = options, folder, journal
@@ -172,11 +177,11 @@ class NodeProcesses:
         return Child(self.folder, roles, self._fork_server, rest_s)
 
     def all(self) -> list[Child]:
-        """Nodes, then clients."""
+        """Return the nodes, then the clients."""
         return [*self.nodes, *self.clients.values()]
 
     async def load(self) -> None:
-        """Start the fork server: it loads everything while the caller goes on."""
+        """Start the fork server, which loads all modules while the caller continues."""
         await self._fork_server.start()
 
     def start(self, events: ProcessEvents) -> None:
@@ -185,7 +190,7 @@ class NodeProcesses:
             self._keep(child, events)
 
     def start_added(self, events: ProcessEvents) -> None:
-        """Start a node for each replica whose folder was made since (`replica add`)."""
+        """Start a node for each replica whose folder was created since the start (`replica add`)."""
         running = {role.replica for child in self.nodes for role in child.roles}
         for number in self.folder.replicas(0):
             if number not in running and number < REPLICAS_MAX:
@@ -204,9 +209,10 @@ class NodeProcesses:
         self._keepers[child] = asyncio.create_task(kept)
 
     async def stop_in_order(self) -> None:
-        """Brokers first: to settle what they took they need the sequencer, which needs replicas to drain to disk.
+        """Stop clients, brokers, sequencers, then replicas.
 
-        Elections are over by now: the sequencer that leads is the last one, and those that stand by just leave.
+        Brokers need the sequencer to settle the batches they accepted. The sequencer needs replicas to drain to disk.
+        Elections are over by now: the leader stays the leader, and standbys just exit.
         """
         self.stop.set()
         brokers = [child for child in self.nodes if all(role.broker is not None for role in child.roles)]
@@ -219,7 +225,7 @@ class NodeProcesses:
         await self._end(self.nodes, signal.SIGKILL, _STOP_S)
 
     async def _end_clients(self) -> None:
-        """Stop the clients of the cluster first. Work that a killed client left undone is done again some day."""
+        """Stop the clients of the cluster. A later run repeats the unfinished work of a killed client."""
         clients = list(self.clients.values())
         for number in (signal.SIGTERM, signal.SIGKILL) if clients else ():
             for child in clients:
@@ -227,7 +233,7 @@ class NodeProcesses:
             await asyncio.wait([self._keepers[child] for child in clients], timeout=_STOP_S)
 
     async def _end(self, children: list[Child], number: signal.Signals, wait_s: float) -> None:
-        """Signal some children, and wait for them to end."""
+        """Send a signal to these children, and wait for their end."""
         chosen = [self._keepers[child] for child in children]
         if any(not keeper.done() for keeper in chosen):
             for child in children:
@@ -235,7 +241,7 @@ class NodeProcesses:
             await asyncio.wait(chosen, timeout=wait_s)
 
     async def close(self) -> None:
-        """End the fork server, when all nodes have ended."""
+        """Stop the fork server, after all nodes have ended."""
         await self._fork_server.close()
 
 
@@ -246,7 +252,7 @@ def only_replicas(child: Child) -> bool:
 
 @dataclass(slots=True)
 class Generation:
-    """What one run of a cluster has of its own: a number in the store, a fabric, and the fabric's mirror.
+    """One run of a cluster: a number in the store, a fabric, and the fabric's mirror.
 
     `recovery_sources`: earlier generations whose mirrors are still needed.
     """
@@ -259,7 +265,7 @@ class Generation:
 
     @classmethod
     def begin(cls, directory: Directory, home: Home, fabric: FabricChoice, mirrors: str) -> Generation:
-        """Begin the next generation in the store, with an empty fabric. `mirrors`: the home of mirrors, or empty."""
+        """Begin the next generation in the store, with an empty fabric. `mirrors`: the folder of mirrors, or empty."""
         directory.begin_generation(mirrors, home.path)
         sources = directory.earlier_generations()
         if mirrors:
@@ -276,28 +282,28 @@ class Generation:
         return "" if self.mirror is None else str(self.mirror)
 
     def remove_old_mirrors(self) -> None:
-        """Mirrors of earlier generations go once the sequencer has recovered all lanes."""
-        with contextlib.suppress(EmbarcaderoError):  # the store can't be read: next time
+        """Remove mirrors of earlier generations after the sequencer has recovered all lanes."""
+        with contextlib.suppress(EmbarcaderoError):  # the store cannot be read: retry in the next look
             if self.recovery_sources and not self.directory.earlier_generations():
                 remove_mirrors(self.recovery_sources)
                 self.recovery_sources = ()
 
 
 class Watchdog:
-    """Kills processes that stand still: they can't end themselves, and others wait for them."""
+    """Kills stopped and silent processes: they cannot exit by themselves, and other processes wait for them."""
 
     def __init__(self, processes: NodeProcesses, directory: Directory, journal: Journal) -> None:
         self._processes, self._directory, self._journal = processes, directory, journal
         self._pulses: Pulses[int] = Pulses()  # of processes that are stopped
 
     def look(self, now_us: int) -> None:
-        """Look after all processes, now and then."""
+        """Check all processes once."""
         self._end_replaced()
         self._end_stopped(now_us)
 
     def _end_replaced(self) -> None:
         """Kill brokers that the sequencer has closed because they were silent."""
-        with contextlib.suppress(EmbarcaderoError):  # the store is busy: next time
+        with contextlib.suppress(EmbarcaderoError):  # the store is busy: retry in the next look
             closed = {member.pid for member in self._directory.members.newest() if member.state is not MemberState.LIVE}
             for child in self._processes.nodes:
                 if child.pid in closed and any(role.broker is not None for role in child.roles):
@@ -317,7 +323,7 @@ class Watchdog:
 
 
 class RunningCluster:
-    """A generation with its processes, from the start of the first one until all are told to stop."""
+    """A generation with its processes, from the start of the first process until all are asked to stop."""
 
     def __init__(self, processes: NodeProcesses, generation: Generation, journal: Journal) -> None:
         self._processes, self._generation, self._journal = processes, generation, journal
@@ -332,7 +338,7 @@ class RunningCluster:
 
     # --- beginning ----------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Start all nodes, and wait until the cluster serves. It stops, with a failure, when it can't."""
+        """Start all nodes, and wait until the cluster serves. If it cannot, record the failure and stop."""
         self._processes.start(self)
         await self._until_ready()
         if not self._processes.stop.is_set():
@@ -342,14 +348,15 @@ class RunningCluster:
                 self._processes.start_client("tier", self)
 
     async def _until_ready(self) -> None:
-        """Wait until every broker says hello, replicas and sequencers are there, and one of these started its epoch."""
+        """Wait until every broker answers a hello, replicas and sequencers are registered, and an epoch has started."""
         give_up = time.monotonic() + READY_S_MAX
         waiting, stop = list(self._processes.nodes), self._processes.stop
         while (waiting or not self._directory.elections.started_epoch()) and not stop.is_set():
             if time.monotonic() > give_up:
                 names = ", ".join(child.name for child in waiting) or "the sequencer"
                 logs = self._processes.folder.logs
-                self._fail(ClusterError(f"{names} took more than {READY_S_MAX:.0f} s", f"see {logs}"))
+                what = f"{names} did not become ready within {READY_S_MAX:.0f} s"
+                self._fail(ClusterError(what, f"see {logs}"))
                 return
             waiting = [child for child in waiting if child.name not in self._missing and not await self._answers(child)]
             await asyncio.sleep(_READY_POLL_S)
@@ -378,7 +385,7 @@ class RunningCluster:
 
     # --- while it runs ------------------------------------------------------------------------------------------------
     async def until_stopped(self) -> None:
-        """Wait; now and then look for the folder of another replica, for work of clients, for what stands still."""
+        """Wait for the stop. Regularly check for new replica folders, staged writes, and stopped processes."""
         stop = self._processes.stop
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
@@ -392,16 +399,16 @@ class RunningCluster:
                 self._watchdog.look(time.monotonic_ns() // 1_000)
 
     def _start_sweep(self) -> None:
-        """Start the process that looks after staged writes, once there is a topic that holds some."""
+        """Start the sweep of staged writes, once a topic for staged batches exists."""
         if "sweep" in self._processes.clients or time.monotonic() < self._staging_seen_s + _STAGING_LOOK_S:
             return
         self._staging_seen_s = time.monotonic()
-        with contextlib.suppress(EmbarcaderoError):  # the store is busy: next time
+        with contextlib.suppress(EmbarcaderoError):  # the store is busy: retry in the next look
             if any(topic.hidden for topic in self._directory.topics.all()):
                 self._processes.start_client("sweep", self)
 
     def started(self) -> None:
-        """Write which processes run now, or do it later: a full disk is no reason to stop, and remove the fabric."""
+        """Write the running processes to cluster.json, or retry later: a full disk must not stop the cluster."""
         try:
             self.write_info()
             self._info_is_old = False
@@ -427,14 +434,15 @@ class RunningCluster:
         )
 
     def not_started(self, child: Child, reason: str) -> None:
-        """A first start that fails stops the cluster; later ones are tried again."""
+        """Stop the cluster if a first start fails; retry later starts."""
         if self.ready:
             self._journal.warn("can't start node", node=child.name, reason=reason, then="trying again")
         else:
-            self._fail(ClusterError(f"can't start {child.name}: {reason}", "see the limits of this machine"))
+            what = f"cannot start {child.name}: {reason}"
+            self._fail(ClusterError(what, "check this machine's limits on processes and memory"))
 
     def died(self, child: Child, pid: int, reason: str) -> None:
-        """Mark its brokers and replicas dead at once. A node that dies while the cluster starts stops the cluster."""
+        """Mark the brokers and replicas of a dead node as dead. If the cluster is still starting, stop it."""
         if isinstance(child, ClientChild):
             words = child.last_words() or reason
             self._journal.warn("client ended", process=child.name, pid=pid, reason=words, then="starting it again")
@@ -454,11 +462,12 @@ class RunningCluster:
             for replica in self._live_replicas(pid):
                 self._directory.replicas.mark_dead(replica.replica, replica.incarnation)
         except EmbarcaderoError as error:
-            self._journal.warn("can't mark members dead", node=child.name, reason=error.message)  # they register anew
+            # harmless: the restarted node registers new incarnations
+            self._journal.warn("can't mark members dead", node=child.name, reason=error.message)
         self.started()
 
     def _goes_without(self, child: Child) -> bool:
-        """A cluster starts without a replica that can't (it is tried again and again), unless none of them can."""
+        """Whether the cluster starts without this node: a replica, unless every replica fails. Retries continue."""
         if any(role.replica is None for role in child.roles):
             return False
         self._missing.add(child.name)
@@ -469,7 +478,7 @@ class RunningCluster:
         """Stop all processes in order."""
         self._processes.stop.set()
         self._journal.note("stopping", nodes=sum(bool(child.pid) for child in self._processes.nodes))
-        with contextlib.suppress(EmbarcaderoError):  # without: one that stands by takes over, and drains in its turn
+        with contextlib.suppress(EmbarcaderoError):  # if this fails, a standby takes over and then drains itself
             self._directory.elections.end()
         await self._processes.stop_in_order()
         stuck = [child.name for child in self._processes.nodes if child.pid]
@@ -480,7 +489,7 @@ class RunningCluster:
 
 
 class Supervisor:
-    """One run of a cluster: it owns the folders and the identity, and has the cluster run until it is told to stop."""
+    """One run of a cluster: takes the folders and the identity, and runs the cluster until a stop request."""
 
     def __init__(self, options: UpOptions) -> None:
         options.check()
@@ -521,7 +530,7 @@ class Supervisor:
         return cluster.failure
 
     def _own_folder(self, stack: ExitStack) -> None:
-        """Hold the lock of the cluster's folder; refuse a copy, or (`--restore`) anything else."""
+        """Take the lock of the cluster's folder. Refuse a copy; with `--restore`, refuse everything but a copy."""
         if self._options.restore:
             self._folder.require_copy()
         self._folder.create()
@@ -539,7 +548,7 @@ class Supervisor:
             check_ports(self._config.metrics.host, ports)
 
     def _begin_generation(self, stack: ExitStack) -> Generation:
-        """Own the folders that the cluster's id names, before anything in them or in the store changes."""
+        """Take ownership of the folders that the cluster id names, before changing them or the store."""
         home = Home.of(self._folder.path)
         directory = Directory(stack.enter_context(closing(open_store(self._folder.store_path))))
         self._take_identity(directory)
@@ -555,7 +564,7 @@ class Supervisor:
         return Generation.begin(directory, home, fabric, mirrors)
 
     def _take_identity(self, directory: Directory) -> None:
-        """With `--restore`, become a new cluster; then give replicas' folders the new id, also after a crash here."""
+        """With `--restore`, become a new cluster; then write the new id to replicas' folders, also after a crash."""
         if self._options.restore:
             before, after = directory.restore()
             self._journal.note("restored", cluster=after, copy_of=before)

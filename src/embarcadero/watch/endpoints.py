@@ -1,8 +1,8 @@
-"""How a cluster is watched from outside: where nodes serve metrics, the server of a node, and a client of all nodes.
+"""Metrics endpoints: their addresses, the server of a node, and a client for all nodes.
 
-A small file of each process, <data_dir>/watch/<node>.json, says where it can be watched, and how it left. Its port has
-/metrics, /health, /ready and /targets over HTTP, in its own event loop. Nothing is kept up to date for it: counters are
-read when a request comes. Requests are small, bounded and few.
+Each process writes a small file, <data_dir>/watch/<node>.json, with the address of its metrics and the result of an
+orderly stop. It serves /metrics, /health, /ready and /targets over HTTP, in its event loop. A request reads the
+counters; without requests there is no work. Requests are small, bounded and rare.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from embarcadero.watch.metrics import CONTENT_TYPE, Page, WatchedRole, write_pro
 
 
 class NodeEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One node process. `left`: for each of its brokers that ended in order, what it settled and what it could not."""
+    """One node process. `left`: for each broker after an orderly stop, its counts of settled and unsettled batches."""
 
     roles: str
     pid: int
@@ -38,19 +38,19 @@ class NodeEndpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> str:
-        """host:port of its metrics; empty if it has none."""
+        """The host:port of its metrics; empty if it serves none."""
         if not self.port:
             return ""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """Where its metrics are."""
+        """The URL of its metrics."""
         return f"http://{self.address}/metrics"
 
     @property
     def running(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process is running."""
         return self.left is None and Path(f"/proc/{self.pid}").exists()
 
 
@@ -58,13 +58,13 @@ _DECODER: Final = msgspec.json.Decoder(NodeEndpoint)
 
 
 class EndpointFiles:
-    """All of them, of one cluster."""
+    """The endpoint files of one cluster."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "watch"
 
     def write(self, node: NodeEndpoint) -> None:
-        """Replace a node's file, whole."""
+        """Replace the file of a node atomically."""
         self._folder.mkdir(exist_ok=True)
         path = self._folder / f"{node.roles.replace(':', '-').replace(',', '+')[:100]}.json"
         hidden = path.with_suffix(f".{os.getpid()}.new")
@@ -72,12 +72,12 @@ class EndpointFiles:
         hidden.replace(path)
 
     def clear(self) -> None:
-        """Forget those of an earlier run."""
+        """Remove the files of an earlier run."""
         for path in self._folder.glob("*"):
             path.unlink(missing_ok=True)
 
     def read(self) -> list[NodeEndpoint]:
-        """All nodes that ever wrote one, by role; files that make no sense are left out."""
+        """Read the files of all nodes of this run, by role; skip invalid files."""
         found = []
         for path in sorted(self._folder.glob("*.json")):
             with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -86,16 +86,16 @@ class EndpointFiles:
 
 
 # --- targets ----------------------------------------------------------------------------------------------------------
-# Discovery for Prometheus: where the metrics of all processes of a cluster are now.
+# Discovery for Prometheus: the current addresses of the metrics of all processes of a cluster.
 #
-# Every process serves the document at `/targets`, in the format of `http_sd_configs`, made from the files in which
-# processes say where they are. A process that was started again on another port is there as soon as it serves. One that
-# died stays where it was, so that Prometheus sees that it is down.
+# Every process serves the document at `/targets`, in the format of `http_sd_configs`, generated from the endpoint files.
+# A process that restarts on another port appears as soon as it serves. A process that died keeps its address, so that
+# Prometheus sees it as down.
 ANY: Final = frozenset({"0.0.0.0", "::"})
 
 
 class TargetGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: its address, and labels that all its metrics get."""
+    """One process: its address, and the labels of all its metrics."""
 
     targets: list[str]
     labels: dict[str, str]
@@ -107,7 +107,7 @@ NODE: Final = "node"
 
 
 def targets(nodes: Iterable[NodeEndpoint], asked: str) -> list[TargetGroup]:
-    """All processes with metrics but those that left in order. `asked`: the host by which the peer reached this one."""
+    """List all processes with metrics, except after an orderly stop. `asked`: the host name in the peer's request."""
     return [
         TargetGroup(targets=[_reached(node, asked).address], labels={NODE: node.roles})
         for node in nodes
@@ -116,12 +116,12 @@ def targets(nodes: Iterable[NodeEndpoint], asked: str) -> list[TargetGroup]:
 
 
 def _reached(node: NodeEndpoint, asked: str) -> NodeEndpoint:
-    """A process that listens on all addresses is reached by the one that the peer knows."""
+    """Replace a wildcard address by the host name that the peer used."""
     return msgspec.structs.replace(node, host=asked) if node.host in ANY and asked else node
 
 
 def endpoints_of(document: bytes) -> list[NodeEndpoint]:
-    """The processes in a document that `/targets` gave. Raises msgspec.MsgspecError."""
+    """Parse the processes in a `/targets` document. Raise msgspec.MsgspecError if it is invalid."""
     found = []
     for group in _GROUPS.decode(document):
         for target in group.targets:
@@ -134,7 +134,7 @@ def endpoints_of(document: bytes) -> list[NodeEndpoint]:
 
 
 # --- scrape -----------------------------------------------------------------------------------------------------------
-# Reads the metrics of all nodes of a cluster, each with a time-out: one that does not answer is left out.
+# Read the metrics of all nodes of a cluster, each with a timeout; skip nodes that do not answer.
 _TIMEOUT_S: Final = 1.5
 _PAGE_BYTES_MAX: Final = 16 * MIB
 
@@ -150,7 +150,7 @@ class Scrape(NamedTuple):
 
 
 def scrape_all(nodes: Iterable[NodeEndpoint]) -> dict[str, Scrape]:
-    """The nodes that answer, by their roles."""
+    """Scrape all nodes; return the nodes that answer, by their roles."""
     running = [node for node in nodes if node.port]
     if not running:
         return {}
@@ -168,7 +168,7 @@ def _scrape(node: NodeEndpoint) -> Scrape | None:
 
 
 def parse(text: str) -> dict[str, list[tuple[Labels, float]]]:
-    """A page of metrics as samples by name."""
+    """Parse a page of metrics into samples by name."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: defaultdict[str, list[tuple[Labels, float]]] = defaultdict(list)
@@ -179,7 +179,7 @@ def parse(text: str) -> dict[str, list[tuple[Labels, float]]]:
 
 
 class Change:
-    """The same node, earlier and now: values, and rates in between. A node that started anew began from zero."""
+    """Two scrapes of one node: current values, and rates between them. After a restart, a node counts from zero."""
 
     def __init__(self, before: Scrape | None, now: Scrape) -> None:
         same = before is not None and before.node.pid == now.node.pid
@@ -187,11 +187,11 @@ class Change:
         self._seconds = max(1e-6, now.at - before.at) if before is not None else 0.0
 
     def value(self, name: str, **labels: object) -> float:
-        """The sum of all samples with these labels, as they are now."""
+        """The sum of the current samples with these labels."""
         return _sum(self._now, name, labels)
 
     def rate(self, name: str, **labels: object) -> float:
-        """How fast it grew, a second."""
+        """The growth per second."""
         if not self._seconds:
             return 0.0
         return max(0.0, self.value(name, **labels) - _sum(self._before, name, labels)) / self._seconds
@@ -201,7 +201,7 @@ class Change:
         return {labels[label] for labels, _ in self._now.samples.get(name, [])}
 
     def buckets(self, name: str) -> dict[float, float]:
-        """Observations at or below each bound since the earlier look; all of them when there is none."""
+        """Observations at or below each bound since the earlier scrape; all observations without an earlier scrape."""
         grown: defaultdict[float, float] = defaultdict(float)
         for scrape, sign in ((self._now, 1), (self._before, -1)):
             for labels, count in scrape.samples.get(f"{name}_bucket", []) if scrape else []:
@@ -217,7 +217,7 @@ def _sum(scrape: Scrape | None, name: str, wanted: dict[str, object]) -> float:
 
 
 def quantile(buckets: dict[float, float], share: float) -> float | None:
-    """The value below which this share of observations lies, straight between bounds; None without any."""
+    """The quantile of a histogram, by linear interpolation between bounds; None without observations."""
     total = buckets.get(math.inf, 0.0)
     if total <= 0:
         return None
@@ -239,7 +239,7 @@ HttpAnswer = tuple[int, str, bytes]
 
 
 class Endpoint:
-    """Answers for all roles of this process."""
+    """The HTTP server of this process, for all its roles."""
 
     def __init__(self, version: str, endpoint_files: EndpointFiles) -> None:
         self._version, self._endpoint_files = version, endpoint_files
@@ -248,15 +248,15 @@ class Endpoint:
         self._open = 0
 
     def host(self, roles: Iterable[tuple[WatchedRole, asyncio.Task[Any]]]) -> None:
-        """The process hosts these roles, each with its task."""
+        """Register the roles of this process, each with its task."""
         self._roles = list(roles)
 
     def leave(self) -> None:
-        """The process stops: it is not ready any more."""
+        """Report the process as not ready, because it stops."""
         self._leaving = True
 
     async def serve(self, sock: socket.socket) -> asyncio.Server:
-        """Listen; the caller closes the server."""
+        """Start the server; the caller closes it."""
         return await asyncio.start_server(self._serve_one, sock=sock, limit=WATCH_REQUEST_BYTES_MAX)
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -268,7 +268,7 @@ class Endpoint:
                     writer.write(_response(*await self._answer(head), body_too=not head.startswith(b"HEAD")))
                     await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a peer that does not ask properly gets no answer
+            pass  # a peer with an invalid request gets no answer
         finally:
             self._open -= 1
             writer.close()
@@ -279,7 +279,7 @@ class Endpoint:
         method, _, rest = head.split(b"\r\n", 1)[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if method not in (b"GET", b"HEAD"):
-            return 405, _JSON, b'{"error":"only GET"}'
+            return 405, _JSON, b'{"error":"the method is not GET or HEAD"}'
         match path:
             case b"/metrics":
                 return 200, CONTENT_TYPE, self.page()
@@ -289,13 +289,13 @@ class Endpoint:
                 return _verdict("ready", {role.name: await self._unready(role, task) for role, task in self._roles})
             case b"/targets":
                 return 200, _JSON, msgspec.json.encode(targets(self._endpoint_files.read(), _host(head)))
-        return 404, _JSON, b'{"error":"there are /metrics, /health, /ready and /targets"}'
+        return 404, _JSON, b'{"error":"unknown path; use /metrics, /health, /ready or /targets"}'
 
     async def _unready(self, role: WatchedRole, task: asyncio.Task[Any]) -> str:
         return "leaving" if self._leaving else _ended(task) or await role.unready()
 
     def page(self) -> bytes:
-        """All metrics of this process."""
+        """Return all metrics of this process."""
         page = Page()
         write_process(page)
         for role, _ in self._roles:
@@ -305,7 +305,7 @@ class Endpoint:
 
 
 def _host(head: bytes) -> str:
-    """The host by which the peer reached this process, of its `Host` header; empty if it sent none that makes sense."""
+    """The host name in the request's `Host` header; empty without a valid header."""
     found = _HOST.search(head)
     return found[1].decode() if found else ""
 
@@ -315,7 +315,7 @@ def _ended(task: asyncio.Task[Any]) -> str:
 
 
 def _verdict(what: str, problems: dict[str, str]) -> HttpAnswer:
-    """200 when all roles are well, else 503; the body says which is not, and why."""
+    """Answer 200 if all roles are well, else 503. The body has the state of each role."""
     good = bool(problems) and not any(problems.values())
     body = {what: good, "roles": {name: why or "ok" for name, why in problems.items()}}
     return 200 if good else 503, _JSON, msgspec.json.encode(body)

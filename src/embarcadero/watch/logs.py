@@ -1,9 +1,9 @@
-"""Logs: one line an event, plain or JSON, in UTC, with role and incarnation in each line. Never payloads.
+"""Logs: one line for each event, plain or JSON, in UTC, with role and incarnation. Payloads are never logged.
 
     2026-11-16T03:17:10.123Z WARNING broker-0.3 backpressure on occupied=0.81 unresolved=120
     {"time":"2026-11-16T03:17:10.123Z","level":"warning","role":"broker-0.3","event":"backpressure on","occupied":0.81}
 
-An event that repeats is written a few times; then it is counted, and the next one written has the count.
+A repeated event is written a few times. Later repetitions are only counted, and the next written event has the count.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _EVENTS_REMEMBERED_MAX: Final = 1_024
 
 
 class LogFormat(StrEnum):
-    """How lines look."""
+    """The format of lines."""
 
     PLAIN = "plain"
     JSON = "json"
 
 
 def check_logging(level: str, form: str) -> None:
-    """Raise BadValue for what can't be."""
+    """Raise BadValue for an unknown level or format."""
     if level not in LEVELS:
         raise BadValue(f"log level {level!r} does not exist", f"use {', '.join(LEVELS)}")
     if form not in list(LogFormat):
@@ -53,9 +53,9 @@ def check_logging(level: str, form: str) -> None:
 def set_up_logging(
     role: str, level: str = "info", form: str = LogFormat.PLAIN.value, file: str = "", secrets: Sequence[str] = ()
 ) -> None:
-    """Write lines to a file or to standard error. Lines that name no role get `role`; `secrets` are masked in all.
+    """Log to a file or to standard error. Lines without a role get `role`; `secrets` are masked in all lines.
 
-    Uncaught exceptions of any thread and Python's warnings become lines, too.
+    Uncaught exceptions of all threads, and Python's warnings, are logged too.
     """
     check_logging(level, form)
     try:
@@ -80,7 +80,7 @@ class _Lines(logging.Formatter):
         self._role, self._form, self._secrets = role, form, tuple(secrets)
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, whatever is in the message."""
+        """Format a record as one line, even if the message has several."""
         return self._masked(self._line(record))
 
     def _masked(self, text: str) -> str:
@@ -91,20 +91,20 @@ class _Lines(logging.Formatter):
     def _line(self, record: logging.LogRecord) -> str:
         role: str = getattr(record, "role", self._role)
         facts: dict[str, Any] = dict(getattr(record, "facts", {}))
-        said = self._masked(record.getMessage())  # before it is encoded, which may change a secret's characters
+        event = self._masked(record.getMessage())  # before encoding, which may change the characters of a secret
         if record.exc_info:
             facts["trace"] = self.formatException(record.exc_info)
         facts = {name: self._masked(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
         at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
         if self._form is LogFormat.JSON:
-            line = {"time": at, "level": record.levelname.lower(), "role": role, "event": said}
+            line = {"time": at, "level": record.levelname.lower(), "role": role, "event": event}
             return msgspec.json.encode(line | facts, enc_hook=str).decode()
-        told = "".join(f" {name}={_readable(value)}" for name, value in facts.items())
-        return f"{at} {record.levelname} {role} {_one_line(said)}{told}"
+        fields = "".join(f" {name}={_readable(value)}" for name, value in facts.items())
+        return f"{at} {record.levelname} {role} {_one_line(event)}{fields}"
 
 
 def event_of(line: str) -> str:
-    """What a line says, without when and who; a line that is not ours is taken as it is."""
+    """The event of a log line, without time and role; a line in another format is returned unchanged."""
     if line.startswith("{"):
         with contextlib.suppress(msgspec.MsgspecError, KeyError, TypeError):
             return str(msgspec.json.decode(line)["event"])
@@ -112,7 +112,7 @@ def event_of(line: str) -> str:
 
 
 def last_words(path: Path) -> str:
-    """What the last line of a log says: usually the reason why its process ended. Empty if there is none."""
+    """The event of the last line of a log: usually the reason why its process ended. Empty without a line."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LAST_WORDS_BYTES))
@@ -137,10 +137,10 @@ class LogJournal:
     def __init__(self, role: str) -> None:
         self._role = role
         self._log = logging.getLogger("embarcadero.events")
-        self._repeats: dict[str, tuple[float, int]] = {}  # event -> (since when it is counted, how often)
+        self._repeats: dict[str, tuple[float, int]] = {}  # event -> (start of counting, count)
 
     def rename(self, role: str) -> None:
-        """Write later events under another name of the role."""
+        """Change the name of the role for later events."""
         self._role = role
 
     def note(self, event: str, /, **facts: object) -> None:
@@ -148,7 +148,7 @@ class LogJournal:
         self._write(logging.INFO, event, facts)
 
     def warn(self, event: str, /, **facts: object) -> None:
-        """Write an event that operators should look at."""
+        """Write an event that needs the attention of operators."""
         self._write(logging.WARNING, event, facts)
 
     def _write(self, level: int, event: str, facts: dict[str, object]) -> None:

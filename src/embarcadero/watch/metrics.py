@@ -1,6 +1,6 @@
-"""Every metric, in one table; the page of a process; what each role puts on it, and whether the role can do its work.
+"""All metrics in one table; the metrics page of a process; the samples and the readiness of each role.
 
-docs/metrics.md is made from the table. It also says what became of each metric of the first design.
+docs/metrics.md is generated from the table. It also maps the metrics of the first design to the current ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Metric(NamedTuple):
-    """One metric: a counter only grows, a gauge is as it is now, a histogram counts observations by size."""
+    """One metric: a counter only grows, a gauge is a current value, a histogram counts observations by size."""
 
     name: str
     kind: str
@@ -44,7 +44,7 @@ class Metric(NamedTuple):
 
 
 def _table(text: str) -> tuple[Metric, ...]:
-    """Metrics, a line each: kind, name with labels, what it tells."""
+    """Parse metrics, one for each line: kind, name with labels, help text."""
     rows = re.findall(r"^(\w+) (\w+)(?:\{([\w,]+)\})?: (.+)$", text, re.MULTILINE)
     return tuple(Metric(name, kind, tuple(filter(None, labels.split(","))), what) for kind, name, labels, what in rows)
 
@@ -52,95 +52,95 @@ def _table(text: str) -> tuple[Metric, ...]:
 NODE: Final = _table("""
 gauge embarcadero_up{role,version}: 1 for every role of this process
 counter process_cpu_seconds_total: processor time of this process, user and system
-gauge process_resident_memory_bytes: memory of this process, its part of the fabric included
+gauge process_resident_memory_bytes: resident memory of this process, including its mapped part of the fabric
 gauge process_open_fds: open files and sockets of this process
-gauge process_start_time_seconds: when this process started, seconds since 1970
+gauge process_start_time_seconds: start time of this process, in seconds since 1970
 """)
 
 BROKER: Final = _table("""
-counter embarcadero_publish_bytes_total{broker,topic}: payload bytes of batches that came in
-counter embarcadero_publish_batches_total{broker,topic}: batches that came in
-counter embarcadero_publish_records_total{broker,topic}: records of batches that came in
+counter embarcadero_publish_bytes_total{broker,topic}: payload bytes of received batches
+counter embarcadero_publish_batches_total{broker,topic}: received batches
+counter embarcadero_publish_records_total{broker,topic}: records of received batches
 counter embarcadero_subscribe_bytes_total{broker,topic}: payload bytes served to readers
 counter embarcadero_subscribe_batches_total{broker,topic}: batches served to readers
 counter embarcadero_subscribe_records_total{broker,topic}: records served to readers
-histogram embarcadero_publish_latency_seconds{broker}: from a whole batch at the broker to its outcome
+histogram embarcadero_publish_latency_seconds{broker}: from the complete receipt of a batch to its outcome
 histogram embarcadero_e2e_latency_seconds{broker}: from the append time to the answer of a waiting read
 counter embarcadero_outcomes_total{broker,outcome}: answers to batches and session requests
-counter embarcadero_duplicates_rejected_total{broker}: batches that were in the log already (DUP_OF, DUP)
+counter embarcadero_duplicates_rejected_total{broker}: received batches that were already in the log (DUP_OF, DUP)
 gauge embarcadero_connections{broker}: clients connected now
-counter embarcadero_connections_total{broker}: clients that ever connected
-counter embarcadero_connections_ended_total{broker,error}: connections that the broker ended because of the peer
+counter embarcadero_connections_total{broker}: connections accepted since the start
+counter embarcadero_connections_ended_total{broker,error}: connections closed by the broker because of the peer's error
 gauge embarcadero_pending_entries{broker}: pending entries that the sequencer has not taken
-gauge embarcadero_pending_slots{broker}: room for pending entries
+gauge embarcadero_pending_slots{broker}: capacity for pending entries
 gauge embarcadero_unresolved_entries{broker}: entries without an outcome
 gauge embarcadero_published_index{broker}: frontier: pending entries below are published
 gauge embarcadero_read_through_index{broker}: frontier: pending entries below were taken by the sequencer
-gauge embarcadero_log_occupancy_ratio{broker}: share of the broker log that unresolved payloads keep
-gauge embarcadero_credit_bytes{broker}: what all clients together may send now
+gauge embarcadero_log_occupancy_ratio{broker}: share of the broker log with unresolved payloads
+gauge embarcadero_credit_bytes{broker}: bytes that all clients together may send now
 gauge embarcadero_backpressure{broker}: 1 while the broker grants no credit
-counter embarcadero_backpressure_total{broker}: how often it stopped granting credit
+counter embarcadero_backpressure_total{broker}: times that the broker stopped granting credit
 gauge embarcadero_fetches_waiting{broker}: reads that wait for records
-gauge embarcadero_unread_bytes{broker}: what clients have not read yet, and room for reads of files and tables
-gauge embarcadero_unread_connections{broker}: connections that hold such answers
-counter embarcadero_unread_waits_total{broker}: how often a read had to wait for the memory of answers
+gauge embarcadero_unread_bytes{broker}: memory of answers that clients have not read yet, and of reads from files and tables
+gauge embarcadero_unread_connections{broker}: connections with such answers
+counter embarcadero_unread_waits_total{broker}: times that a read had to wait for the memory of answers
 counter embarcadero_references_copied_total{broker}: batches by reference whose staged bytes were copied
-gauge embarcadero_references_waiting{broker}: batches that wait for a staged one to be read from a file
+gauge embarcadero_references_waiting{broker}: batches that wait until a staged batch is read from a file
 gauge embarcadero_acks_waiting_for_disks{broker}: acks (ack=2) that wait until their batch is durable
 gauge embarcadero_log_kept_for_disks_ratio{broker}: share of the broker log that is kept for replicas
 gauge embarcadero_durable_index{broker,lane}: frontier: batches of the lane below are durable, as counted by the broker
 gauge embarcadero_tier_lag_batches{broker,lane}: durable batches of the lane that are not in its topic's table yet
-gauge embarcadero_warm_reads{broker}: reads of segment files that run or wait
+gauge embarcadero_warm_reads{broker}: reads of segment files, running or queued
 counter embarcadero_warm_reads_total{broker}: reads of segment files
-counter embarcadero_warm_reads_ahead_total{broker}: fetches whose segment file was read before they came
-gauge embarcadero_readers{broker,topic}: connections that read a topic, and asked for records in the last minute
-gauge embarcadero_reader_lag_batches{broker,topic}: how far the slowest of them is behind the ordered frontier
+counter embarcadero_warm_reads_ahead_total{broker}: fetches served by read-ahead of a segment file
+gauge embarcadero_readers{broker,topic}: connections that read the topic and sent a fetch in the last minute
+gauge embarcadero_reader_lag_batches{broker,topic}: batches that the slowest of these readers is behind the ordered frontier
 gauge embarcadero_lane_index{broker,topic}: orders 0 and 1, frontier of the broker's own lane: batches below are in it
 gauge embarcadero_lane_seq{broker,topic}: the same: records below are in it
 gauge embarcadero_followed_epoch{broker}: the epoch that the broker follows; 0 before the first
 """)
 
 SEQUENCER: Final = _table("""
-gauge embarcadero_sequencer_standby{candidate}: 1 while this process stands by, 0 while it reigns and has the others
+gauge embarcadero_sequencer_standby{candidate}: 1 while this process stands by, 0 while it leads and has the other metrics
 gauge embarcadero_epoch: the sequencer's epoch
-counter embarcadero_epoch_increments_total: epochs opened since the fabric was made
+counter embarcadero_epoch_increments_total: epochs opened since the fabric was created
 counter embarcadero_sequencer_failovers_total: epochs opened after the first: each was a takeover
-counter embarcadero_broker_failures_total: broker incarnations that this sequencer closed, whatever their end was
-counter embarcadero_rounds_total: rounds, idle ones included
+counter embarcadero_broker_failures_total: broker incarnations that this sequencer closed, for any reason
+counter embarcadero_rounds_total: rounds, including idle rounds
 counter embarcadero_entries_total: pending entries decided on
-histogram embarcadero_round_entries: entries of a round that had any
-histogram embarcadero_sequencer_latency_seconds: duration of a round that had entries
+histogram embarcadero_round_entries: entries of a round, without idle rounds
+histogram embarcadero_sequencer_latency_seconds: duration of a round, without idle rounds
 gauge embarcadero_ordered_index{topic}: frontier: batches and session entries below are ordered
 gauge embarcadero_ordered_seq{topic}: frontier: records below are ordered
-gauge embarcadero_sessions{topic,state}: sessions in the table: open, or fenced and kept for a while
+gauge embarcadero_sessions{topic,state}: sessions in the table: open, or fenced and kept for some time
 counter embarcadero_sessions_opened_total{topic}: sessions opened or continued
 counter embarcadero_sessions_closed_total{topic}: sessions closed by their publishers
 counter embarcadero_sessions_fenced_total{topic,why}: sessions fenced: gap, overflow, idle, replaced, restart
-gauge embarcadero_level5_clients_active: open sessions that are strong
+gauge embarcadero_level5_clients_active: open strong sessions
 gauge embarcadero_hold_buffer_entries: batches that wait for a gap to close
-gauge embarcadero_hold_buffer_slots: room for them
-counter embarcadero_hold_buffer_timeouts_total: gaps whose time was over
+gauge embarcadero_hold_buffer_slots: capacity of the reorder buffer
+counter embarcadero_hold_buffer_timeouts_total: gaps that reached their timeout
 counter embarcadero_gaps_skipped_total: gaps declared lost (on_gap=skip)
-gauge embarcadero_sequencer_hold_buffer_entries{topic}: batches that wait, by topic
-gauge embarcadero_sequencer_hold_buffer_age_ms{topic}: age of the oldest gap; 0 without one
-histogram embarcadero_sequencer_cascade_release_depth{topic}: waiting batches released at once
+gauge embarcadero_sequencer_hold_buffer_entries{topic}: batches that wait for a gap to close, by topic
+gauge embarcadero_sequencer_hold_buffer_age_ms{topic}: age of the oldest gap; 0 without a gap
+histogram embarcadero_sequencer_cascade_release_depth{topic}: waiting batches released together
 counter embarcadero_sequencer_skip_total{topic,reason}: SKIP entries; the reason is always timeout
 gauge embarcadero_sequencer_checkpoint_write_duration_us{topic}: duration of the last checkpoint
 gauge embarcadero_sequencer_checkpoint_age_sec{topic}: age of the last checkpoint; 0 before the first
 gauge embarcadero_sequencer_checkpoint_client_count{topic}: sessions in the last checkpoint
-gauge embarcadero_sequencer_durable_index{topic}: batches and session entries below are on enough disks, as last counted
-counter embarcadero_sequencer_roomless_total{topic}: entries refused because too much is not durable yet
-counter embarcadero_ranges_sealed_total: ranges sealed by this sequencer, usually because a replica had to be replaced
-counter embarcadero_range_seals_failed_total: attempts to do so that came to nothing
+gauge embarcadero_sequencer_durable_index{topic}: batches and session entries below are on enough disks, by the last count
+counter embarcadero_sequencer_roomless_total{topic}: entries refused because too many entries are not durable yet
+counter embarcadero_ranges_sealed_total: ranges sealed by this sequencer, usually to replace a replica
+counter embarcadero_range_seals_failed_total: failed attempts to seal a range
 gauge embarcadero_lanes_recovering: lanes that wait for replicas after a restart
-counter embarcadero_lanes_recovered_total: lanes that came back from disk
-gauge embarcadero_recovery_seconds: from the start of this epoch to the last lane that came back; 0 without one
+counter embarcadero_lanes_recovered_total: lanes recovered from disk
+gauge embarcadero_recovery_seconds: from the start of this epoch to the recovery of the last lane; 0 without a recovery
 """)
 
 REPLICA: Final = _table("""
 counter embarcadero_replica_entries_total{replica}: entries appended from the fabric
 counter embarcadero_replica_bytes_total{replica}: payload bytes appended from the fabric
-counter embarcadero_replica_commits_total{replica}: commits: each is one fdatasync for whatever had come
+counter embarcadero_replica_commits_total{replica}: commits: each is one fdatasync for all entries appended before it
 histogram embarcadero_replica_commit_entries{replica}: entries of a commit
 histogram embarcadero_replica_fsync_latency_seconds{replica}: duration of a commit's fdatasync
 counter embarcadero_replica_repaired_entries_total{replica}: entries copied from other replicas' files
@@ -148,26 +148,26 @@ counter embarcadero_replica_repaired_bytes_total{replica}: payload bytes copied 
 counter embarcadero_replica_damage_total{replica}: damaged pieces found in its files
 counter embarcadero_replica_disk_errors_total{replica}: writes, syncs and opens that failed
 counter embarcadero_replica_checkpoints_total{replica}: session checkpoints written to disk
-counter embarcadero_replica_dropped_bytes_total{replica}: bytes of segments given up by trims and retention
-counter embarcadero_replica_scrubbed_bytes_total{replica}: bytes of old segments read and checked
-gauge embarcadero_replica_trouble{replica,trouble}: 1 while it has it: disk_full, disk_failed, read_only, damaged
+counter embarcadero_replica_dropped_bytes_total{replica}: bytes of segments removed by trims and retention
+counter embarcadero_replica_scrubbed_bytes_total{replica}: bytes of old segments read and verified
+gauge embarcadero_replica_trouble{replica,trouble}: 1 while the trouble lasts: disk_full, disk_failed, read_only, damaged
 gauge embarcadero_replica_ranges{replica,state}: its ranges: open, complete, incomplete, not opened yet
 gauge embarcadero_replica_disk_bytes{replica}: bytes of its segments
-gauge embarcadero_replica_disk_free_bytes{replica}: room on its disk
-gauge embarcadero_replication_lag_batches{replica,topic,lane}: how far its durable line is behind the ordered frontier
+gauge embarcadero_replica_disk_free_bytes{replica}: free space on its disk
+gauge embarcadero_replication_lag_batches{replica,topic,lane}: batches that its durable line is behind the ordered frontier
 """)
 
 ALL: Final = (*NODE, *BROKER, *SEQUENCER, *REPLICA)
 BY_NAME: Final = {metric.name: metric for metric in ALL}
 
-_MAPPED = "the fabric is mapped memory: processors move the bytes, there is no call that could be counted or timed; see"
+_MAPPED = "the fabric is mapped memory: processors move the bytes, and there is no call to count or to time; see"
 
 SEEDS: Final[dict[str, str]] = {
     "embarcadero_publish_bytes_total": "also by topic",
     "embarcadero_publish_batches_total": "also by topic",
     "embarcadero_subscribe_bytes_total": "also by topic",
-    "embarcadero_publish_latency_seconds": "a histogram: take quantiles with histogram_quantile()",
-    "embarcadero_e2e_latency_seconds": "a histogram, from the append time on; the one above has what a publisher waits",
+    "embarcadero_publish_latency_seconds": "a histogram: compute quantiles with histogram_quantile()",
+    "embarcadero_e2e_latency_seconds": "a histogram, from the append time on; the metric above has a publisher's wait",
     "embarcadero_sequencer_latency_seconds": "a histogram",
     "embarcadero_level5_clients_active": "",
     "embarcadero_hold_buffer_entries": "",
@@ -175,7 +175,7 @@ SEEDS: Final[dict[str, str]] = {
     "embarcadero_gaps_skipped_total": "",
     "embarcadero_duplicates_rejected_total": "by broker; a duplicate is answered with the first copy's position",
     "embarcadero_sequencer_hold_buffer_entries": "by topic: the sequencer has no shards",
-    "embarcadero_sequencer_hold_buffer_age_ms": "by topic; of the oldest gap, without quantiles",
+    "embarcadero_sequencer_hold_buffer_age_ms": "by topic; for the oldest gap, without quantiles",
     "embarcadero_sequencer_cascade_release_depth": "by topic; a histogram",
     "embarcadero_sequencer_skip_total": "by topic; the reason is always timeout",
     "embarcadero_sequencer_nop_entries_total": "gone, because there are no NOP entries: results resolve duplicates",
@@ -192,13 +192,13 @@ SEEDS: Final[dict[str, str]] = {
     "embarcadero_cxl_read_latency_ns": f"gone, because {_MAPPED} embarcadero_e2e_latency_seconds",
     "embarcadero_cxl_write_latency_ns": f"gone, because {_MAPPED} embarcadero_publish_latency_seconds",
 }
-"""Metrics of the seeds' appendix C: a remark, or why it is gone."""
+"""Metrics of the first design: a remark, or the reason for the removal."""
 
 
 # --- page -------------------------------------------------------------------------------------------------------------
 # A page of metrics in the Prometheus text format.
 #
-# Written here, and not by a library, because it is made in a broker's event loop: this takes a tenth of the time.
+# Not written with a library, because it runs in a broker's event loop: this code takes a tenth of the time.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -209,12 +209,12 @@ class Page:
         self._lines: defaultdict[str, list[str]] = defaultdict(list)
 
     def put(self, name: str, value: float, **labels: object) -> None:
-        """One value of a counter or gauge."""
+        """Add one value of a counter or gauge."""
         invariant(BY_NAME[name].labels == tuple(labels), f"{name} has its labels")
         self._lines[name].append(f"{name}{_braces(labels)} {value}")
 
     def histogram(self, name: str, found: Histogram, unit: float = 1, **labels: object) -> None:
-        """A histogram whose bounds and sum are multiplied by `unit`."""
+        """Add a histogram; multiply its bounds and its sum by `unit`."""
         invariant(BY_NAME[name].labels == tuple(labels), f"{name} has its labels")
         lines, sums = self._lines[name], list(itertools.accumulate(found.counts))
         for bound, count in zip([f"{bound * unit:g}" for bound in found.bounds] + ["+Inf"], sums, strict=True):
@@ -223,7 +223,7 @@ class Page:
         lines.append(f"{name}_count{_braces(labels)} {sums[-1]}")
 
     def text(self) -> bytes:
-        """The page."""
+        """Return the page."""
         made = []
         for name, lines in self._lines.items():
             metric = BY_NAME[name]
@@ -232,7 +232,7 @@ class Page:
 
 
 def _braces(labels: dict[str, object]) -> str:
-    """Labels as text. Their values are numbers and names of ours: nothing in them needs an escape."""
+    """Format labels. Their values are numbers and our own names, so they need no escapes."""
     return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}" if labels else ""
 
 
@@ -247,20 +247,20 @@ class WatchedRole(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called now."""
+        """The current name of the role."""
         ...
 
     def write(self, page: Page) -> None:
-        """Put its metrics on the page."""
+        """Add the metrics of the role to the page."""
         ...
 
     async def unready(self) -> str:
-        """Why it cannot do its work now; empty when it can."""
+        """Return the reason why the role cannot work now; empty if it can."""
         ...
 
 
 def write_process(page: Page) -> None:
-    """Facts about this process."""
+    """Add the metrics of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     page.put("process_cpu_seconds_total", used.ru_utime + used.ru_stime)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -276,12 +276,12 @@ class WatchedBroker:
         self._broker, self.name = broker, broker.member.region_prefix
 
     async def unready(self) -> str:
-        """A broker is ready while it is a member and a sequencer's heart beats: we wait for the next beat."""
+        """A broker is ready while it is a member and the sequencer sends heartbeats. Waits for the next heartbeat."""
         broker, give_up = self._broker, time.monotonic() + SILENT_S
         first = broker.epoch.heartbeat()
         while True:
             if broker.deposed or broker.leaving:
-                return "leaving" if broker.leaving else "another incarnation has its place"
+                return "leaving" if broker.leaving else "another incarnation has replaced it"
             if broker.epoch.number == 0:
                 return "no sequencer has started an epoch yet"
             if broker.epoch.heartbeat() != first:
@@ -291,7 +291,7 @@ class WatchedBroker:
             await asyncio.sleep(HEARTBEAT_S / 4)
 
     def write(self, page: Page) -> None:
-        """Everything of a broker."""
+        """Add the metrics of the broker."""
         broker, counters, ingest = self._broker, self._broker.counters, self._broker.ingest
         number = broker.member.broker
         self._write_traffic(page, "publish", counters.came_in)
@@ -333,7 +333,7 @@ class WatchedBroker:
             page.put("embarcadero_reader_lag_batches", max(lags), broker=number, topic=topic)
 
     def _write_disks(self, page: Page) -> None:
-        """What waits for disks, and what is read from them."""
+        """Add metrics of waits for disks, and of reads from disks."""
         broker, number = self._broker, self._broker.member.broker
         awaiting, disks = broker.awaiting, broker.readers.disks
         page.put("embarcadero_acks_waiting_for_disks", awaiting.waiting, broker=number)
@@ -363,11 +363,11 @@ class WatchedSequencer:
         self.sequencer, self._clock, self.name = sequencer, clock, f"sequencer-{sequencer.epoch}"
 
     async def unready(self) -> str:
-        """A sequencer is ready from the start of its epoch to that of the next."""
+        """A sequencer is ready from the start of its epoch to the start of the next epoch."""
         return "another sequencer has taken over" if self.sequencer.deposed else ""
 
     def write(self, page: Page) -> None:
-        """Everything of a sequencer."""
+        """Add the metrics of the sequencer."""
         sequencer, counters = self.sequencer, self.sequencer.counters
         orders = [lane.order for lane in sequencer.lanes.values()]
         page.put("embarcadero_epoch", sequencer.epoch)
@@ -420,9 +420,9 @@ class WatchedSequencer:
 
 
 # --- candidate --------------------------------------------------------------------------------------------------------
-# A sequencer's process as the endpoint sees it: the sequencer of an epoch, or one that stands by.
+# A sequencer process at the endpoint: the leader of an epoch, or a standby.
 class WatchedCandidate:
-    """One sequencer process over all epochs that it leads."""
+    """One sequencer process, over all epochs in which it leads."""
 
     def __init__(self, number: int, clock: Clock) -> None:
         self._number, self._clock = number, clock
@@ -430,15 +430,15 @@ class WatchedCandidate:
 
     @property
     def sequencer(self) -> Sequencer | None:
-        """The sequencer that it is; None while it stands by."""
+        """The sequencer of the epoch it leads; None while it stands by."""
         return None if self._leader is None else self._leader.sequencer
 
     def lead(self, sequencer: Sequencer) -> None:
-        """It leads an epoch, as this sequencer."""
+        """Switch to leader, with the sequencer of the new epoch."""
         self._leader = WatchedSequencer(sequencer, self._clock)
 
     def stand_by(self) -> None:
-        """It leads no more."""
+        """Switch to standby."""
         self._leader = None
 
     @property
@@ -447,18 +447,18 @@ class WatchedCandidate:
         return f"standby-{self._number}" if self._leader is None else self._leader.name
 
     async def unready(self) -> str:
-        """One that stands by is ready for that."""
+        """A standby is always ready."""
         return "" if self._leader is None else await self._leader.unready()
 
     def write(self, page: Page) -> None:
-        """Whether it stands by; everything of a sequencer if it is one."""
+        """Add whether it stands by, and the metrics of the sequencer while it leads."""
         page.put("embarcadero_sequencer_standby", int(self._leader is None), candidate=self._number)
         if self._leader is not None:
             self._leader.write(page)
 
 
 # --- replica ----------------------------------------------------------------------------------------------------------
-# A replica as the endpoint sees it: what it counts, how far its lanes are behind, and whether it can do its work.
+# A replica at the endpoint: its counters, the lag of its lanes, and its readiness.
 
 
 class WatchedReplica:
@@ -468,16 +468,16 @@ class WatchedReplica:
         self._replica, self.name = replica, replica.member.ref.region_prefix
 
     async def unready(self) -> str:
-        """A replica is ready while it is a member and its disk takes what is written."""
+        """A replica is ready while it is a member and its disk accepts writes."""
         replica = self._replica
         if replica.deposed:
-            return "another incarnation has its place"
+            return "another incarnation has replaced it"
         if replica.health.trouble & ~Trouble.DAMAGED:
             return f"{'; '.join(health_in_words(replica.health.trouble))} ({replica.health.reason})"
         return ""
 
     def write(self, page: Page) -> None:
-        """Everything of a replica."""
+        """Add the metrics of the replica."""
         replica, counters = self._replica, self._replica.counters
         number = replica.member.replica
         page.put("embarcadero_replica_entries_total", counters.entries, replica=number)
@@ -507,43 +507,55 @@ class WatchedReplica:
 
 
 # --- docs -------------------------------------------------------------------------------------------------------------
-# docs/metrics.md, made from the catalog: `python -m embarcadero.watch.metrics > docs/metrics.md`.
+# docs/metrics.md, generated from the table: `python -m embarcadero.watch.metrics > docs/metrics.md`.
 _HEAD = """# Metrics
 
-Every node process serves four pages over HTTP: `/metrics` in the Prometheus text format, `/health` and `/ready` as
-small JSON, and `/targets`, the addresses of all processes of the cluster for Prometheus's `http_sd_configs`
-([operations-systemd](operations-systemd.md) has the scrape configuration, alert rules and a dashboard). A process that
-died stays in `/targets` until it runs again, so Prometheus has `up == 0` for it; one that was stopped in order leaves.
-`embarcadero status` tells the addresses. `embarcadero up --metrics-port 9100` makes them fixed: the first sequencer's
-is 9100, broker 0's 9101, and so on, replicas after the last broker; with `--processes one` there is only 9100. When a
-sequencer that stands by takes over, its process serves the metrics of the sequencer, so let Prometheus discover ports.
-They are on loopback unless `--metrics-host` says otherwise; nobody is asked for a password, so keep it to networks you
-trust.
+Every node process serves four pages over HTTP:
+
+- `/metrics`: the metrics, in the Prometheus text format;
+- `/health` and `/ready`: small JSON documents;
+- `/targets`: the addresses of all processes of the cluster, for Prometheus's `http_sd_configs`.
+
+[operations-systemd](operations-systemd.md) has the scrape configuration, alert rules and a dashboard.
+
+A process that died stays in `/targets` until it runs again, so Prometheus has `up == 0` for it. A
+process that was stopped in order leaves the list.
+
+`embarcadero status` prints the addresses. `embarcadero up --metrics-port 9100` makes the ports
+fixed: 9100 for the first sequencer, 9101 for broker 0, and so on. Replicas follow the last broker.
+With `--processes one` there is only 9100. When a standby takes over, its process serves the metrics
+of the sequencer, so let Prometheus discover the ports.
+
+The pages are on loopback unless `--metrics-host` sets another address. They need no password, so
+expose them only to networks that you trust.
 
 | page | 200 when | else |
 | --- | --- | --- |
-| `/health` | all roles of the process run | 503, and which does not |
-| `/ready` of a broker | it is a member and the sequencer's heart beats | 503, and why |
-| of the sequencer | its epoch is the newest | 503, and why |
-| of a replica | it is a member and its disk takes what is written | 503, and why |
+| `/health` | all roles of the process run | 503, and the roles that do not run |
+| `/ready` of a broker | it is a member and the sequencer sends heartbeats | 503, and the reason |
+| of the sequencer | its epoch is the newest | 503, and the reason |
+| of a replica | it is a member and its disk accepts writes | 503, and the reason |
 
-A page costs its process about a millisecond, and nothing while nobody asks: roles keep plain counters, touched once per
-batch or per round. Counters start from zero with every incarnation. A reader that moved to another broker may be
-counted at the earlier one for a minute. A reader that asks for nothing for a minute is not counted any more, nor is its
-lag: whether it ended, or is stuck in its own work, a broker can't tell. For a topic that must be read, also alert on
-`embarcadero_readers`, or look at the places of named readers (`embarcadero topic describe`).
+A page costs its process about a millisecond. Without requests there is no cost: roles keep plain
+counters, updated once for each batch or round. Counters start from zero with every incarnation.
+
+A reader that moved to another broker may be counted at the earlier broker for a minute. A reader
+that sends no fetch for a minute is not counted any more, and neither is its lag: a broker cannot
+distinguish a reader that ended from a reader that is stuck. If a topic must always have a reader,
+also alert on `embarcadero_readers`, or check the positions of named readers
+(`embarcadero topic describe`).
 """
 
 
 def metrics_page() -> str:
-    """The whole page."""
+    """Return docs/metrics.md."""
     parts = [_HEAD]
     tables = {"Of every process": NODE, "Of a broker": BROKER, "Of the sequencer": SEQUENCER, "Of a replica": REPLICA}
     for title, metrics in tables.items():
-        parts.append(f"\n## {title}\n\n| name | kind | labels | what |\n| --- | --- | --- | --- |\n")
+        parts.append(f"\n## {title}\n\n| name | kind | labels | meaning |\n| --- | --- | --- | --- |\n")
         parts += [_row(metric) for metric in metrics]
-    parts.append("\n## What became of the metrics of the first design\n\n| name there | here |\n| --- | --- |\n")
-    parts += [f"| `{name}` | {remark or 'as it was'} |\n" for name, remark in SEEDS.items()]
+    parts.append("\n## Metrics of the first design\n\n| name in the first design | now |\n| --- | --- |\n")
+    parts += [f"| `{name}` | {remark or 'unchanged'} |\n" for name, remark in SEEDS.items()]
     return "".join(parts)
 
 

@@ -1,6 +1,6 @@
-"""Regions of the fabric and segments of replicas' folders, decoded: of a running cluster or a stopped one.
+"""Decode regions of the fabric and segments of replicas' folders, of a running or a stopped cluster.
 
-Nothing is changed, and a sparse region is never mapped: files are read.
+Read-only. Sparse regions are read as files and never mapped.
 """
 
 from __future__ import annotations
@@ -74,16 +74,16 @@ _NOTHING: Final = {"session": NO_SESSION, "origin": NO_HANDLE, "index": NO_INDEX
 
 
 class ReadOnlyFabric(SharedFabric):
-    """A fabric to look at. Its generation is that of the regions found, if it is not given."""
+    """A fabric to inspect. Without a given generation, it takes the generation of the regions it finds."""
 
     def __init__(self, folder: Path, generation: int | None = None) -> None:
         if not folder.is_dir():
-            raise BadRegion(f"there is no fabric in {folder}", "it goes when its cluster is stopped")
+            raise BadRegion(f"there is no fabric in {folder}", "a stopped cluster has none; start it")
         super().__init__(folder, generation or 0)
         self._any_generation = generation is None
 
     def attach(self, name: str, writable: bool = False) -> SharedRegion:  # noqa: ARG002 - never
-        """Map a region; copy it if it is sparse, because looking at a hole in a map would fill it."""
+        """Map a region. Copy it if it is sparse, because reading a hole in a map would fill it."""
         path = self._path(name)
         try:
             with path.open("rb") as file:
@@ -95,20 +95,20 @@ class ReadOnlyFabric(SharedFabric):
                 file.seek(0)
                 data = np.fromfile(file, dtype=np.uint8) if sparse or size < SUPERBLOCK.itemsize else None
         except OSError as problem:
-            raise BadRegion(f"region {name} can't be read: {problem.strerror}", "see `inspect regions`") from None
+            raise BadRegion(f"cannot read region {name}: {problem.strerror}", "see `inspect regions`") from None
         try:
             if data is None:
                 region = super().attach(name)
             else:
                 region = SharedRegion(name, read_superblock(name, data, self.generation), data, choose(True), path)
         except ValueError as problem:
-            raise BadRegion(f"region {name}: {problem}", "it was made by another program") from None
+            raise BadRegion(f"region {name}: {problem}", "it was created by another program") from None
         check_shape(name, region.shape)
         return region
 
 
 def check_shape(name: str, shape: Shape) -> None:
-    """A superblock that contradicts itself would lead us out of the region."""
+    """Raise BadRegion if a superblock contradicts itself: decoding it would read outside the region."""
     slots, size = shape.slots, shape.size
     match shape.kind:
         case RegionKind.ORDER | RegionKind.PENDING | RegionKind.RESULTS:
@@ -130,12 +130,12 @@ def check_shape(name: str, shape: Shape) -> None:
     if not right:
         raise BadRegion(
             f"region {name}: its superblock contradicts itself ({shape.kind.name}, {slots} slots, {size} bytes)",
-            "it was damaged, or made by another program",
+            "it was damaged, or created by another program",
         )
 
 
 def list_regions(fabric: ReadOnlyFabric) -> list[Facts]:
-    """All regions; a damaged one is named with its problem."""
+    """List all regions; a damaged region has its problem."""
     found = []
     for name in fabric.names():
         try:
@@ -157,7 +157,7 @@ def _superblock(shape: Shape) -> Facts:
 
 
 def read_region(fabric: ReadOnlyFabric, name: str, start: int | None, limit: int) -> Facts:
-    """A region: its superblock, its frontiers and numbers, and up to `limit` rows (from `start` on, else the last)."""
+    """Decode a region: superblock, frontiers, and up to `limit` rows (from `start` on, by default the last rows)."""
     region = fabric.attach(name)
     decode: dict[RegionKind, Callable[[], Facts]] = {
         RegionKind.EPOCHS: lambda: _epochs(region, limit),
@@ -176,12 +176,12 @@ def read_region(fabric: ReadOnlyFabric, name: str, start: int | None, limit: int
 
 # --- by kind ----------------------------------------------------------------------------------------------------------
 def ring_of(region: Region) -> RingReader:
-    """The ring in a region."""
+    """Open the ring in a region."""
     return RingReader(region, *RINGS[region.shape.kind])
 
 
 def valid_entries(ring: RingReader) -> Entries:
-    """All valid entries of a ring, oldest first; also those behind the frontier."""
+    """All valid entries of a ring, oldest first, including entries that are not published yet."""
     entries = ring.load(0, ring.slots)
     numbers = entries[ring.commit]
     fits = sealed(entries) & (numbers % np.uint64(ring.slots) == np.arange(ring.slots, dtype=np.uint64))
@@ -201,7 +201,7 @@ def _ring(region: Region, start: int | None, limit: int) -> Facts:
 
 
 def rows(entries: Entries) -> list[Facts]:
-    """Entries as plain values; kinds and outcomes by name, "none" as null."""
+    """Convert entries to plain values: kinds and outcomes by name, missing values as None."""
     names = [name for name in entries.dtype.names or () if not name.startswith("pad") and name != "check"]
     made = []
     for values in zip(*(entries[name].tolist() for name in names), strict=True):
@@ -306,12 +306,12 @@ def _checkpoint(fabric: ReadOnlyFabric, name: str, limit: int) -> Facts:
 # --- segments ---------------------------------------------------------------------------------------------------------
 _LANE = re.compile(r"lane-(\d{10})")
 _RANGE = re.compile(r"range-(\d{10})")
-_PLACE = re.compile(r"lane-(\d{10})/range-(\d{10})/(\d{20})\.log$")
+_SEGMENT_PATH = re.compile(r"lane-(\d{10})/range-(\d{10})/(\d{20})\.log$")
 _NEVER_INDEX = 1 << 63
 
 
 def list_segments(disk: Disk, topics: Mapping[int, str]) -> list[Facts]:
-    """All segments of a data directory; a damaged one is named with its problem."""
+    """List all segments of a data directory; a damaged segment has its problem."""
     found = []
     for replica in replica_folders(disk):
         for folder, number, range_number in _copies(disk, replica):
@@ -342,7 +342,7 @@ def _copies(disk: Disk, replica: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _outline(disk: Disk, folder: str, base: int, lane: int, range_number: int) -> Facts:
-    """What a list says about a segment: from its header and footer; the active one is walked through, by entries."""
+    """Describe a segment from its header and footer; an active segment by a walk over its entries."""
     file = join(folder, segment_name(base))
     try:
         segment = SegmentReader(disk, folder, base, lane, range_number)
@@ -371,24 +371,24 @@ def _outline(disk: Disk, folder: str, base: int, lane: int, range_number: int) -
 
 
 def in_words(us: int | None) -> str | None:
-    """A time for people."""
+    """Format a time."""
     return None if us is None else datetime.fromtimestamp(us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S.%fZ")
 
 
 def read_segment(path: Path, start: int | None, limit: int) -> Facts:
-    """One segment: header, footer, what is wrong, how its indexes agree, and up to `limit` entries.
+    """Decode one segment: header, footer, problems, the state of its indexes, and up to `limit` entries.
 
-    The last entries, or those from an index on.
+    By default the last entries, else the entries from index `start` on.
     """
     disk, name = RealDisk(path.parent), path.name
     if path.suffix != LOG or not path.exists():
-        raise BadSegment(f"{path} is no segment", "`embarcadero inspect segments` lists them")
+        raise BadSegment(f"{path} is not a segment", "`embarcadero inspect segments` lists segments")
     file = disk.open(name)
     try:
         size = file.size()
         header = decode_header(file.pread(HEADER_BYTES, 0), str(path))
         if header is None:
-            raise BadSegment(f"the header of {path} is damaged", "`embarcadero verify` says what to do")
+            raise BadSegment(f"the header of {path} is damaged", "run `embarcadero verify`, which names the next steps")
         footer = read_footer(file.pread(FOOTER_BYTES, max(0, size - FOOTER_BYTES)), size, header)
         limit_index = _NEVER_INDEX if footer is None else footer.end_index
         scan = scan_segment(file, header, INDEX_EVERY_BYTES, 0 if footer is None else footer.bytes, limit_index)
@@ -418,16 +418,16 @@ def _header(header: Header) -> Facts:
 
 def _problems(path: Path, header: Header, footer: Footer | None, scan: SegmentScan) -> list[str]:
     found = []
-    place = _PLACE.search(path.as_posix())
-    if place and tuple(map(int, place.groups())) != (header.lane, header.range_number, header.base_seq):
-        found.append("its header names another place than its path")
+    named = _SEGMENT_PATH.search(path.as_posix())
+    if named and tuple(map(int, named.groups())) != (header.lane, header.range_number, header.base_seq):
+        found.append("its header does not match its path")
     for wrong in scan.wrong:
         upto = "the end" if wrong.end is None else wrong.end
         found.append(f"entries {wrong.first} to {upto}, at byte {wrong.position}, are damaged")
     if footer is not None and not scan.wrong and (scan.end, scan.end_seq) != (footer.end_index, footer.end_seq):
-        found.append(f"entries end at {scan.end}, the footer says {footer.end_index}")
+        found.append(f"entries end at index {scan.end}, but the footer has {footer.end_index}")
     if scan.cut:
-        found.append(f"{scan.cut} bytes at the end are torn, or were being written")
+        found.append(f"{scan.cut} bytes at the end are torn, or a write is in progress")
     return found
 
 
@@ -441,7 +441,7 @@ def _indexes(disk: Disk, file: File, footer: Footer | None) -> dict[str, str]:
 
 
 def _entries(disk: Disk, header: Header, first: int, limit: int) -> Entries:
-    """Up to `limit` valid entries from an index on."""
+    """Read up to `limit` valid entries from an index on."""
     segment = SegmentReader(disk, "", header.base_seq, header.lane, header.range_number)
     found: list[Entries] = []
     try:
@@ -459,9 +459,9 @@ def _entries(disk: Disk, header: Header, first: int, limit: int) -> Entries:
 
 
 # --- stored -----------------------------------------------------------------------------------------------------------
-# Batches on replicas' disks, for `inspect`: what has left the fabric is looked for in segment files.
+# Batches on replicas' disks, for `inspect`: batches that have left the fabric are read from segment files.
 class OnDisk(NamedTuple):
-    """A batch's payload, and the replicas whose copy of it is right."""
+    """A batch's payload, and the replicas with a valid copy."""
 
     payload: bytes
     replicas: list[int]
@@ -475,7 +475,7 @@ class ReplicaFolders:
     folders: Mapping[int, Path] = field(default_factory=dict)
 
     def find(self, lane: int, index: int | None, seq: int | None) -> Entries:
-        """The entry at an index, or of the batch that holds a seq; none if no disk has it."""
+        """Find the entry at an index, or of the batch with a seq; no entries if no disk has it."""
         for reader in self._readers(lane, index):
             with suppress(EmbarcaderoError):
                 wanted = reader.find_seq(seq) if index is None and seq is not None else index
@@ -485,7 +485,7 @@ class ReplicaFolders:
         return NO_ENTRIES
 
     def payload(self, lane: int, entry: Entries) -> OnDisk | None:
-        """A batch's payload from any disk; None if no copy is there and right."""
+        """Read a batch's payload from any disk; None without a valid copy."""
         index, found, replicas = int(entry["index"][0]), b"", []
         for replica in self._replicas(lane, index):
             for reader in self._readers(lane, index, replica):

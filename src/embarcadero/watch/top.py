@@ -1,4 +1,4 @@
-"""What `top` shows: a picture of the cluster, made of two looks at its metrics."""
+"""The display of `top`: the state of the cluster, computed from two scrapes of its metrics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BrokerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic. `lag`: batches that its slowest reader is behind; None when nobody reads."""
+    """One topic. `lag`: batches that its slowest reader is behind; None without readers."""
 
     topic: str
     order: int
@@ -66,7 +66,7 @@ class SequencerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Quantiles in seconds; None when nothing was observed."""
+    """Quantiles in seconds; None without observations."""
 
     what: str
     count: int
@@ -75,7 +75,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster at one moment; rates are those of the seconds before."""
+    """The cluster at one moment, with the rates of the previous seconds."""
 
     cluster: str
     time: str
@@ -86,12 +86,12 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_records_s(self) -> float:
-        """Records that came in, a second."""
+        """Records received by all brokers per second."""
         return sum(broker.in_records_s for broker in self.brokers)
 
 
 class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store knows: who there is, and which topics."""
+    """Members, topics, lanes and epoch, from the store."""
 
     cluster: str
     members: list[Member]
@@ -101,7 +101,7 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def picture(facts: StoreFacts, time: str, before: dict[str, Scrape], now: dict[str, Scrape]) -> Picture:
-    """Put together what the store and the nodes tell. Nodes that do not answer are shown as silent."""
+    """Combine the facts of the store and the metrics of the nodes. Nodes that do not answer are shown as silent."""
     nodes = {name: Change(before.get(name), scrape) for name, scrape in now.items()}
     changes = {role: change for name, change in nodes.items() for role in name.split(",")}
     newest = {member.broker: member for member in facts.members}  # sorted by incarnation: the last one stays
@@ -123,10 +123,10 @@ def picture(facts: StoreFacts, time: str, before: dict[str, Scrape], now: dict[s
 
 
 def _broker(member: Member, change: Change | None) -> BrokerRow:
-    who = {"broker": member.broker, "incarnation": member.incarnation, "address": member.address}
+    identity = {"broker": member.broker, "incarnation": member.incarnation, "address": member.address}
     if change is None or member.state is not MemberState.LIVE:
         state = "silent" if member.state is MemberState.LIVE else member.state.value
-        return BrokerRow(**who, state=state)  # type: ignore[arg-type]
+        return BrokerRow(**identity, state=state)  # type: ignore[arg-type]
     number = member.broker
     return BrokerRow(
         broker=number,
@@ -149,7 +149,7 @@ def _broker(member: Member, change: Change | None) -> BrokerRow:
 def _ordered(
     topic: Topic, lanes: list[TopicLane], brokers: dict[int, Change | None], sequencer: Change | None
 ) -> tuple[int, int]:
-    """Next index and seq; of orders 0 and 1 the sums over all lanes: closed ones are in the store."""
+    """Next index and seq. For orders 0 and 1, the sums over all lanes; the store has the ends of closed lanes."""
     name = topic.name
     if topic.order > Order.BROKER:
         metrics = ("embarcadero_ordered_index", "embarcadero_ordered_seq")
@@ -197,7 +197,7 @@ def _topic(
 
 
 def _leader(changes: dict[str, Change]) -> Change | None:
-    """The sequencer of the newest epoch, of all candidates that answer; those that stand by have none."""
+    """The sequencer of the newest epoch among the processes that answer; standbys report no epoch."""
     found = [change for role, change in changes.items() if role.partition(":")[0] == "sequencer"]
     return max(found, key=lambda change: change.value("embarcadero_epoch"), default=None)
 
@@ -233,7 +233,7 @@ def _latency(what: str, changes: list[Change], metric: str) -> Latency:
 
 
 # --- view -------------------------------------------------------------------------------------------------------------
-# A picture of the cluster for the terminal: tables that fit its width, bars and a sparkline.
+# The terminal display: tables that fit the width, bars and a sparkline.
 _WIDE: Final = 120
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _TOPICS_SHOWN: Final = 20
@@ -241,7 +241,7 @@ _STATE: Final = {"live": "green", "silent": "yellow", "dead": "red"}
 
 
 def view(shown: Picture, history: Sequence[float], width: int) -> RenderableType:
-    """Everything; `history` is how many records a second came in, oldest first. Topics come last: there may be many."""
+    """The whole display. `history`: received records per second, oldest first. Topics are last: there may be many."""
     wide = width >= _WIDE
     above = (_head(shown, history, wide), _sequencer_text(shown), _brokers(shown, wide), _latencies(shown))
     return Group(*above, _topics(shown, wide))
@@ -323,7 +323,7 @@ def _sequencer_text(shown: Picture) -> Text:
     first = Text.assemble(("sequencer ", "bold"), (found.state, _STATE.get(found.state, "")), f"  epoch {found.epoch}")
     if found.state == "live":
         first.append(f"  {short(found.rounds_s)} rounds/s  {found.entries_per_round:.1f} entries/round")
-        first.append(f"  {found.sessions:,} sessions  {found.held:,} held")
+        first.append(f"  {found.sessions:,} sessions  {found.held:,} in the reorder buffer")
     return first
 
 
@@ -343,7 +343,7 @@ def _latency_cells(latency: Latency, longest: float) -> list[RenderableType]:
 
 # --- numbers for people -----------------------------------------------------------------------------------------------
 def short(number: float) -> str:
-    """1234567 as 1.2M."""
+    """Format 1234567 as 1.23M."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= 0.9995 * unit:
             return f"{number / unit:.3g}{name}"
@@ -351,12 +351,12 @@ def short(number: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes, in powers of ten."""
+    """Format bytes, in powers of ten."""
     return f"{short(number)}B"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds, with a unit that fits."""
+    """Format seconds, with a suitable unit."""
     if seconds is None:
         return "-"
     if seconds < 1e-3:
@@ -365,14 +365,14 @@ def duration(seconds: float | None) -> str:
 
 
 def bar(share: float, cells: int = 8) -> Text:
-    """A share of 1 as a bar."""
+    """Draw a share of 1 as a bar."""
     filled = min(cells, round(share * cells))
     colour = "red" if share >= 0.8 else "yellow" if share >= 0.5 else "green"
     return Text.assemble(("█" * filled, colour), ("░" * (cells - filled), "dim"), f" {share:4.0%}")
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Values as a row of small bars; the highest fills its cell."""
+    """Draw values as a row of small bars; the highest value fills its cell."""
     highest = max(values, default=0.0)
     if highest <= 0:
         return _SPARKS[0] * len(values)

@@ -1,4 +1,4 @@
-"""Follow a batch or a record through the fabric, and to disk: where each stage left its trace. Nothing here writes."""
+"""Follow a batch or a record through the fabric and to disk, by the trace that each stage leaves. Read-only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REQUEST_NAMES = frozenset(outcome.name for outcome in REQUEST_OUTCOMES)
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
-    """A cluster to look at: its fabric, and what the store knows."""
+    """A cluster to inspect: its fabric, and the facts of its store."""
 
     fabric: ReadOnlyFabric
     topics: list[Topic]
@@ -44,17 +44,17 @@ class TraceSource:
     lanes: list[TopicLane] = field(default_factory=list)
     disks: ReplicaFolders = field(default_factory=ReplicaFolders)
     schemas: Mapping[str, TopicSchemas] = field(default_factory=dict)
-    """By topic: all versions of its schema. A topic that is not here has raw records."""
+    """By topic: all versions of its schema. Topics that are not listed have raw records."""
 
     def topic(self, name: str) -> Topic:
-        """A topic by name."""
+        """Return a topic by name."""
         found = next((topic for topic in self.topics if topic.name == name), None)
         if found is None:
             raise UnknownTopic(f"there is no topic {name!r}", "see `embarcadero topic list`")
         return found
 
     def orders(self, topic: Topic) -> dict[int, Entries]:
-        """By lane: all order entries of a topic that are still in the ring, oldest first."""
+        """The order entries of a topic that are still in the rings, by lane, oldest first."""
         if topic.order > Order.BROKER:
             return {topic.lane: valid_entries(ring_of(self.fabric.attach(order_region(self.epoch, topic.lane))))}
         found = {}
@@ -65,18 +65,18 @@ class TraceSource:
         return found
 
     def order(self, topic: Topic, lane: int | None) -> tuple[int, Entries]:
-        """The order entries of a topic's one lane, or of the given one."""
+        """The order entries of the topic's only lane, or of the given lane."""
         orders = self.orders(topic)
         if lane is None and topic.order <= Order.BROKER:
-            hint = f"say which: --lane, one of {sorted(orders)}"
-            raise BadValue(f"topic {topic.name} has order {topic.order}: a position is in one of its lanes", hint)
+            hint = f"choose a lane with --lane: {sorted(orders)}"
+            raise BadValue(f"topic {topic.name} has order {topic.order}: a position needs a lane", hint)
         number = topic.lane if lane is None else lane
         if number not in orders:
-            raise BadValue(f"lane {number} is not a lane of topic {topic.name}", f"its lanes are {sorted(orders)}")
+            raise BadValue(f"topic {topic.name} has no lane {number}", f"its lanes are {sorted(orders)}")
         return number, orders[number]
 
     def has(self, member: Member, part: str) -> bool:
-        """Whether a region of this broker incarnation is there."""
+        """Whether a region of this broker incarnation exists."""
         return self.fabric.exists(f"{member.region_prefix}/{part}")
 
 
@@ -84,7 +84,7 @@ class TraceSource:
 def find_batch(
     scene: TraceSource, name: str, *, seq: int | None = None, index: int | None = None, lane: int | None = None
 ) -> Facts:
-    """The batch that has a record `seq`, or that is at `index`: its entry, its payload, its first records."""
+    """Find the batch with record `seq`, or at `index`: its entry, its payload, its first records."""
     topic = scene.topic(name)
     number, entries = scene.order(topic, lane)
     if index is not None:
@@ -102,14 +102,14 @@ def find_batch(
 
 def _not_here(topic: Topic, entries: Entries, what: str) -> EmbarcaderoError:
     if not len(entries):
-        return FuturePosition(f"topic {topic.name} has no entries in memory", "publish something first")
+        return FuturePosition(f"topic {topic.name} has no entries in memory", "publish records first")
     ends = f"index {int(entries['index'][0])} to {int(entries['index'][-1])}"
     last = int(entries["seq"][-1]) + int(entries["count"][-1]) - 1
-    return Refused(f"{what} of topic {topic.name} is not in the order ring", f"it holds {ends}, up to seq {last}")
+    return Refused(f"{what} of topic {topic.name} is not in the order ring", f"the ring has {ends}, up to seq {last}")
 
 
 def _payload(scene: TraceSource, topic: Topic, lane: int, entry: Entries) -> Facts:
-    """Where a batch's payload is and what is in it: in memory, else on disks."""
+    """Locate a batch's payload and decode it: from memory, else from disks."""
     schemas = scene.schemas.get(topic.name, RAW)
     facts = _in_memory(scene, entry, schemas)
     if facts["state"] != "freed" or (stored := scene.disks.payload(lane, entry)) is None:
@@ -139,7 +139,7 @@ def _in_memory(scene: TraceSource, entry: Entries, schemas: TopicSchemas) -> Fac
 
 
 def _contents(payload: bytes, entry: Entries, schemas: TopicSchemas) -> Facts:
-    """The first records of a payload, by the schema version of its batch."""
+    """Decode the first records of a payload, with the schema version of its batch."""
     try:
         batch = decode_batch(payload, schemas.of(int(entry["schema"][0])), int(entry["count"][0]), full=True)
     except EmbarcaderoError as problem:
@@ -150,7 +150,7 @@ def _contents(payload: bytes, entry: Entries, schemas: TopicSchemas) -> Facts:
 
 
 def _shown(value: Any) -> Any:
-    """A value of a record for people and JSON: numbers and truth values as they are, else text, cut if it is long."""
+    """Convert a value for people and JSON: numbers and booleans stay, the rest becomes text, cut if it is long."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, bytes):
@@ -160,7 +160,7 @@ def _shown(value: Any) -> Any:
 
 
 def _shown_bytes(value: bytes) -> str:
-    """Text where it is printable text, else hexadecimal; long values are cut."""
+    """Format bytes as text if printable, else as hexadecimal; long values are cut."""
     head = value[:_BYTES_SHOWN]
     more = f" ... ({len(value)} bytes)" if len(value) > _BYTES_SHOWN else ""
     text = head.decode("utf-8", errors="replace")
@@ -169,7 +169,7 @@ def _shown_bytes(value: bytes) -> str:
 
 # --- one record, by session and sequence ------------------------------------------------------------------------------
 def follow(scene: TraceSource, name: str, session: int, sequence: int) -> Facts:
-    """All traces of the batch with this sequence of a session (or of one that continues it), stage by stage."""
+    """All traces of the batch with this sequence of a session, or of a session that continues it, by stage."""
     topic = scene.topic(name)
     if topic.order <= Order.BROKER:
         return _follow_lanes(scene, topic, session, sequence)
@@ -198,15 +198,15 @@ def follow(scene: TraceSource, name: str, session: int, sequence: int) -> Facts:
 
 
 def _follow_lanes(scene: TraceSource, topic: Topic, session: int, sequence: int) -> Facts:
-    """Orders 0 and 1: brokers order and ack by themselves, so a lane's order index is the only trace.
+    """Orders 0 and 1: brokers order and ack by themselves, so the order entries of a lane are the only trace.
 
-    A batch whose ack was lost with its broker is sent again, and may be in two lanes.
+    If an ack is lost with its broker, the publisher sends the batch again, so a batch may be in two lanes.
     """
     copies = {lane: _of(entries, [session], sequence) for lane, entries in scene.orders(topic).items()}
     first = next(((lane, entries[:1]) for lane, entries in copies.items() if len(entries)), None)
     ordered = [{"lane": lane, **row} for lane, entries in copies.items() for row in rows(entries)]
     payload = None if first is None else _payload(scene, topic, *first)
-    verdict = "no trace: it never reached a broker, or everything about it has left the rings"
+    verdict = "no trace: it never reached a broker, or all its entries have left the rings"
     if ordered:
         positions = " and ".join(f"lane {row['lane']} at index {row['index']}, seq {row['seq']}" for row in ordered)
         verdict = f"stored in {positions}; payload {(payload or {}).get('state', 'unknown')}"
@@ -230,7 +230,7 @@ def _of(entries: Entries, sessions: list[int], sequence: int) -> Entries:
 
 
 def _chain(order: Entries, session: int) -> list[int]:
-    """The session, and those that continue it, as far as the ring tells."""
+    """The session, and the sessions that continue it, according to the entries in the ring."""
     found = [session]
     for entry in order[order["kind"] == EntryKind.SESSION_OPEN]:
         if opened_facts(entry).continued in found:
@@ -273,9 +273,9 @@ def _skips(order: Entries, sessions: list[int], sequence: int) -> list[Facts]:
 
 
 def _in_results(scene: TraceSource, topic: Topic, sessions: list[int], sequence: int, ordered: Entries) -> list[Facts]:
-    """Outcomes, and whether their broker has read them: then the ack is on its way to the publisher, or there.
+    """Outcomes, and whether their broker has read them: then the ack is sent, or about to be sent.
 
-    A result does not name its topic; it is this one's if its position is, or if its pending entry says so.
+    A result does not name its topic: it belongs to this topic if its position or its pending entry does.
     """
     found, positions = [], set(ordered["index"].tolist())
     for member in scene.members:
@@ -299,20 +299,20 @@ def _in_results(scene: TraceSource, topic: Topic, sessions: list[int], sequence:
 
 
 def _verdict(stages: dict[str, Any]) -> str:
-    """In one sentence, how far it got."""
+    """Summarize the last stage in one sentence."""
     if stages["ordered"]:
         entry, payload = stages["ordered"][0], stages["payload"] or {}
-        acked = "acked" if any(result["acked"] for result in stages["results"]) else "no trace of its ack any more"
+        acked = "acked" if any(result["acked"] for result in stages["results"]) else "no trace of its ack"
         where = f"stored at index {entry['index']}, seq {entry['seq']}"
         return f"{where}; {acked}; payload {payload.get('state', 'unknown')}"
     if stages["skipped"]:
-        return "declared lost: its gap was skipped before it came"
+        return "declared lost: its gap was skipped before it arrived"
     if stages["held"]:
-        return "waits in a held slot until the gap before it closes"
+        return "waits in the reorder buffer until the gap before it closes"
     if stages["results"]:
         return f"answered {stages['results'][-1]['outcome']}, and not stored"
     if any(entry["published"] and not entry["taken"] for entry in stages["pending"]):
         return "published by its broker, and not yet taken by the sequencer"
     if stages["pending"]:
         return "taken by the sequencer; its outcome is no longer in the rings"
-    return "no trace: it never reached a broker, or everything about it has left the rings"
+    return "no trace: it never reached a broker, or all its entries have left the rings"
