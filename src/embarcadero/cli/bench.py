@@ -1,4 +1,4 @@
-"""bench: how fast a running cluster publishes, reads, and answers one record, as its clients see it."""
+"""bench: measure publishing, reading and the round trip of one record, through the client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _INTERRUPTED: Final = 130
 _SECONDS: Final = 5.0
 _TRIPS_MAX: Final = 1_000
 _READ_BYTES: Final = 128 * MIB
-"""So much of the end of a topic is read again and again: it is in the memory of the brokers."""
+"""The size of the topic's end that is read repeatedly: it is in the memory of the brokers."""
 _BATCH_KIB_MAX: Final = 4_096
 _PUBLISHERS_MAX: Final = 64
 _LOOK_S: Final = 0.1
@@ -39,7 +39,7 @@ _WIDTHS: Final = (-10, 11, 7, 8, 9, 7, 7, 7)
 
 
 class Measurement(StrEnum):
-    """What can be measured."""
+    """The measurements."""
 
     PUBLISH = "publish"
     READ = "read"
@@ -47,7 +47,7 @@ class Measurement(StrEnum):
 
 
 class Load(NamedTuple):
-    """What is published, and when each measurement ends: at the first of its bounds."""
+    """The load, and the bounds of each measurement: it ends at the first one."""
 
     record_bytes: int
     batch_kib: int
@@ -58,12 +58,12 @@ class Load(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Records of a batch."""
+        """Records in a batch."""
         return max(1, self.batch_kib * KIB // self.record_bytes)
 
 
 class Figures(NamedTuple):
-    """One measurement. Latencies in ms, None where there is none; not `complete`: Ctrl-C ended it."""
+    """The result of a measurement. Latencies in ms, or None; `complete` is False after Ctrl-C."""
 
     measured: str
     records: int
@@ -77,7 +77,7 @@ class Figures(NamedTuple):
     complete: bool
 
     def line(self) -> str:
-        """The figures as a line below those of _COLUMNS."""
+        """Format the figures as a row below _COLUMNS."""
         latencies = ("" if ms is None else f"{ms:,.2f}" for ms in (self.p50_ms, self.p99_ms, self.max_ms))
         rates = f"{self.mb_s:,.2f}", f"{self.records_s:,.0f}"
         return _aligned((self.measured, f"{self.records:,}", f"{self.seconds:.2f}", *rates, *latencies))
@@ -90,7 +90,7 @@ def _aligned(cells: Iterable[str]) -> str:
 
 
 class Meter:
-    """Counts what a measurement did so far. Threads may add to it at once."""
+    """Counts the progress of a measurement. Threads may add to it concurrently."""
 
     def __init__(self, load: Load) -> None:
         self._records_max, self._seconds = load.records, load.seconds
@@ -103,11 +103,11 @@ class Meter:
         self.error: BaseException | None = None
 
     def claim(self, records: int) -> int:
-        """How many of so many records may still be sent or read; 0: the measurement is over."""
+        """Return how many of these records may still be sent or read; 0: the measurement is over."""
         now = time.perf_counter()
         with self._lock:
             if not self._claimed:
-                self._began = self._last = now  # what came before was preparation
+                self._began = self._last = now  # the time before the first claim was preparation
             late = self._seconds is not None and now - self._began >= self._seconds
             if late or self.stopped.is_set() or self.error is not None:
                 return 0
@@ -116,7 +116,7 @@ class Meter:
             return taken
 
     def add(self, records: int, size: int, began: float | None = None) -> None:
-        """Count records that are done; `began`: when their batch was handed over."""
+        """Count completed records; `began`: the time when their batch was passed to the publisher."""
         now = time.perf_counter()
         with self._lock:
             self.records += records
@@ -126,12 +126,12 @@ class Meter:
                 self._latencies.append((now - began) * 1_000)
 
     def fail(self, error: BaseException) -> None:
-        """Keep the first error: it ends the measurement."""
+        """Record the first error, which ends the measurement."""
         with self._lock:
             self.error = self.error or error
 
     def figures(self, part: Measurement) -> Figures:
-        """What was measured so far."""
+        """The figures so far."""
         with self._lock:
             seconds = max(self._last - self._began, 1e-9)
             ordered = sorted(self._latencies)
@@ -160,42 +160,42 @@ def _quantile(ordered: Sequence[float], share: float) -> float | None:
 
 def bench(
     only: Annotated[
-        list[Measurement] | None, typer.Option(show_default=False, help="Measure only this; give it again for more.")
+        list[Measurement] | None, typer.Option(show_default=False, help="Measure only this; repeat the option for more.")
     ] = None,
     topic: Annotated[
         str | None,
         typer.Option(
-            show_default=False, help="An existing topic; it keeps the records. Default: a fresh one, deleted."
+            show_default=False, help="An existing topic; it keeps the records. Default: a temporary topic."
         ),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(show_default=False, help="How long each measurement takes. Default: 5.")
+        float | None, typer.Option(show_default=False, help="Seconds for each measurement. Default: 5.")
     ] = None,
     records: Annotated[
-        int | None, typer.Option(show_default=False, help="End each measurement after so many records.")
+        int | None, typer.Option(show_default=False, help="End each measurement after this number of records.")
     ] = None,
     size: Annotated[
-        str | None, typer.Option("--bytes", show_default=False, help="End each after so much, such as 2GiB.")
+        str | None, typer.Option("--bytes", show_default=False, help="End each after this volume, such as 2GiB.")
     ] = None,
-    record_bytes: Annotated[int, typer.Option(help="Bytes of a record.")] = 1_000,
-    batch_kib: Annotated[int, typer.Option(help="KiB of a batch.")] = 1_024,
+    record_bytes: Annotated[int, typer.Option(help="Size of a record in bytes.")] = 1_000,
+    batch_kib: Annotated[int, typer.Option(help="Size of a batch in KiB.")] = 1_024,
     ack: Annotated[int, typer.Option(help="When a batch counts as published. 1: ordered. 2: durable.")] = 1,
     order: Annotated[
         str | None,
-        typer.Option(show_default=False, help="Order of the fresh topic: total (default), strong, none, local."),
+        typer.Option(show_default=False, help="Order of the temporary topic: total (default), strong, none, local."),
     ] = None,
-    publishers: Annotated[int, typer.Option(help="Publishers at once.")] = 1,
+    publishers: Annotated[int, typer.Option(help="Number of concurrent publishers.")] = 1,
     brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Measure a running cluster through its client: publish, read from memory, round trip.
 
-    `publish`: MB/s and records/s of whole batches, and how long an ack takes. `read`: one reader reads the newest
-    records, as brokers have them in memory, again and again. `round-trip`: send one record and wait for its ack, at
-    most 1,000 times. Each ends at the first of --seconds, --records and --bytes. A megabyte is a million bytes. The
-    client shares the machine with the cluster unless you run it elsewhere, with --brokers. Ctrl-C prints what was
-    measured so far.
+    `publish`: MB/s and records/s of whole batches, and the latency of acks. `read`: one reader reads the newest
+    records repeatedly, from the memory of brokers. `round-trip`: send one record and wait for its ack, at most 1,000
+    times. Each measurement ends at the first of --seconds, --records and --bytes. A megabyte is a million bytes. The
+    client shares the machine with the cluster, unless you run it elsewhere with --brokers. Ctrl-C prints the figures
+    so far.
 
     Examples:
 
@@ -215,7 +215,7 @@ def bench(
                 break
     _print(about, load, found, json=json)
     if not found[-1].complete:
-        note("stopped: these are the figures so far")
+        note("stopped by Ctrl-C: these are the figures so far")
         raise typer.Exit(_INTERRUPTED)
 
 
@@ -228,21 +228,21 @@ def _print(about: TopicInfo, load: Load, found: Sequence[Figures], *, json: bool
         print(f"records of {load.record_bytes:,} bytes, batches of {load.rows:,} records")
         print("\n".join([_aligned(_COLUMNS), *(one.line() for one in found)]))
     if load.ack == Ack.DURABLE and not about.replicas:
-        note(f"topic {about.name} has no copies on disk: there, ack=2 is ack=1")
+        note(f"topic {about.name} has no copies on disk, so ack=2 means ack=1")
 
 
 def _parts(only: list[Measurement] | None, topic: str | None, order: str | None) -> list[Measurement]:
-    """What is measured, in order. BadValue for options that don't go together."""
+    """The measurements, in order. Raise BadValue for options that exclude each other."""
     if topic is not None and order is not None:
-        raise BadValue("--order is for the fresh topic, and --topic names an existing one", "leave one of them out")
+        raise BadValue("--order is for the temporary topic, but --topic names an existing one", "omit one of them")
     parts = [part for part in Measurement if not only or part in only]
     if topic is None and Measurement.READ in parts and Measurement.PUBLISH not in parts:
-        raise BadValue("a fresh topic has nothing to read", "add --only publish, or name a --topic with records")
+        raise BadValue("a temporary topic has no records to read", "add --only publish, or name a --topic with records")
     return parts
 
 
 def _records(records: int | None, size: str | None, record_bytes: int) -> int | None:
-    """The bound of --records and --bytes, in records."""
+    """Combine --records and --bytes into a limit in records."""
     from embarcadero.config.key import BYTES, BadQuantity, quantity, whole
 
     try:
@@ -255,29 +255,29 @@ def _records(records: int | None, size: str | None, record_bytes: int) -> int | 
 
 
 def _checked(load: Load) -> Load:
-    """The load with its default bound. BadValue for what can't be."""
+    """Return the load with its default bound. Raise BadValue for a value outside its limits."""
     if not 1 <= load.record_bytes <= RECORD_BYTES_MAX:
-        raise BadValue(f"--record-bytes {load.record_bytes}", f"use 1 to {RECORD_BYTES_MAX}")
+        raise BadValue(f"--record-bytes {load.record_bytes} is out of range", f"use 1 to {RECORD_BYTES_MAX}")
     if not 1 <= load.batch_kib <= _BATCH_KIB_MAX:
-        raise BadValue(f"--batch-kib {load.batch_kib}", f"use 1 to {_BATCH_KIB_MAX}")
+        raise BadValue(f"--batch-kib {load.batch_kib} is out of range", f"use 1 to {_BATCH_KIB_MAX}")
     if load.ack not in (Ack.ORDERED, Ack.DURABLE):
-        raise BadValue(f"--ack {load.ack}", "use 1 (ordered) or 2 (durable): an ack is what is measured")
+        raise BadValue(f"--ack {load.ack} cannot be measured", "use 1 (ordered) or 2 (durable)")
     if not 1 <= load.publishers <= _PUBLISHERS_MAX:
-        raise BadValue(f"--publishers {load.publishers}", f"use 1 to {_PUBLISHERS_MAX}")
+        raise BadValue(f"--publishers {load.publishers} is out of range", f"use 1 to {_PUBLISHERS_MAX}")
     if load.records is not None and load.records < 1:
-        raise BadValue("a measurement without records", "use at least 1 record, or 1 byte")
+        raise BadValue("a measurement needs at least one record", "use at least 1 record, or 1 byte")
     if load.seconds is not None and not load.seconds > 0:
-        raise BadValue(f"--seconds {load.seconds:g}", "use seconds above 0")
+        raise BadValue(f"--seconds {load.seconds:g} is out of range", "use seconds above 0")
     return load if load.records is not None or load.seconds is not None else load._replace(seconds=_SECONDS)
 
 
 @contextlib.contextmanager
 def _topic(log: Log, name: str | None, order: str | None) -> Iterator[TopicInfo]:
-    """The topic of that name; without a name a fresh one that is deleted afterwards."""
+    """The topic with this name; without a name, a temporary topic that is deleted afterwards."""
     if name is not None:
         about = log.describe(name)
         if about.schema is not None:
-            raise BadValue(f"topic {name} has a schema, and bench writes raw records", "name another --topic, or none")
+            raise BadValue(f"topic {name} has a schema, but bench writes raw records", "name another --topic, or none")
         yield about
         return
     about = log.create_topic(f"bench-{uuid4().hex[:12]}", order=order)
@@ -287,11 +287,11 @@ def _topic(log: Log, name: str | None, order: str | None) -> Iterator[TopicInfo]
         try:
             log.delete_topic(about.name)
         except EmbarcaderoError as error:
-            note(f"topic {about.name} is left: {error.message}; `embarcadero topic delete {about.name}`")
+            note(f"topic {about.name} was not deleted: {error.message}; `embarcadero topic delete {about.name}`")
 
 
 def _measure(log: Log, about: TopicInfo, load: Load, part: Measurement) -> Figures:
-    """Run one measurement; Ctrl-C ends it early. Raises what kept it from its work."""
+    """Run one measurement; Ctrl-C ends it early. Raises the first error of a thread."""
     works: dict[Measurement, Callable[[Log, TopicInfo, Load, Meter], None]] = {
         Measurement.PUBLISH: _publish,
         Measurement.READ: _read,
@@ -319,7 +319,7 @@ def _measure(log: Log, about: TopicInfo, load: Load, part: Measurement) -> Figur
 
 
 def _wait(workers: Sequence[threading.Thread], part: Measurement, meter: Meter) -> None:
-    """Wait for the threads of a measurement, and show its progress on a terminal; Ctrl-C asks them to end."""
+    """Wait for the threads of a measurement, and show its progress on a terminal; Ctrl-C asks them to stop."""
     with contextlib.ExitStack() as stack:
         show: Callable[[str], Any] = lambda _: None  # noqa: E731
         if stderr_is_terminal():
@@ -337,9 +337,9 @@ def _wait(workers: Sequence[threading.Thread], part: Measurement, meter: Meter) 
                     meter.stopped.set()
 
 
-# --- what is measured -------------------------------------------------------------------------------------------------
+# --- measurements -----------------------------------------------------------------------------------------------------
 def _batch(load: Load) -> pa.RecordBatch:
-    """A batch of random records, which no compression makes smaller."""
+    """Make a batch of random records, which do not compress."""
     import pyarrow as pa
 
     values = os.urandom(load.rows * load.record_bytes)
@@ -355,7 +355,7 @@ def _publish(log: Log, about: TopicInfo, load: Load, meter: Meter) -> None:
             piece, began = batch.slice(0, rows), time.perf_counter()
             future = None
             while future is None and not meter.stopped.is_set():
-                with contextlib.suppress(Backpressure):  # it was not taken: there was no room for so long
+                with contextlib.suppress(Backpressure):  # not accepted within the timeout: the window is full
                     future = publisher.publish(piece, timeout=_PATIENCE_S)
             if future is not None:
                 future.add_done_callback(_counter(meter, rows, rows * load.record_bytes, began))
@@ -363,7 +363,7 @@ def _publish(log: Log, about: TopicInfo, load: Load, meter: Meter) -> None:
 
 
 def _counter(meter: Meter, rows: int, size: int, began: float) -> Callable[[RecordFuture], None]:
-    """What counts a batch once its outcome is known."""
+    """Return a callback that counts a batch when its outcome is known."""
 
     def count(future: RecordFuture) -> None:
         error = future.exception()
@@ -376,24 +376,24 @@ def _counter(meter: Meter, rows: int, size: int, began: float) -> Callable[[Reco
 
 
 def _read(log: Log, about: TopicInfo, load: Load, meter: Meter) -> None:
-    """Read the newest batches of all lanes, again and again."""
+    """Read the newest batches of all lanes repeatedly."""
     tail = log.tail(about.name)
     lanes = tail.lanes or (tail,)
     batches = max(1, _READ_BYTES // (load.batch_kib * KIB) // len(lanes))
     spans = [(one.lane, max(one.start_index, one.hot_index, one.index - batches), one.index) for one in lanes]
     if not any(start < stop for _, start, stop in spans):
-        raise BadValue(f"topic {about.name} has no records to read", "publish first, or leave out --only")
+        raise BadValue(f"topic {about.name} has no records to read", "publish first, or omit --only")
     while True:
         before = meter.records
         for lane, start, stop in spans:
             if start < stop and not _read_lane(log, about, (lane, start, stop), meter):
                 return
         if meter.records == before:
-            raise BadValue(f"the newest batches of topic {about.name} have no records", "publish some first")
+            raise BadValue(f"the newest batches of topic {about.name} have no records", "publish records first")
 
 
 def _read_lane(log: Log, about: TopicInfo, span: tuple[int, int, int], meter: Meter) -> bool:
-    """Read (lane, start, stop) once; False when the measurement is over."""
+    """Read (lane, start, stop) once; return False when the measurement is over."""
     lane, start, stop = span
     for batches in log.scan(about.name, lane=lane, start=start, stop=stop, read="ordered"):
         for batch in batches:
@@ -405,7 +405,7 @@ def _read_lane(log: Log, about: TopicInfo, span: tuple[int, int, int], meter: Me
 
 
 def _round_trip(log: Log, about: TopicInfo, load: Load, meter: Meter) -> None:
-    """Send one record and wait for its ack, again and again; no record waits for others."""
+    """Repeatedly send one record and wait for its ack, without linger."""
     value = os.urandom(load.record_bytes)
     with log.publisher(about, ack=load.ack, linger_ms=0) as publisher:
         while meter.claim(1):

@@ -1,4 +1,4 @@
-"""up, down, node, status: a cluster's processes; replicas and sequencers one by one; demo: a private one at work."""
+"""up, down, node, status: the processes of a cluster; replica and sequencer commands; demo: a private cluster."""
 
 from __future__ import annotations
 
@@ -41,65 +41,67 @@ if TYPE_CHECKING:
     from embarcadero.types import Range
 
 _ASK_S = 3.0
-"""How long `status` waits for a broker."""
+"""The timeout of `status` for a broker."""
 _LISTEN_S = 2.0
-"""How long, at most, it waits for the heartbeat of a replica."""
+"""The longest wait of `status` for the heartbeat of a replica."""
 
 
 class Processes(StrEnum):
-    """How roles are spread over processes."""
+    """The assignment of roles to processes."""
 
     ROLE = "role"
     ONE = "one"
 
 
 def _option(help: str) -> Any:
-    """An option whose default is the configuration's."""
+    """Declare an option with its default in the configuration."""
     return typer.Option(show_default=False, help=help)
 
 
 def _flag(name: str, help: str) -> Any:
-    """The same for an option that is only ever switched on."""
+    """Declare an option that can only be switched on, with its default in the configuration."""
     return typer.Option(name, show_default=False, help=help)
 
 
 def up(
-    brokers: Annotated[int | None, _option("How many brokers. Default: 4.")] = None,
+    brokers: Annotated[int | None, _option("Number of brokers. Default: 4.")] = None,
     replicas: Annotated[
-        int | None, _option("How many replicas keep topics on disk; those with a folder come too. Default: 1.")
+        int | None, _option("Number of replicas; others with a folder start too. Default: 1.")
     ] = None,
-    standbys: Annotated[int | None, _option("Sequencers that stand by to take over at once. Default: 1.")] = None,
+    standbys: Annotated[int | None, _option("Number of standby sequencers, ready to take over. Default: 1.")] = None,
     port: Annotated[
         int | None, _option("Port of broker 0; the others follow. 0 takes free ports. Default: 9092.")
     ] = None,
     host: Annotated[str | None, _option("Address to listen on. Default: 127.0.0.1.")] = None,
-    advertised_host: Annotated[str | None, _option("Address that clients are told. Default: --host.")] = None,
+    advertised_host: Annotated[str | None, _option("Address for clients. Default: --host.")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background; return when ready.")] = False,
     processes: Annotated[
         Processes | None, _option("role: a process per role (default). one: a single process.")
     ] = None,
-    fabric: Annotated[Path | None, _option("Folder of the fabric. Default: shared memory with room.")] = None,
+    fabric: Annotated[Path | None, _option("Folder of the fabric. Default: shared memory, if large enough.")] = None,
     log_mib: Annotated[int | None, _option("MiB of payloads per broker; a power of two. Default: 256.")] = None,
     hugepages: Annotated[bool | None, _flag("--hugepages", "Advise huge pages for the fabric.")] = None,
     pin: Annotated[str | None, _option("Cores for the sequencer and brokers, in turn, such as 0,1.")] = None,
-    metrics_host: Annotated[str | None, _option("Address where metrics are served. Default: 127.0.0.1.")] = None,
+    metrics_host: Annotated[str | None, _option("Address to serve metrics on. Default: 127.0.0.1.")] = None,
     metrics_port: Annotated[
         int | None, _option("Port of the sequencer's metrics; brokers follow. 0 takes free ports. Default: 0.")
     ] = None,
     log_level: Annotated[str | None, _option("debug, info, warning or error. Default: info.")] = None,
-    log_format: Annotated[str | None, _option("plain, or json: an object a line. Default: plain.")] = None,
-    tier: Annotated[bool | None, _flag("--tier", "Keep what is durable in tables, too: see the keys tier.*.")] = None,
+    log_format: Annotated[str | None, _option("plain, or json: one object per line. Default: plain.")] = None,
+    tier: Annotated[
+        bool | None, _flag("--tier", "Also keep durable records in Iceberg tables: see the keys tier.*.")
+    ] = None,
     restore: Annotated[
-        bool, typer.Option("--restore", help="The folder is a copy: give it an identity of its own, then start it.")
+        bool, typer.Option("--restore", help="The folder is a copy: give it a new identity, then start it.")
     ] = False,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Start a cluster on this machine, and keep it running.
 
-    A process that dies is started again. Ctrl-C stops all of it. Topics stay, and so do records that replicas have on
-    disk; those of topics without replicas live as long as the cluster runs. Options win over the environment, and that
-    over embarcadero.yaml: see `embarcadero config show`.
+    A process that dies is restarted. Ctrl-C stops the cluster. Topics stay, and so do records on replicas' disks.
+    Records of topics without replicas live as long as the cluster runs. Options override the environment, and the
+    environment overrides embarcadero.yaml: see `embarcadero config show`.
 
     Examples:
 
@@ -135,7 +137,7 @@ def up(
 
 
 def _with_engine(config: Config) -> Config:
-    """The configuration. NotAvailable before anything is started, if Spark is asked for by name and not there."""
+    """Return the configuration. Raise NotAvailable before the start if Spark is requested but not installed."""
     if config.tier.enabled and (config.tier.engine == "spark" or config.tier.master):
         from embarcadero.spark.tiering import chosen_kind
 
@@ -147,7 +149,7 @@ def _up_detached(options: Any, json: bool) -> None:
     from embarcadero.node.background import start
 
     process, remark = start(options)
-    process.returncode = 0  # it goes on without us: its end is not ours to wait for
+    process.returncode = 0  # it continues after this command, which does not wait for its end
     _print_started(_folder(options.data_dir), remark, json or options.config.log.format == "json")
 
 
@@ -163,7 +165,7 @@ def _up_here(options: Any, json: bool) -> None:
     be_private()
     start_logging("supervisor", options.config.log, secret_values(options.config))
 
-    json = json or options.config.log.format == "json"  # a program reads all that this process prints
+    json = json or options.config.log.format == "json"  # a program reads the output
 
     def on_ready(choice: FabricChoice) -> None:
         remark = choice.note
@@ -179,7 +181,7 @@ def _up_here(options: Any, json: bool) -> None:
     except EmbarcaderoError as error:
         if not json:
             raise
-        logging.error("%s", error)  # noqa: TRY400 - a typed error says it all
+        logging.error("%s", error)  # noqa: TRY400 - a typed error needs no traceback
         raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
 
 
@@ -198,8 +200,8 @@ def _print_started(folder: ClusterFolder, remark: str, json: bool) -> None:
 def down(data_dir: DataDir = None, json: Json = False) -> None:
     """Stop the cluster of a folder, with all its processes.
 
-    Brokers take nothing more, settle what they have, and part from their clients; then all of it ends. It says what
-    was settled, and what could not be.
+    Brokers stop accepting batches, settle the batches that they accepted, and close their connections. Then the other
+    processes stop. The command prints how many batches were settled, and how many were not.
 
     Example:
 
@@ -218,25 +220,26 @@ def down(data_dir: DataDir = None, json: Json = False) -> None:
         facts = {"stopped": pid, "data_dir": str(folder.path), "settled": settled, "unsettled": unsettled}
         print_json(facts | {"killed": killed})
         return
-    print(f"stopped the cluster in {folder.path}; settled on the way: {settled}, not settled: {unsettled}")
+    print(f"stopped the cluster in {folder.path}; batches settled: {settled}, not settled: {unsettled}")
     if killed:
-        note(f"did not end in time, and were killed: {', '.join(killed)}")
+        note(f"these processes did not stop in time and were killed: {', '.join(killed)}")
 
 
 def node(
     roles: Annotated[
         str,
         typer.Option(
-            help="Roles of this process: broker:<number>, replica:<number>, sequencer, sequencer:<number>; with commas."
+            help="Roles of this process, separated by commas: broker:<number>, replica:<number>, sequencer, "
+            "sequencer:<number>."
         ),
     ],
     data_dir: DataDir = None,
 ) -> None:
     """Host roles of a running cluster in this process, in the foreground.
 
-    `up` starts nodes by itself. Use this to run one under another process manager, or to add a broker by hand. It is
-    configured as the cluster is; embarcadero.yaml and the environment of this process win over that, except for the
-    sizes of the fabric.
+    `up` starts nodes by itself. Use this to run a node under another process manager, or to add a broker by hand. The
+    node has the configuration of the cluster. embarcadero.yaml and the environment of this process override it, except
+    for the keys cluster.* and fabric.*.
 
     Example:
 
@@ -257,15 +260,15 @@ def node(
 def status(
     brokers: Annotated[
         str | None,
-        typer.Option("--brokers", show_default=False, help="Ask from another machine: host:port, with commas."),
+        typer.Option("--brokers", show_default=False, help="Ask these brokers: host:port, separated by commas."),
     ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Show brokers, the sequencer, replicas, topics with their ends, and what is degraded in a running cluster.
+    """Show brokers, sequencers, replicas, topics with their ends, and degraded parts of a running cluster.
 
-    With --brokers it asks them, from any machine. Processes, replicas and what is degraded are known only in the
-    cluster's folder.
+    With --brokers it asks these brokers, from any machine. Processes, replicas and degraded parts are visible only in
+    the cluster's folder.
 
     Examples:
 
@@ -303,7 +306,7 @@ def status(
 
 
 def _remote_status(brokers: str, json: bool) -> None:
-    """What brokers and metrics tell, without the cluster's folder."""
+    """Print the status from brokers and metrics, without the cluster's folder."""
     from embarcadero.cli.inspect import connected, remote_endpoints, statuses
 
     with connected(brokers) as log:
@@ -324,29 +327,29 @@ def _remote_status(brokers: str, json: bool) -> None:
         print_table("metrics", ["roles", "address"], [[node.roles, node.address] for node in endpoints])
     for problem in filter(None, [silence]):
         note(f"degraded: {problem}")
-    note("brokers were asked: for replicas and what is degraded, run `embarcadero status` on the cluster's machine")
+    note("for replicas and degraded parts, run `embarcadero status` on the cluster's machine")
 
 
 def _topics(running: ClusterReport) -> tuple[list[dict[str, Any]], str]:
-    """All topics with their ends, as a broker tells them, and what kept one from telling.
+    """Ask a broker for all topics with their ends; also return the reason if it cannot answer.
 
-    The end of a lane that is being recovered is not known yet: nobody is asked for it.
+    The end of a lane in recovery is not known yet, so the brokers are not asked for it.
     """
     import embarcadero
     from embarcadero.errors import OutcomeUnknown, Retriable
 
     unknown = {lane.topic for lane in running.lanes if lane.state in ("recovering", "waiting")}
     if not running.addresses:
-        return [], "no broker is live: nobody can publish or read; they are started again by themselves, see logs/"
+        return [], "no broker is live: publishing and reading wait; the supervisor restarts brokers, see logs/"
     try:
         with embarcadero.connect(running.addresses, timeout=_ASK_S) as log:
             return _topics_of(log, unknown)
     except (Retriable, OutcomeUnknown) as error:
-        return [], f"no broker tells where topics end: {error.message}"
+        return [], f"no broker answers for the ends of topics: {error.message}"
 
 
 def _topics_of(log: Log, unknown: AbstractSet[str]) -> tuple[list[dict[str, Any]], str]:
-    """All topics, with the ends of those that are not `unknown`, and what kept a broker from telling."""
+    """Ask for all topics, with the ends of those not in `unknown`; also return the reason if a broker cannot answer."""
     from embarcadero.errors import Corrupt, OutcomeUnknown, Retriable
 
     found: list[dict[str, Any]] = []
@@ -358,15 +361,15 @@ def _topics_of(log: Log, unknown: AbstractSet[str]) -> tuple[list[dict[str, Any]
             if topic.name not in unknown:
                 try:
                     found[-1] |= _ends(log, topic.name)
-                except Corrupt as error:  # of this topic: the others, and what is degraded, are shown all the same
+                except Corrupt as error:  # only this topic: show the other topics and the degraded parts
                     damaged.append(f"topic {topic.name}: {error.message}")
     except (Retriable, OutcomeUnknown) as error:
-        return found, f"no broker tells where topics end: {error.message}"
+        return found, f"no broker answers for the ends of topics: {error.message}"
     return found, "; ".join(damaged)
 
 
 def _ends(log: Log, name: str) -> dict[str, Any]:
-    """Where a topic and its lanes end, its readers, and its table."""
+    """The ends of a topic and its lanes, its readers, and its table."""
     end = log.tail(name, timeout=_ASK_S)
     readers = log.readers(name, timeout=_ASK_S)
     table = tier_facts(log.describe(name, timeout=_ASK_S).tier, end)
@@ -416,8 +419,8 @@ def _print_mirror(running: ClusterReport) -> None:
         print(f"mirror: {running.mirror.folder}. Losing the fabric loses no ordered entry.")
     for lane in running.mirror.saved:
         lost = f"{lane.batches:,} batches ({lane.records:,} records) were not on disk yet, and are lost"
-        told = f"the mirror told that lane {lane.lane} of {lane.topic} was ordered up to index {lane.ordered:,}"
-        note(f"before this run the fabric was lost; {told}: {lost if lane.batches else 'nothing is lost'}")
+        mirror = f"by the mirror, lane {lane.lane} of {lane.topic} was ordered up to index {lane.ordered:,}"
+        note(f"the fabric was lost before this run; {mirror}: {lost if lane.batches else 'nothing is lost'}")
 
 
 def _print_lanes(running: ClusterReport) -> None:
@@ -438,17 +441,18 @@ def _folder(data_dir: Path | None) -> ClusterFolder:
 
 
 def demo(
-    brokers: Annotated[int, typer.Option(help="How many brokers the first act has.")] = 4,
-    seconds: Annotated[float, typer.Option(help="How long the first act publishes.")] = 8.0,
-    steps: Annotated[int, typer.Option(min=20, help="How long the second act's shop is open, in its minutes.")] = 100,
-    report: Annotated[Path, typer.Option(help="Where the page with pictures goes.")] = Path("build/demo/report.html"),
+    brokers: Annotated[int, typer.Option(help="Number of brokers in the first act.")] = 4,
+    seconds: Annotated[float, typer.Option(help="Seconds that the first act publishes.")] = 8.0,
+    steps: Annotated[int, typer.Option(min=20, help="Opening time of the shop in the second act, in its minutes.")] = 100,
+    report: Annotated[Path, typer.Option(help="File for the report, with pictures.")] = Path("build/demo/report.html"),
     json: Json = False,
 ) -> None:
-    """Watch a private cluster at work, and then a whole data pipeline on Spark; processes are killed on the way.
+    """Run a private cluster, then a whole data pipeline on Spark, and kill processes meanwhile.
 
-    First act: durable publishers; a broker is killed, then the sequencer, then everything; one order for all readers.
-    Second act: a shop's orders through a streaming query into a table, under the same kills, with SQL and an audit at
-    the end; a page tells it with pictures. How long acks paused when the sequencer was killed is told in both.
+    First act: durable publishers and two readers. The demo kills a broker, then the sequencer, then all processes. Both
+    readers see one order. Second act: a shop's orders go through a streaming query into a table, with the same kills,
+    and with SQL and an audit at the end. A page with pictures reports the results. Both acts report the pause of acks
+    after the kill of the sequencer.
 
     Example:
 
@@ -467,7 +471,7 @@ _POLL_S = 0.1
 _START_S = 60.0
 _LOOK_S = 2.0
 _STILL_S = 30.0
-"""So long nothing moves before `drain` says so."""
+"""The time without progress after which `drain` reports it."""
 
 
 def _find(folder: ClusterFolder, number: int) -> ReplicaReport | None:
@@ -495,7 +499,7 @@ def _row(replica: ReplicaReport) -> list[object]:
 def list_replicas(data_dir: DataDir = None, json: Json = False) -> None:
     """List the replicas of a running cluster.
 
-    `lag` is how many batches the worst lane of a replica is behind the order.
+    `lag` is the number of batches that the slowest lane of a replica is behind the order.
     """
     from embarcadero.node.report import report
 
@@ -508,10 +512,10 @@ def list_replicas(data_dir: DataDir = None, json: Json = False) -> None:
 
 @replicas.command()
 def add(data_dir: DataDir = None, json: Json = False) -> None:
-    """Start one more replica, for as long as its folder is there.
+    """Add a replica to a running cluster.
 
-    New ranges are placed on it from now on. It makes the folder of the next replica in the cluster's folder; the
-    supervisor sees it, and starts the replica now and with every `up`.
+    The command creates the folder of the next replica in the cluster's folder. The supervisor finds it, and starts the
+    replica now and with every `up`, as long as the folder exists. New ranges can be placed on it immediately.
 
     Example:
 
@@ -523,7 +527,7 @@ def add(data_dir: DataDir = None, json: Json = False) -> None:
     folder = _folder(data_dir)
     number = max(folder.replicas(folder.require_running().config.cluster.replicas), default=-1) + 1
     if number >= REPLICAS_MAX:
-        raise TooMany(f"there are {REPLICAS_MAX} replicas already", "use those")
+        raise TooMany(f"the cluster already has {REPLICAS_MAX} replicas, the maximum", "use the existing replicas")
     folder.replica(number).mkdir(mode=0o700)
     give_up = time.monotonic() + _START_S
     while (found := _find(folder, number)) is None or found.state != "live":
@@ -533,23 +537,23 @@ def add(data_dir: DataDir = None, json: Json = False) -> None:
     if json:
         print_json(found)
     else:
-        print(f"replica {number} runs, in {found.folder}")
+        print(f"replica {number} runs in {found.folder}")
 
 
 @replicas.command()
 def drain(
-    replica: Annotated[int, typer.Argument(help="Its number.")],
-    undo: Annotated[bool, typer.Option("--undo", help="Let it have ranges again.")] = False,
-    wait: Annotated[bool, typer.Option(help="Return when no range is left on it.")] = True,
+    replica: Annotated[int, typer.Argument(help="Number of the replica.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Stop draining: allow new ranges on it again.")] = False,
+    wait: Annotated[bool, typer.Option(help="Return when the replica has no more ranges.")] = True,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Move everything away from a replica: it gets no new ranges, and others copy those that it has.
+    """Drain a replica: it gets no new ranges, and other replicas copy its ranges.
 
-    It is refused when no other live replica could take its ranges. A dead replica can be drained, too: its ranges are
-    copied from their other copies, or from its folder. If no copy of some ranges is complete, all others are moved, and
-    an error names those that stay and what to do. When nothing is left on it, stop the cluster and remove its folder,
-    or leave it for `--undo`.
+    The command is refused if no other live replica can take its ranges. A dead replica can be drained too: its ranges
+    are copied from their other copies, or from its folder. If some ranges have no complete copy, all other ranges are
+    moved, and an error names the remaining ranges and the next steps. After the drain, stop the cluster and remove the
+    folder, or keep it for `--undo`.
 
     Example:
 
@@ -572,18 +576,18 @@ def drain(
                 note(sentence)
         if wait and not undo:
             _wait_until_moved(directory, replica, stuck, quiet=json)
-        left = len(directory.replicas.ranges_on(replica))
-    facts: dict[str, Any] = {"replica": replica, "draining": not undo, "ranges": left, "unreadable": len(stuck)}
+        remaining = len(directory.replicas.ranges_on(replica))
+    facts: dict[str, Any] = {"replica": replica, "draining": not undo, "ranges": remaining, "unreadable": len(stuck)}
     if json:
         print_json(facts)
     elif undo:
-        print(f"replica {replica} may have ranges again")
+        print(f"replica {replica} can get ranges again")
     else:
-        print(f"replica {replica} is drained: {left} ranges are on it")
+        print(f"replica {replica} is drained: {remaining} ranges are on it")
 
 
 def _unreadable(directory: Directory, replica: int) -> list[Range]:
-    """Ranges on a replica of which no copy is complete."""
+    """Ranges on a replica without a complete copy."""
     from embarcadero.node.cluster_view import unreadable_ranges
 
     members = {member.replica: member for member in directory.replicas.all()}
@@ -591,37 +595,37 @@ def _unreadable(directory: Directory, replica: int) -> list[Range]:
 
 
 def _wait_until_moved(directory: Directory, replica: int, stuck: list[Range], quiet: bool) -> None:
-    """Wait until no range is on a replica; ClusterError once those that are left can't be copied from anywhere.
+    """Wait until a replica has no ranges. Raise ClusterError if no copy of the remaining ranges is complete.
 
-    Files come and go while replicas work: only what is found twice in a row counts.
+    Files change while replicas work, so a range counts as unreadable only if two checks in a row agree.
     """
     from embarcadero.errors import ClusterError
     from embarcadero.node.cluster_view import in_words, topics_by_lane
 
-    def say(text: str) -> None:
+    def inform(text: str) -> None:
         if not quiet:
             note(text)
 
-    left, waits_for, told = len(directory.replicas.ranges_on(replica)), "", False
+    remaining, waits_for, reported = len(directory.replicas.ranges_on(replica)), "", False
     looked = moved = time.monotonic()
     while ranges := directory.replicas.ranges_on(replica):
         if (why := directory.replicas.drain_blocked(replica)) != waits_for:
-            say(f"replica {replica}: {why or 'its ranges move again'}")
+            inform(f"replica {replica}: {why or 'its ranges move again'}")
             waits_for = why
         now = time.monotonic()
-        if len(ranges) != left:
-            say(f"{len(ranges)} ranges left on replica {replica}")
-            left, moved, told = len(ranges), now, False
+        if len(ranges) != remaining:
+            inform(f"{len(ranges)} ranges remain on replica {replica}")
+            remaining, moved, reported = len(ranges), now, False
         if now - looked >= _LOOK_S:
             before, stuck, looked = stuck, _unreadable(directory, replica), now
-            if len(stuck) == len(before) == left:
+            if len(stuck) == len(before) == remaining:
                 raise ClusterError(
-                    f"{left} ranges stay on replica {replica}: no copy of them is complete",
+                    f"{remaining} ranges stay on replica {replica}: no copy of them is complete",
                     "; ".join(in_words(stuck, topics_by_lane(directory))),
                 )
-        if now - moved >= _STILL_S and not why and not told:
-            told = True
-            say(f"nothing moved for {_STILL_S:.0f} s: if copies are damaged, replicas log `can't complete a copy`")
+        if now - moved >= _STILL_S and not why and not reported:
+            reported = True
+            inform(f"no range moved for {_STILL_S:.0f} s: if copies are damaged, replicas log `can't complete a copy`")
         time.sleep(_POLL_S)
 
 
@@ -634,24 +638,24 @@ sequencer = Verbs(help="Move the sequencer to another process.", no_args_is_help
 def about() -> None:
     """Move the sequencer to another process.
 
-    One sequencer reigns; others stand by (`up --standbys`), and one of them takes over at once when it dies.
-    `embarcadero status` shows which is which.
+    One sequencer is the leader. The others are standbys (`up --standbys`): when the leader dies, a standby takes over
+    immediately. `embarcadero status` shows the leader and the standbys.
     """
 
 
 @sequencer.command("hand-over")
 def hand_over(
     to: Annotated[
-        int | None, typer.Option(show_default=False, help="Number of the one that shall reign. Default: any.")
+        int | None, typer.Option(show_default=False, help="Number of the new leader. Default: any standby.")
     ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Let a sequencer that stands by take over from the one that reigns, in order.
+    """Hand over leadership from the leading sequencer to a standby.
 
-    Nobody has to wait for a failure to be noticed: the one that stands by prepares while the other still works, and
-    publishers and readers see a pause of some milliseconds and no error. The one that reigned stands by afterwards. Use
-    it before you work on the machine, the core or the process of a sequencer.
+    The standby prepares while the leader still works, so there is no delay to detect a failure. Publishers and readers
+    see a pause of a few milliseconds and no error. The earlier leader becomes a standby. Use this before maintenance of
+    the machine, the core or the process of a sequencer.
 
     Examples:
 
@@ -667,4 +671,4 @@ def hand_over(
         print_json(done)
     else:
         took = done.seconds * 1_000
-        print(f"sequencer {done.now} reigns now, in epoch {done.epoch}; before, sequencer {done.before}; {took:.0f} ms")
+        print(f"sequencer {done.now} leads now, in epoch {done.epoch}; before: sequencer {done.before}; {took:.0f} ms")

@@ -1,4 +1,4 @@
-"""config show, check, reference, example: what is set, where it came from, and what there is to set."""
+"""config show, check, reference, example: the values and their origins, problems, and all keys."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 HELP = """
 Show and check the configuration: embarcadero.yaml < environment < options.
 
-The file is the one of --config, else $EMBARCADERO_CONFIG, else ./embarcadero.yaml, else
-~/.config/embarcadero/embarcadero.yaml. A variable is EMBARCADERO_<SECTION>_<KEY>.
+The file is --config, else $EMBARCADERO_CONFIG, else ./embarcadero.yaml, else ~/.config/embarcadero/embarcadero.yaml.
+Variables are named EMBARCADERO_<SECTION>_<KEY>.
 """
 
 app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
@@ -33,7 +33,7 @@ def show(
     config: ConfigFile = None,
     json: Json = False,
 ) -> None:
-    """Print every value and where it came from: a file and its line, a variable, or the default. Secrets are masked.
+    """Print every value and its origin: a file with the line, a variable, or the default. Secrets are masked.
 
     Examples:
 
@@ -74,11 +74,11 @@ def _fact(full: str, key: Any, found: Resolved) -> dict[str, Any]:
 @app.command()
 def check(
     file: Annotated[
-        Path | None, typer.Argument(show_default=False, help="The file to check. Default: the one that would be used.")
+        Path | None, typer.Argument(show_default=False, help="The file to check. Default: the file in use.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check a file and the environment: print every problem with its place, and exit with 1 if there is any.
+    """Check a file and the environment: print every problem with its location, and exit with 1 if there is any.
 
     Examples:
 
@@ -100,7 +100,7 @@ def check(
         note(f"{len(found.problems)} problems; `embarcadero config reference` lists every key")
     else:
         what = f"{where} and the environment are" if where else "there is no file; the environment is"
-        print(f"{what} right: {changed} values are set, the others have their defaults")
+        print(f"{what} valid: {changed} values are set, the others have their defaults")
     if found.problems:
         raise typer.Exit(1)
 
@@ -120,7 +120,7 @@ def reference() -> None:
 
 @app.command()
 def example() -> None:
-    """Print an embarcadero.yaml with every key that can be set, commented out, with its default and meaning.
+    """Print an embarcadero.yaml with every key, commented out, with its default and meaning.
 
     Example:
 

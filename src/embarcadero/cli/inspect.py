@@ -1,4 +1,4 @@
-"""top, inspect, verify: the cluster as it is now, in the terminal; regions, segments and records; what is on disk."""
+"""top, inspect, verify: the live state of a cluster; its regions, segments and records; a check of its disks."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _HISTORY = 120
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Show one picture, and end.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between two pictures.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once, and exit.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between two updates.")] = 1.0,
     brokers: Annotated[
         str | None,
-        typer.Option("--brokers", show_default=False, help="Watch from another machine: host:port, with commas."),
+        typer.Option("--brokers", show_default=False, help="Watch through these brokers: host:port, with commas."),
     ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Watch the running cluster: brokers, topics, the sequencer, rates and latencies. Ctrl-C ends it.
+    """Watch the running cluster: brokers, topics, the sequencer, rates and latencies. Ctrl-C stops it.
 
-    With --json every picture is an object on a line of its own.
+    With --json, every update is one object on one line.
 
     Examples:
 
@@ -82,7 +82,7 @@ def _watch(watcher: _Watcher, interval: float, *, json: bool, once: bool) -> Non
 
 
 class _Watcher:
-    """Looks at the cluster again and again."""
+    """Reads the state of the cluster repeatedly."""
 
     def __init__(self, folder: ClusterFolder) -> None:
         self._folder = folder
@@ -93,7 +93,7 @@ class _Watcher:
         self.history: list[float] = []
 
     def look(self) -> Picture:
-        """The cluster now, with rates since the last look. NotRunning when there is none."""
+        """Return the current state, with rates since the last call. Raise NotRunning if no cluster runs."""
         from embarcadero.placement.directory import Directory
         from embarcadero.placement.store import open_store
         from embarcadero.watch.endpoints import EndpointFiles
@@ -124,20 +124,20 @@ class _Watcher:
 
 
 class _RemoteWatcher(_Watcher):
-    """The same through brokers and metrics."""
+    """Reads the state of a cluster through its brokers and metrics."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._start()
 
     def look(self) -> Picture:
-        """The cluster now. Unreachable when no broker, or no metrics port, can be reached."""
+        """Return the current state. Raise Unreachable if no broker or no metrics port can be reached."""
         found = statuses(self._log)
         nodes = remote_endpoints(found)
         if not nodes:
-            told = ", ".join(sorted({str(status.get("metrics") or "none") for status in found}))
+            named = ", ".join(sorted({str(status.get("metrics") or "none") for status in found}))
             hint = "`top` reads metrics: serve them on an address that this machine reaches (metrics.host)"
-            raise Unreachable(f"no metrics port can be reached from here; brokers name {told}", hint)
+            raise Unreachable(f"no metrics port can be reached from here; brokers name {named}", hint)
         return self._seen(remote_facts(self._log, found), nodes)
 
 
@@ -172,14 +172,14 @@ def _live(watcher: _Watcher, interval: float) -> None:
 
 
 # --- remote -----------------------------------------------------------------------------------------------------------
-# A cluster seen from another machine: what its brokers and its metrics tell, without its folder.
+# The state of a cluster from another machine: through its brokers and metrics, without its folder.
 _ASK_S = 3.0
 _BYTES_MAX = 1 << 20
 
 
 @contextmanager
 def connected(brokers: str) -> Iterator[Log]:
-    """A client of brokers that were named with commas."""
+    """Connect to brokers given as text, separated by commas."""
     import embarcadero
     from embarcadero.cli.output import find_brokers, settings
 
@@ -188,21 +188,23 @@ def connected(brokers: str) -> Iterator[Log]:
 
 
 def statuses(log: Log) -> list[dict[str, Any]]:
-    """What all live brokers say about themselves, by number. Unreachable if none answers."""
+    """The status of all live brokers, by number. Raise Unreachable if none answers."""
     found = {str(status["address"]): status for status in log.status(timeout=_ASK_S)}
     if not found:
-        raise Unreachable(f"no broker answered within {_ASK_S:g} s", "check the addresses, and `status` over there")
+        hint = "check the addresses, and run `embarcadero status` on the cluster's machine"
+        raise Unreachable(f"no broker answered within {_ASK_S:g} s", hint)
     others = {str(address) for status in found.values() for address in status.get("brokers", ())} - found.keys()
     for address in sorted(others):
-        with suppress(Retriable, OutcomeUnknown), connected(address) as other:  # one that is silent is left out
+        with suppress(Retriable, OutcomeUnknown), connected(address) as other:  # skip brokers that do not answer
             found |= {str(status["address"]): status for status in other.status(timeout=_ASK_S)}
     return sorted(found.values(), key=lambda status: int(status["broker"]))
 
 
 def remote_endpoints(found: list[dict[str, Any]]) -> list[NodeEndpoint]:
-    """Where all processes serve their metrics, as the first one that can be reached tells; empty: none can.
+    """The metrics addresses of all processes, from the first process that can be reached; empty if none can.
 
-    On loopback only if brokers are: a loopback address of another machine leads to a cluster on this one.
+    Loopback addresses count only if the brokers are on loopback: another machine's loopback address would lead to a
+    cluster on this machine.
     """
     from embarcadero.watch.endpoints import ANY
 
@@ -212,7 +214,7 @@ def remote_endpoints(found: list[dict[str, Any]]) -> list[NodeEndpoint]:
         if host.strip("[]") in ANY:
             host = broker
         here = _on_loopback(broker)
-        with suppress(OSError, ValueError, msgspec.MsgspecError):  # the next one may be reached
+        with suppress(OSError, ValueError, msgspec.MsgspecError):  # try the next broker
             if port and (here or not _on_loopback(host)):
                 nodes = _ask(f"http://{host}:{port}/targets")
                 if reached := [node for node in nodes if here or not _on_loopback(node.host)]:
@@ -236,7 +238,7 @@ def _ask(url: str) -> list[NodeEndpoint]:
 
 
 def remote_facts(log: Log, found: list[dict[str, Any]]) -> StoreFacts:
-    """What `top` needs to know beside metrics."""
+    """The facts that `top` needs beside metrics."""
     from embarcadero.watch.top import StoreFacts
 
     topics = [log.describe(topic.name, timeout=_ASK_S) for topic in log.topics(timeout=_ASK_S)]
@@ -252,7 +254,8 @@ def remote_facts(log: Log, found: list[dict[str, Any]]) -> StoreFacts:
 def _member(status: dict[str, Any]) -> Member:
     host, _, port = str(status["address"]).rpartition(":")
     if not port.isdigit():
-        raise BadFrame(f"broker {status['broker']} says that its address is {status['address']!r}", "see its version")
+        what = f"broker {status['broker']} reports the address {status['address']!r}, which is not host:port"
+        raise BadFrame(what, "check the version of the broker")
     return Member(
         broker=int(status["broker"]), incarnation=int(status["incarnation"]), handle=0, host=host, port=int(port), pid=0
     )
@@ -260,16 +263,16 @@ def _member(status: dict[str, Any]) -> Member:
 
 # --- inspect ----------------------------------------------------------------------------------------------------------
 app = typer.Typer(
-    help="Look into a running or dead cluster: regions of the fabric, segments on disk, the way of one record.",
+    help="Inspect a running or dead cluster: regions of the fabric, segments on disk, the stages of one record.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 FabricFolder = Annotated[
-    Path | None, typer.Option("--fabric", show_default=False, help="A fabric's folder. Default: that of --data-dir.")
+    Path | None, typer.Option("--fabric", show_default=False, help="Folder of a fabric. Default: from --data-dir.")
 ]
 _DULL = {"location", "low", "extra", "origin", "partition", "schema", "flags", "waits", "owner", "incarnation"}
-"""Columns that are left out where they are all zero."""
+"""Columns that are hidden if all their values are zero."""
 
 TopicName = Annotated[str, typer.Argument(help="Name of the topic.")]
 LaneOption = Annotated[
@@ -279,7 +282,7 @@ LaneOption = Annotated[
 
 @app.command()
 def regions(fabric: FabricFolder = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """List all regions of the fabric: who writes them, what they hold, how large they are.
+    """List all regions of the fabric: writer, contents and size.
 
     Example:
 
@@ -298,12 +301,12 @@ def regions(fabric: FabricFolder = None, data_dir: DataDir = None, json: Json = 
 def region(
     name: Annotated[str, typer.Argument(help="Name of the region, such as epoch-1/order-0. See `inspect regions`.")],
     start: Annotated[int | None, typer.Option("--from", min=0, show_default=False, help="First index of rows.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, max=100_000, help="How many rows.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, max=100_000, help="Number of rows.")] = 20,
     fabric: FabricFolder = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Decode a region: superblock, frontiers, and entries (the last ones, or from an index on).
+    """Decode a region: superblock, frontiers, and entries (the last entries, or from an index on).
 
     Examples:
 
@@ -325,13 +328,13 @@ def region(
 @app.command()
 def batch(
     topic: TopicName,
-    seq: Annotated[int | None, typer.Option(min=0, show_default=False, help="A record of the batch.")] = None,
-    index: Annotated[int | None, typer.Option(min=0, show_default=False, help="The batch's index.")] = None,
+    seq: Annotated[int | None, typer.Option(min=0, show_default=False, help="Seq of a record in the batch.")] = None,
+    index: Annotated[int | None, typer.Option(min=0, show_default=False, help="Index of the batch.")] = None,
     lane: LaneOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Show the batch at a position: its entry, whether its payload is there and right, its first records.
+    """Show the batch at a position: its entry, the state of its payload, its first records.
 
     Examples:
 
@@ -342,7 +345,7 @@ def batch(
     from embarcadero.watch.trace import find_batch
 
     if (seq is None) == (index is None):
-        raise BadValue("say which batch: --seq or --index", "use one of them")
+        raise BadValue("exactly one of --seq and --index is needed", "give --seq or --index")
     found = find_batch(_scene(data_dir, topic), topic, seq=seq, index=index, lane=lane)
     if json:
         print_json(found)
@@ -356,12 +359,12 @@ def batch(
 @app.command()
 def entry(
     topic: TopicName,
-    index: Annotated[int, typer.Option(min=0, help="The entry's index.")],
+    index: Annotated[int, typer.Option(min=0, help="Index of the entry.")],
     lane: LaneOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Show one entry of a topic's order index: a batch, or what happened to a session.
+    """Show one entry of a topic's order: a batch, or a session entry (open, fence, close).
 
     Example:
 
@@ -379,12 +382,12 @@ def entry(
 @app.command()
 def record(
     topic: TopicName,
-    session: Annotated[int, typer.Option(min=0, help="The publisher's session, as `tail --json` shows it.")],
-    sequence: Annotated[int, typer.Option(min=0, help="The batch's sequence in that session.")],
+    session: Annotated[int, typer.Option(min=0, help="Session of the publisher, from `tail --json`.")],
+    sequence: Annotated[int, typer.Option(min=0, help="Sequence of the batch in that session.")],
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Follow one record by session and sequence: pending ring, held, order index, results, ack, payload.
+    """Follow one record by session and sequence: pending ring, reorder buffer, order ring, results, ack, payload.
 
     Example:
 
@@ -406,11 +409,11 @@ def record(
 
 @app.command()
 def segments(
-    topic: Annotated[str | None, typer.Option(show_default=False, help="Only those of this topic.")] = None,
+    topic: Annotated[str | None, typer.Option(show_default=False, help="Only segments of this topic.")] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """List all segments on replicas' disks: whose they are, where they begin, what they hold, from when to when.
+    """List all segments on replicas' disks: replica, topic, first position, contents, first and last time.
 
     Examples:
 
@@ -426,7 +429,7 @@ def segments(
     folder = ClusterFolder(data_dir_or_default(data_dir))
     topics = _topics(folder)
     if topic is not None and topic not in topics.values():
-        raise UnknownTopic(f"there is no topic {topic}", "`embarcadero topic list` lists them")
+        raise UnknownTopic(f"there is no topic {topic}", "`embarcadero topic list` lists all topics")
     found = list_segments(RealDisk(folder.path), topics)
     found = [one for one in found if topic is None or one["topic"] == topic]
     if json:
@@ -437,15 +440,15 @@ def segments(
 
 @app.command()
 def segment(
-    file: Annotated[Path, typer.Argument(help="A .log file, as `inspect segments` lists it.")],
+    file: Annotated[Path, typer.Argument(help="A .log file, from `inspect segments`.")],
     start: Annotated[int | None, typer.Option("--from", min=0, show_default=False, help="First index of rows.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, max=100_000, help="How many rows.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, max=100_000, help="Number of rows.")] = 20,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Decode a segment: header, footer, entries (the last ones, or from an index on), and how its indexes agree.
+    """Decode a segment: header, footer, entries (the last entries, or from an index on), and the state of its indexes.
 
-    All checksums are checked on the way. A path is looked for here first, then in the cluster's folder.
+    The command verifies all checksums. A path is relative to the current folder, or to the cluster's folder.
 
     Example:
 
@@ -468,17 +471,17 @@ def segment(
 
 
 def _print_facts(title: str, facts: dict[str, Any]) -> None:
-    """Names and values, as many on a line as fit."""
+    """Print names and values, wrapped."""
     import textwrap
 
     print(f"{title}:{'' if facts else ' -'}")
-    said = [f"{name}={value}".replace(" ", "\xa0") for name, value in facts.items() if value is not None]
-    for line in textwrap.wrap("  ".join(said), 100, break_long_words=False, break_on_hyphens=False):
+    pairs = [f"{name}={value}".replace(" ", "\xa0") for name, value in facts.items() if value is not None]
+    for line in textwrap.wrap("  ".join(pairs), 100, break_long_words=False, break_on_hyphens=False):
         print("  " + line.replace("\xa0", " "))
 
 
 def _print_rows(title: str, rows: list[dict[str, Any]]) -> None:
-    """A table as wide as it needs to be, without columns that say nothing."""
+    """Print a table in its full width, without empty columns."""
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
@@ -509,7 +512,7 @@ def _fabric(fabric: Path | None, data_dir: Path | None) -> ReadOnlyFabric:
 
 
 def _scene(data_dir: Path | None, name: str) -> TraceSource:
-    """The cluster, with the schema of one topic."""
+    """Open the cluster for a trace, with the schema of one topic."""
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.placement.directory import Directory
     from embarcadero.placement.store import open_store
@@ -539,11 +542,11 @@ def _scene(data_dir: Path | None, name: str) -> TraceSource:
 
 def _require_store(folder: ClusterFolder) -> None:
     if not folder.store_path.exists():
-        raise NotRunning(f"{folder.path} has no cluster yet", "start one with `embarcadero up`")
+        raise NotRunning(f"{folder.path} contains no cluster yet", "start one with `embarcadero up`")
 
 
 def _topics(folder: ClusterFolder) -> dict[int, str]:
-    """The topic of each lane, as the store says."""
+    """The topic name of each lane, from the store."""
     from embarcadero.placement.directory import Directory, read_stored, stored
     from embarcadero.placement.store import open_store
 
@@ -555,8 +558,8 @@ def _topics(folder: ClusterFolder) -> dict[int, str]:
 
 
 # --- verify -----------------------------------------------------------------------------------------------------------
-# verify: is everything that should be on disk there, and right? Offline, and nothing is changed.
-_COLUMNS = ["severity", "file", "what", "what to do"]
+# verify: check that the files on disk are complete and valid. Offline and read-only.
+_COLUMNS = ["severity", "file", "problem", "action"]
 _SHOWN_MAX = 200
 _ENDING_S = 2.0
 _POLL_S = 0.02
@@ -565,8 +568,8 @@ _POLL_S = 0.02
 def verify(data_dir: DataDir = None, json: Json = False) -> None:
     """Check a stopped cluster's folder: every checksum, index, identity, session checkpoint, and the chain of ranges.
 
-    Nothing is changed. The exit code is 0 when no record is missing or wrong (warnings and notes may be there), else 1.
-    A running cluster is refused: its files grow. Replicas then check their own copies, in the background.
+    The command changes nothing. The exit code is 0 if no record is missing or wrong, even with warnings and notes; else
+    1. It refuses a running cluster, because its files grow; there, replicas check their copies in the background.
 
     Examples:
 
@@ -593,9 +596,9 @@ def _require_stopped(folder: ClusterFolder) -> None:
     if (pid := folder.running_pid()) is not None:
         raise AlreadyRunning(
             f"a cluster is running in {folder.path} (supervisor pid {pid}), and its files grow",
-            "stop it with `embarcadero down` first; while it runs, `embarcadero status` tells what replicas find",
+            "stop it with `embarcadero down` first; while it runs, `embarcadero status` shows the findings of replicas",
         )
-    give_up = time.monotonic() + _ENDING_S  # one that was just killed may take a moment
+    give_up = time.monotonic() + _ENDING_S  # a process that was just killed may need a moment to end
     while (number := next(filter(folder.replica_in_use, folder.replicas(0)), None)) is not None:
         if time.monotonic() > give_up:
             hint = "wait until its process has ended"
@@ -629,13 +632,13 @@ def _verify(folder: ClusterFolder) -> Report:
     if unread is not None:
         report.add(Severity.ERROR, name, unread.message, unread.hint)
     elif stored is None:
-        problem = "it is missing: copies can't be compared with the ranges that it names"
+        problem = "it is missing: copies cannot be compared with the ranges in the store"
         report.add(Severity.WARNING, name, problem, "restore it before you start a cluster here")
     return report
 
 
 def _progress(stack: ExitStack, folder: ClusterFolder) -> Callable[[int], None] | None:
-    """A bar on a terminal; elsewhere nothing."""
+    """Show a progress bar on a terminal; elsewhere do nothing."""
     if not stderr_is_terminal():
         return None
     from rich.console import Console
@@ -673,13 +676,13 @@ def _print(folder: ClusterFolder, report: Report) -> None:
     if worst_first:
         print_table("findings", _COLUMNS, worst_first[:_SHOWN_MAX])
     if (more := len(worst_first) - _SHOWN_MAX) > 0:
-        note(f"and {more} more: --json has all of them")
+        note(f"{more} more findings: --json prints all")
     print(
         f"{folder.path}: {report.replicas} replicas, {report.ranges} ranges, {report.segments} segments, "
         f"{report.batches:,} batches, {report.bytes:,} bytes"
     )
     others = len(worst_first) - report.errors
     if report.ok:
-        print("nothing is missing or wrong" + (f"; {others} warnings and notes" if others else ""))
+        print("no record is missing or wrong" + (f"; {others} warnings and notes" if others else ""))
     else:
         print(f"{report.errors} errors, {others} warnings and notes")

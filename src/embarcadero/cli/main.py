@@ -1,4 +1,4 @@
-"""The command line: `embarcadero <verb>`. Each verb imports what it needs when it runs, so that `--help` is quick."""
+"""The command line: `embarcadero <verb>`. Each verb imports its modules when it runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embarcadero.errors import EmbarcaderoError, UsageError
 HELP = """
 A distributed shared log: publish to any broker, read one total order.
 
-A first walk:
+First steps:
 
     embarcadero up --detach                    # 4 brokers and a sequencer on this machine
 
@@ -45,7 +45,7 @@ def debugging() -> bool:
 
 
 class Commands(TyperGroup):
-    """All verbs. A typed error ends any of them with one line: exit code 2 for the caller's mistake, else 1."""
+    """All verbs. A typed error is printed in one line, with exit code 2 for a mistake of the user, else 1."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -91,7 +91,7 @@ app.command()(cluster.demo)
 
 
 def run(app: typer.Typer) -> None:
-    """Run a command line. An error that no verb caught is printed in one line, and the exit code is 1."""
+    """Run a command line. Print an uncaught error in one line, and exit with code 1."""
     try:
         app()
     except Exception as error:

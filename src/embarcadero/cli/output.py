@@ -1,4 +1,4 @@
-"""What all commands share: where the brokers are, and how results and errors are printed."""
+"""Code shared by all commands: addresses of brokers, configuration, output of results and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BrokersOption = Annotated[
     typer.Option(
         "--brokers",
         show_default=False,
-        help="Addresses host:port, with commas. Default: the cluster of --data-dir if that is given, else "
+        help="Addresses host:port, separated by commas. Default: the cluster of --data-dir if given, else "
         "$EMBARCADERO_BROKERS, else the running cluster of the default folder, else 127.0.0.1:9092.",
     ),
 ]
@@ -43,14 +43,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def data_dir_or_default(data_dir: Path | None) -> Path:
-    """The folder that was asked for, or the usual one."""
+    """Return the given folder, or the configured one."""
     from embarcadero.node.folder import data_dir_of
 
     return data_dir or data_dir_of(settings())
 
 
 def find_brokers(brokers: str | None, data_dir: Path | None) -> list[str]:
-    """Addresses of the cluster that the user means."""
+    """Return the broker addresses of the user's cluster."""
     from embarcadero.client.arguments import broker_addresses
     from embarcadero.errors import NotRunning
     from embarcadero.node.folder import ClusterFolder
@@ -65,26 +65,26 @@ def find_brokers(brokers: str | None, data_dir: Path | None) -> list[str]:
         return report(ClusterFolder(data_dir_or_default(data_dir))).addresses or broker_addresses(config)
     except NotRunning:
         if data_dir is not None or config.cluster.data_dir:
-            raise  # whatever else runs on this machine is not the cluster that is meant
+            raise  # another cluster on this machine is not the one that the user named
         return broker_addresses(config)
 
 
 def connect(brokers: str | None, data_dir: Path | None) -> Log:
-    """A client of the cluster that the user means."""
+    """Connect to the user's cluster."""
     import embarcadero
 
     return embarcadero.connect(find_brokers(brokers, data_dir), config=settings())
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print a JSON document on standard output."""
     import msgspec
 
     print(msgspec.json.encode(value).decode())
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table on standard output."""
+    """Print a table on standard output."""
     from rich.console import Console
     from rich.table import Table
 
@@ -100,29 +100,29 @@ READER_COLUMNS = ["reader", "lane: seq", "lag in records", "seconds ago"]
 
 
 def reader_row(reader: ReaderProgress) -> list[object]:
-    """A reader that reported how far it is, for a table of them."""
+    """Return a reader with its reported progress, as a row of READER_COLUMNS."""
     positions = ", ".join(f"{lane}: {seq}" for lane, (_, seq) in sorted(reader.places.items()))
     return [reader.reader, positions, "?" if reader.lag is None else reader.lag, f"{reader.ago_s:.0f}"]
 
 
 def note(text: str) -> None:
-    """A line for people, on standard error."""
+    """Print a line for people on standard error."""
     typer.secho(text, err=True, fg=typer.colors.YELLOW)
 
 
 def print_error(error: BaseException) -> None:
-    """One red line, and what to do about it."""
+    """Print an error in one red line, and its hint."""
     if isinstance(error, EmbarcaderoError):
         typer.secho(f"error: {error.message}", err=True, fg=typer.colors.RED)
         if error.hint:
             typer.secho(f"hint: {error.hint}", err=True)
     else:
         typer.secho(f"error: {type(error).__name__}: {error}", err=True, fg=typer.colors.RED)
-        typer.secho("hint: this is a bug of Embarcadero; EMBARCADERO_DEBUG=1 shows where", err=True)
+        typer.secho("hint: this is a bug of Embarcadero; EMBARCADERO_DEBUG=1 prints the traceback", err=True)
 
 
 def stderr_is_terminal() -> bool:
-    """Whether a progress bar makes sense."""
+    """Whether to show a progress bar."""
     return sys.stderr.isatty()
 
 
@@ -130,7 +130,7 @@ TIER_COLUMNS = ("table", "below index", "below seq", "lag", "last moved", "holde
 
 
 def tier_facts(tier: Tier | None, end: Tail) -> dict[str, Any] | None:
-    """How far a topic's table is: sums over its lanes, and how many durable records are not in it yet."""
+    """The progress of a topic's table: sums over its lanes, and the number of durable records not in it yet."""
     if tier is None:
         return None
     lanes = end.lanes or (end,)
@@ -151,16 +151,16 @@ def tier_facts(tier: Tier | None, end: Tail) -> dict[str, Any] | None:
 
 
 def tier_row(facts: dict[str, Any]) -> list[object]:
-    """The same as a row of TIER_COLUMNS."""
+    """Format these facts as a row of TIER_COLUMNS."""
     ago = "never" if facts["ago_s"] is None else f"{facts['ago_s']:.0f} s ago"
     return [facts["table"], facts["index"], facts["seq"], facts["lag"], ago, facts["holder"], facts["engine"]]
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
-# The configuration of a command: --config FILE (or the usual places) < environment < options.
+# The configuration of a command: --config FILE (or the default files) < environment < options.
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 OptionValues = Mapping[str, tuple[str, Any]]
-"""Options by the full key they set: the option's name, and its value or None."""
+"""Options by the configuration key that they set: the option's name, and its value or None."""
 
 _file: ContextVar[Path | None] = ContextVar("file", default=None)
 _HELP = "Configuration. Default: $EMBARCADERO_CONFIG, ./embarcadero.yaml, ~/.config/embarcadero/embarcadero.yaml."
@@ -168,10 +168,10 @@ _OPTION = Annotated[Path | None, typer.Option("--config", show_default=False, me
 
 
 class Verbs(typer.Typer):
-    """Commands; those that work with a cluster get --config as well."""
+    """Commands. Commands that work with a cluster also get --config."""
 
     def command(self, *arguments: Any, **options: Any) -> Callable[[Verb], Verb]:
-        """Register a command, as typer does."""
+        """Register a command, like typer."""
         register = super().command(*arguments, **options)
 
         def decorate(function: Verb) -> Verb:
@@ -182,7 +182,7 @@ class Verbs(typer.Typer):
 
 
 def with_config(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with an option --config before --json, if it works with a cluster (--data-dir)."""
+    """Add the option --config before --json to a function that works with a cluster (--data-dir)."""
     signature = inspect.signature(function, eval_str=True)
     parameters = dict(signature.parameters)
     if "data_dir" not in parameters:
@@ -206,7 +206,7 @@ def with_config(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def resolved(flags: OptionValues | None = None, *, file: Path | None = None, base: Config | None = None) -> Resolved:
-    """What all sources say, with the problems they have."""
+    """Read all sources of the configuration, with their problems."""
     from embarcadero.config.sources import as_given, resolve, which_file
     from embarcadero.config.table import DEFAULTS
 
@@ -215,5 +215,5 @@ def resolved(flags: OptionValues | None = None, *, file: Path | None = None, bas
 
 
 def settings(flags: OptionValues | None = None, *, base: Config | None = None) -> Config:
-    """The configuration of this command; raises BadConfiguration, with all problems."""
+    """Return the configuration of this command. Raise BadConfiguration with all problems."""
     return resolved(flags, base=base).config()

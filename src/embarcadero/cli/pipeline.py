@@ -1,4 +1,4 @@
-"""pipeline tier: a topic as a table. The other jobs are in jobs.py."""
+"""pipeline tier, audit, compact, replay, load, run, and sql: jobs over topics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from embarcadero.tier.job import Cycle, Engine, TierJob
 
 
-_HELP = "Run jobs over topics: tier, audit, compact, replay, load, or one of your own."
+_HELP = "Run jobs over topics: tier, audit, compact, replay, load, or your own job."
 app = Verbs(help=_HELP, no_args_is_help=True, rich_markup_mode=None)
 
 _MASTER = "local[*]"
@@ -44,8 +44,8 @@ _MASTER = "local[*]"
 @app.command()
 def tier(
     topic: Annotated[str, typer.Option(help="The topic to tier.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
-    take_over: Annotated[bool, typer.Option("--take-over", help="Depose another job that tiers this topic.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until Ctrl-C.")] = False,
+    take_over: Annotated[bool, typer.Option("--take-over", help="Replace another job that tiers this topic.")] = False,
     master: Annotated[
         str | None, typer.Option(show_default=False, help="Spark's master. Default: tier.master, else local[*].")
     ] = None,
@@ -56,9 +56,9 @@ def tier(
 ) -> None:
     """Keep a topic's durable records as Parquet files in an Iceberg table.
 
-    What is in the table stays readable when brokers and replicas have given it up, after tier.hot_retention_s. Without
-    --follow it ends when all that is durable now is in the table. It may be stopped or killed at any moment: the next
-    one goes on from the table, and nothing is there twice. See `tier.*` in the configuration.
+    Records in the table stay readable after brokers and replicas have removed them (tier.hot_retention_s). Without
+    --follow, the job ends when all records that are durable now are in the table. It can be stopped or killed at any
+    time: the next run continues from the table, and no record is duplicated. See `tier.*` in the configuration.
 
     Examples:
 
@@ -97,7 +97,7 @@ def tier(
 
 
 def cluster_config(data_dir: Path | None) -> Config:
-    """Ours, on top of that of the cluster in this folder, if one runs there."""
+    """The configuration of this command, on top of the configuration of the folder's running cluster, if any."""
     from embarcadero.errors import NotRunning
     from embarcadero.node.folder import ClusterFolder
 
@@ -146,7 +146,7 @@ Master = Annotated[
 
 @contextmanager
 def spark_and_log(brokers: str | None, data_dir: Path | None, master: str | None) -> Iterator[tuple[SparkSession, Log]]:
-    """A client, then Spark (in that order: a cluster that is not there is told at once)."""
+    """Connect a client, then start Spark, in this order: an unreachable cluster is reported immediately."""
     from rich.console import Console
 
     from embarcadero.spark import session
@@ -162,17 +162,17 @@ def spark_and_log(brokers: str | None, data_dir: Path | None, master: str | None
 
 
 def sql(
-    query: Annotated[str, typer.Argument(help="A query; every topic is a table of its name.")],
-    limit: Annotated[int, typer.Option(min=1, help="Print at most so many rows.")] = 100,
+    query: Annotated[str, typer.Argument(help="A query; every topic is a table with the topic's name.")],
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows to print.")] = 100,
     master: Master = None,
     brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Ask the log in SQL: topics are tables that are always current, in memory, on disks and in the tier.
+    """Query the log in SQL: each topic is a table over memory, disks and the tier, and always current.
 
-    Raw topics have the columns topic, partition, seq, key, value, headers and timestamp; topics with a schema have
-    their own, and _seq, _index, _timestamp and so on.
+    Raw topics have the columns topic, partition, seq, key, value, headers and timestamp. Topics with a schema have
+    their own columns, and _seq, _index, _timestamp and so on.
 
     Examples:
 
@@ -192,11 +192,11 @@ def sql(
     else:
         print_table("", rows.column_names, [[_shown(value) for value in row.values()] for row in rows.to_pylist()])
     if found.num_rows > limit:
-        note(f"only the first {limit:,} rows are printed: --limit")
+        note(f"only the first {limit:,} rows are printed; use --limit for more")
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: bytes as text, where they are."""
+    """Convert a value for JSON; bytes become text."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, dict):
@@ -219,9 +219,9 @@ def audit(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Check the whole of a topic on Spark: positions, sessions, gaps, checksums, and the table against the log.
+    """Check a whole topic on Spark: positions, sessions, gaps, checksums, and the table against the log.
 
-    It reads everything that is durable now. Exit code 0: all promises hold; 1: findings, each with its place.
+    The audit reads all records that are durable now. Exit code 0: all promises hold. 1: findings, with positions.
 
     Examples:
 
@@ -247,7 +247,7 @@ def audit(
 
 
 def print_audit(found: AuditReport) -> None:
-    """What was looked at, and what is wrong with it."""
+    """Print the checked spans, and the findings."""
     print_table(
         f"topic {found.topic}, order {found.order}",
         ["lane", "indices", "entries", "batches", "records", "sessions", "in table", "compared", "lost", "skipped"],
@@ -268,13 +268,13 @@ def print_audit(found: AuditReport) -> None:
         ],
     )
     if unknown := sum(lane.sessions_unknown for lane in found.lanes):
-        print(f"order of {unknown:,} sessions not checked: nothing that was read says whether they are strong")
+        print(f"the order of {unknown:,} sessions was not checked: the entries that opened them were not found")
     if found.holds:
         print(f"all promises hold: {found.spans} spans, {found.seconds:.1f} s")
         return
     print_table(
         f"broken: {', '.join(found.broken)}",
-        ["promise", "kind", "lane", "index", "what"],
+        ["promise", "kind", "lane", "index", "detail"],
         [[one.promise, one.kind, one.lane, one.index, one.detail] for one in found.findings[:100]],
     )
 
@@ -301,13 +301,13 @@ def run(
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
-# pipeline compact, replay, load: jobs that write a topic on Spark, and go on where they were killed.
+# pipeline compact, replay, load: jobs that write a topic on Spark, and continue after a kill.
 _INTERRUPTED = 130
 
 
 @contextmanager
-def _going_on(what: str, unit: str) -> Iterator[ProgressReport]:
-    """Progress on standard error while a job runs; Ctrl-C ends it with a word on how to go on."""
+def _progress(what: str, unit: str) -> Iterator[ProgressReport]:
+    """Show progress on standard error while a job runs; on Ctrl-C, print how to continue."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -320,7 +320,7 @@ def _going_on(what: str, unit: str) -> Iterator[ProgressReport]:
             yield report
         except KeyboardInterrupt:
             status.stop()
-            note("stopped; the same command goes on from here, and nothing is there twice")
+            note("stopped; the same command continues from here, without duplicates")
             raise typer.Exit(_INTERRUPTED) from None
 
 
@@ -331,21 +331,21 @@ def compact(
         str | None,
         typer.Option(
             show_default=False,
-            help="Which records delete their key: none; a boolean column; COLUMN=VALUE. Default: an empty value; in a "
-            "topic with a schema, nulls in all columns but the key.",
+            help="Records that delete their key: none; a boolean column; COLUMN=VALUE. Default: an empty value; in a "
+            "topic with a schema, nulls in all columns except the key.",
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Rewrite the target: one record for each live key.")] = False,
-    keep_s: Annotated[float, typer.Option(min=0, help="Trim what a rewrite replaced after so many seconds.")] = 3600,
+    keep_s: Annotated[float, typer.Option(min=0, help="Seconds before the records before a rewrite are trimmed.")] = 3600,
     master: Master = None,
     brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Keep TOPIC_latest: the newest record of each key. Only what came since the last run is read.
+    """Keep TOPIC_latest: the newest record of each key. Each run reads only the records since the last run.
 
-    Run it as often as the target should be brought up to date. It may be killed at any moment: the next run goes on,
-    and nothing is in the target twice. Two at once do no harm.
+    Run it as often as the target should be updated. It can be killed at any time: the next run continues, and the
+    target has no duplicates. Concurrent runs are safe.
 
     Examples:
 
@@ -355,8 +355,8 @@ def compact(
     """
     from embarcadero.spark.compaction import compact as run_compact
 
-    with spark_and_log(brokers, data_dir, master) as (spark, log), _going_on(f"compacting {topic}", "records") as tell:
-        found = run_compact(spark, log, topic, into=into, deletes=deletes, full=full, keep_s=keep_s, report=tell)
+    with spark_and_log(brokers, data_dir, master) as (spark, log), _progress(f"compacting {topic}", "records") as show:
+        found = run_compact(spark, log, topic, into=into, deletes=deletes, full=full, keep_s=keep_s, report=show)
     if json:
         print_json(_job_facts(found))
     else:
@@ -366,28 +366,28 @@ def compact(
 
 def replay(
     topic: Annotated[str, typer.Argument(help="The topic to copy from.")],
-    into: Annotated[str, typer.Option(help="The topic to copy into; created like the first one if missing.")],
+    into: Annotated[str, typer.Option(help="The topic to copy into; created like the source if missing.")],
     start: Annotated[
         str, typer.Option("--from", help="First record: earliest, latest, a seq, or a time.")
     ] = "earliest",
     end: Annotated[
-        str, typer.Option("--to", help="Where to end: latest, a seq (exclusive), or a time. Kept from the first start.")
+        str, typer.Option("--to", help="End: latest, a seq (exclusive), or a time. The first run decides.")
     ] = "latest",
     rate: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="At most so many records a second.")
+        int | None, typer.Option(min=1, show_default=False, help="Maximum number of records per second.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(show_default=False, help="A name of this job. Default: made of topic and range.")
+        str | None, typer.Option(show_default=False, help="Name of this job. Default: from the topic and the range.")
     ] = None,
     master: Master = None,
     brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Copy a range of a topic into another one, each record once: keys, headers, times and columns as they are.
+    """Copy a range of a topic into another topic, each record once, with its key, headers, time and columns.
 
-    The same command goes on where it was killed, and does nothing when all is copied. Times are ISO with a zone, or so
-    long ago: 2026-01-31T12:00:00Z, 10m ago. With --rate, the records of a second appear at once.
+    After a kill, the same command continues. When all records are copied, it does nothing. Times are ISO with a zone,
+    or relative: 2026-01-31T12:00:00Z, 10m ago. With --rate, the records of a second appear together.
 
     Examples:
 
@@ -397,39 +397,39 @@ def replay(
     """
     from embarcadero.spark.replay import replay as run_replay
 
-    with spark_and_log(brokers, data_dir, master) as (spark, log), _going_on(f"replaying {topic}", "records") as tell:
-        found = run_replay(spark, log, topic, into=into, start=start, end=end, rate=rate, name=name, report=tell)
+    with spark_and_log(brokers, data_dir, master) as (spark, log), _progress(f"replaying {topic}", "records") as show:
+        found = run_replay(spark, log, topic, into=into, start=start, end=end, rate=rate, name=name, report=show)
     if json:
         print_json(_job_facts(found))
         return
     for lane, (low, high) in found.ends.items():
         print(f"{into} has seq {low:,} to {high:,} of {topic} (lane {lane})")
-    print(f"records in all: {found.records:,}, steps now: {found.steps:,}")
+    print(f"records in total: {found.records:,}, steps now: {found.steps:,}")
 
 
 def load(
     into: Annotated[str, typer.Argument(help="The topic; created with the columns of the source if missing.")],
     files: Annotated[
-        list[str] | None, typer.Option(show_default=False, help="A file, folder or pattern; give it again for more.")
+        list[str] | None, typer.Option(show_default=False, help="A file, folder or pattern; repeat for more.")
     ] = None,
     table: Annotated[str | None, typer.Option(show_default=False, help="An Iceberg table: namespace.name.")] = None,
     format: Annotated[
-        str | None, typer.Option(show_default=False, help="parquet, csv or json. Default: by the names of files.")
+        str | None, typer.Option(show_default=False, help="parquet, csv or json. Default: from the names of files.")
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(show_default=False, help="An option of Spark's reader, key=value: sep=;")
     ] = None,
     catalog: Annotated[
         list[str] | None,
-        typer.Option(show_default=False, help="A property of its catalog, key=value. Default: tier.properties."),
+        typer.Option(show_default=False, help="A property of the table's catalog, key=value. Default: tier.properties."),
     ] = None,
     snapshot: Annotated[
-        int | None, typer.Option(show_default=False, help="A snapshot of the table. Default: the newest one.")
+        int | None, typer.Option(show_default=False, help="A snapshot of the table. Default: the newest.")
     ] = None,
-    columns: Annotated[str, typer.Option(help="Load only these columns, with commas.")] = "",
+    columns: Annotated[str, typer.Option(help="Load only these columns, separated by commas.")] = "",
     key: Annotated[str | None, typer.Option(show_default=False, help="The key column of a new topic.")] = None,
     name: Annotated[
-        str | None, typer.Option(show_default=False, help="A name of this job. Default: made of what is loaded.")
+        str | None, typer.Option(show_default=False, help="Name of this job. Default: from the source and the topic.")
     ] = None,
     master: Master = None,
     brokers: BrokersOption = None,
@@ -438,8 +438,9 @@ def load(
 ) -> None:
     """Load files (Parquet, CSV, JSON) or an Iceberg table into a topic, each row once.
 
-    The same command goes on where it was killed, and does nothing when all is loaded. Files must stay as they were at
-    the first start; of a table, the snapshot of the first start is loaded. Keys of a store belong in the environment.
+    After a kill, the same command continues. When all rows are loaded, it does nothing. Files must not change after the
+    first start; for a table, the job loads the snapshot of the first start. Put the keys of an object store in the
+    environment.
 
     Examples:
 
@@ -453,8 +454,8 @@ def load(
 
     source = _source(files, table, format, option, catalog, snapshot, data_dir)
     names = [each.strip() for each in columns.split(",") if each.strip()]
-    with spark_and_log(brokers, data_dir, master) as (spark, log), _going_on(f"loading {into}", "files") as tell:
-        found = run_load(spark, log, into, source, key=key, columns=names, name=name, report=tell)
+    with spark_and_log(brokers, data_dir, master) as (spark, log), _progress(f"loading {into}", "files") as show:
+        found = run_load(spark, log, into, source, key=key, columns=names, name=name, report=show)
     if json:
         print_json(_job_facts(found))
     else:
@@ -476,13 +477,13 @@ def _source(
     from embarcadero.tier.storage import TierSettings
 
     if (files is None) == (table is None):
-        raise BadValue("files and a table are two sources, and one is needed", "give --files or --table")
+        raise BadValue("exactly one of --files and --table is needed", "give --files or --table")
     if files is not None:
         if catalog or snapshot is not None:
-            raise BadValue("--catalog and --snapshot go with --table", "leave them out")
+            raise BadValue("--catalog and --snapshot need --table", "omit them")
         return FilesSource(paths=files, format=format, options=parse_properties(option or [], "--option"))
     if format is not None or option:
-        raise BadValue("--format and --option go with --files", "leave them out")
+        raise BadValue("--format and --option need --files", "omit them")
     usual = TierSettings.of(cluster_config(data_dir), data_dir_or_default(data_dir)).catalog
     given = parse_properties(catalog, "--catalog") if catalog else usual
     return TableSource(name=table or "", catalog=given, snapshot=snapshot)

@@ -1,9 +1,9 @@
-"""The programs of the processes that `up` starts: nodes, and the clients that it keeps running beside them.
+"""The programs of the processes that `up` starts: nodes, and clients of the cluster.
 
-A node is `main(["--data-dir", FOLDER, ...])`, forked or run by itself: `python -m embarcadero.cli.processes --data-dir
-FOLDER --roles broker:0 --parent PID`. A client is `python -m embarcadero.cli.processes NAME FOLDER`: `sweep` runs while
-there are staging topics, `tier` with `up --tier`. FOLDER is that of the cluster. Roles know nothing of tables: the
-reader that brokers use is made here, and PyIceberg is loaded when the first table is read.
+A node is `main(["--data-dir", FOLDER, ...])`, forked or run as a program: `python -m embarcadero.cli.processes
+--data-dir FOLDER --roles broker:0 --parent PID`. A client is `python -m embarcadero.cli.processes NAME FOLDER`: `sweep`
+runs while there are staging topics, `tier` with `up --tier`. FOLDER is the folder of the cluster. Roles do not import
+the tier: this module creates the reader of tables for brokers, and loads PyIceberg for the first read of a table.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
     from embarcadero.tier.serving import TableServer
 
 HOLDER: Final = "up"
-"""The holder of the tier lease. One supervisor has one such process at a time: a new one takes over without asking."""
+"""The holder of the tier lease. A supervisor has one such process at a time, so a new one takes over the lease."""
 
 _ROUND_S: Final = 10.0
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a node process, which hosts roles."""
+    """Run a node process, which hosts roles; return its exit code."""
     return run_node_program(arguments, SURROUNDINGS)
 
 
 def table_reader(config: Config, data_dir: Path) -> TableReader | None:
-    """The reader of the tables in `tier.warehouse`, for brokers; None where PyIceberg is not installed."""
+    """Return the brokers' reader of tables in `tier.warehouse`; None if PyIceberg is not installed."""
     return None if find_spec("pyiceberg") is None else LazyTables(config, data_dir)
 
 
 class LazyTables:
-    """A `TableServer` that is loaded, on a worker, when it is first asked."""
+    """A `TableServer` that is loaded by its first call, on a worker."""
 
     def __init__(self, config: Config, data_dir: Path) -> None:
         self._config, self._data_dir, self._lock = config, data_dir, Lock()
@@ -69,7 +69,7 @@ class LazyTables:
                 from embarcadero.tier.serving import TableServer
                 from embarcadero.tier.storage import TierSettings
 
-                logging.getLogger("pyiceberg").setLevel(logging.WARNING)  # it logs a line for each read
+                logging.getLogger("pyiceberg").setLevel(logging.WARNING)  # its INFO level logs each read
                 settings = TierSettings.of(self._config, self._data_dir)
                 self._server = TableServer(settings.properties, settings.warehouse)
             return self._server
@@ -85,12 +85,12 @@ class LazyTables:
 
 
 SURROUNDINGS: Final = Surroundings(table_reader)
-"""Of nodes in production: no faults."""
+"""The surroundings of nodes in production: without faults."""
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------
 def run_client(name: str, data_dir: Path) -> None:
-    """Run a client of a running cluster until told to stop, or until its supervisor is gone."""
+    """Run a client of a running cluster until SIGTERM, or until its supervisor dies."""
     die_with(os.getppid())
     name_process(name)
     folder = ClusterFolder(data_dir)
@@ -132,7 +132,7 @@ def _tier(folder: ClusterFolder, config: Config) -> None:
     from embarcadero.tier.job import TierJobs
     from embarcadero.tier.storage import TierSettings
 
-    for name in ("pyiceberg", "py4j"):  # they log a line for each table that is loaded, each connection that is closed
+    for name in ("pyiceberg", "py4j"):  # their INFO level logs each loaded table and each closed connection
         logging.getLogger(name).setLevel(logging.WARNING)
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):

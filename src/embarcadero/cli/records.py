@@ -1,4 +1,4 @@
-"""publish and tail: records in and out of a topic, as lines."""
+"""publish and tail: write lines to a topic as records, and print the records of a topic."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from embarcadero.types import Position
 
 _POLL_S = 0.5
-_DURABLE_S = 10.0  # how long the end may take to become durable
+_DURABLE_S = 10.0  # the longest wait for the end of the topic to become durable
 _PROGRESS_EVERY = 256
 _ROWS_AT_ONCE = 1_000
 _CHUNK_BYTES = 1 << 20
 
 
 class Read(StrEnum):
-    """Which records tail sees."""
+    """The records that tail prints."""
 
     DURABLE = "durable"
     ORDERED = "ordered"
 
 
 class RecordFormat(StrEnum):
-    """How tail prints records."""
+    """The output format of tail."""
 
     TEXT = "text"
     JSON = "json"
@@ -51,18 +51,18 @@ class RecordFormat(StrEnum):
 
 def publish(
     topic: Annotated[str, typer.Argument(help="Name of the topic.")],
-    file: Annotated[Path | None, typer.Argument(help="File with a record a line. Default: standard input.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="File with one record per line. Default: standard input.")] = None,
     key_separator: Annotated[
-        str, typer.Option(show_default=False, help="What stands between key and value in a line. Default: no keys.")
+        str, typer.Option(show_default=False, help="Separator between key and value in a line. Default: no keys.")
     ] = "",
     ack: Annotated[int, typer.Option(help="When a record counts as published. 0: sent. 1: ordered. 2: durable.")] = 1,
     session: Annotated[
         str | None,
-        typer.Option(show_default=False, help="Name of a session: run again with the same lines, it stores the rest."),
+        typer.Option(show_default=False, help="Name of a session: a second run with the same lines stores the rest."),
     ] = None,
     order: Annotated[
         str | None,
-        typer.Option(show_default=False, help="strong: keep the order of the lines. total: do not. Default: strong."),
+        typer.Option(show_default=False, help="strong: keep the order of lines. total: do not keep it. Default: strong."),
     ] = None,
     compression: Annotated[str | None, typer.Option(show_default=False, help="lz4 or zstd. Default: none.")] = None,
     brokers: BrokersOption = None,
@@ -115,7 +115,7 @@ def publish(
 
 
 def _send_lines(publisher: Publisher, lines: Iterator[bytes], sent: _Sent, key_separator: str) -> Iterator[None]:
-    """Send each line as a raw record; yields now and then."""
+    """Send each line as a raw record; yield regularly."""
     for line in lines:
         key, value = _split(line, key_separator.encode())
         sent.add(sent.take(publisher.send, value, key=key), 1, len(line))
@@ -173,33 +173,33 @@ def _check_unsplit(about: TopicInfo, key_separator: str) -> None:
     if about.partitions > 1 and (key_separator or about.key):
         what = "--key-separator" if key_separator else f"key={about.key!r}"
         raise BadValue(
-            f"--session with {what} in a topic of {about.partitions} partitions: batches are cut by key, so what an "
-            "interrupted run has stored is not the beginning of the lines",
-            "leave out --session, or use a topic with one partition",
+            f"--session with {what} does not work in a topic of {about.partitions} partitions: batches are split by "
+            "key, so the records of an interrupted run are not the first lines",
+            "omit --session, or use a topic with one partition",
         )
 
 
 def _skip_stored(
     stored: Iterator[Batch], lines: Iterator[bytes], about: TopicInfo, session: str, key_separator: str
 ) -> int:
-    """Pass over the lines that the session has stored, and return their number. Each is compared with its record."""
+    """Skip the lines that the session has stored, compare each with its record, and return their number."""
     skipped = 0
     for batch in stored:
         chunk = list(islice(lines, batch.count))
         if chunk and (differs := _first_difference(batch, _rows(skipped + 1, chunk, about, key_separator), about)):
             raise Conflict(
-                f"line {skipped + differs} is not the record that session {session!r} has stored at seq "
+                f"line {skipped + differs} differs from the record that session {session!r} has stored at seq "
                 f"{batch.seq + differs - 1}",
-                "run again with the same lines and options, from the first line on; use another name for other lines",
+                "run again with the same lines and options, from the first line; use another name for other lines",
             )
         skipped += len(chunk)
         if len(chunk) < batch.count:
-            break  # no line is left to be stored
+            break  # all lines are stored already
     return skipped
 
 
 def _first_difference(batch: Batch, data: Any, about: TopicInfo) -> int:
-    """Which row (from 1 on) is the first that differs from its record in a batch; 0: none does."""
+    """Return the number of the first row (from 1) that differs from its record in a batch; 0 if all are equal."""
     import pyarrow as pa
 
     from embarcadero.client.encoding import fitted
@@ -219,16 +219,16 @@ def _first_difference(batch: Batch, data: Any, about: TopicInfo) -> int:
 def _stored_batches(
     log: Log, publisher: Publisher, about: TopicInfo, session: str, *, durable: bool
 ) -> Iterator[Batch]:
-    """All batches that a named session has stored, in their order, as the log has them. OutcomeUnknown if one is gone.
+    """Yield all batches that a named session has stored, in their order. Raise OutcomeUnknown if one is missing.
 
-    `durable`: each once it is durable.
+    `durable`: yield each batch only once it is durable.
     """
     done = publisher.next_session_seq()
     if not done:
         return
     read, stop = "durable" if durable else "ordered", log.tail(about.name).index
     start, handles = _handles(log, about, publisher.pump.driver.core.session, stop, read)
-    waiting: dict[int, Batch] = {}  # a weak session's batches may be in the log before those with lower numbers
+    waiting: dict[int, Batch] = {}  # batches of a weak session may be out of order in the log
     number = 0
     for batches in log.scan(about.name, start=start, stop=stop, read=read):
         for batch in batches:
@@ -241,17 +241,16 @@ def _stored_batches(
             break
     if number < done:
         raise OutcomeUnknown(
-            f"session {session!r} has stored {done} batches in topic {about.name!r}, and its batch {number} is not in "
-            "the log: it was trimmed, skipped or lost, so nobody knows which lines are stored",
-            "compare the lines with the topic, and publish those that are missing without --session or under another "
-            "name",
+            f"session {session!r} has stored {done} batches in topic {about.name!r}, but its batch {number} is not in "
+            "the log: it was trimmed, skipped or lost, so the stored lines cannot be determined",
+            "compare the lines with the topic, and publish the missing lines without --session or under another name",
         )
 
 
 def _handles(log: Log, about: TopicInfo, session: int, stop: int, read: str) -> tuple[int | None, set[int]]:
-    """The handles that a named session has had, and the index where the first was opened (None: no longer there).
+    """The handles of a named session, and the index where the first was opened (None: no longer in the log).
 
-    A publisher that opens the name gets a new handle. Its SESSION_OPEN in the log says which handle it continues.
+    A publisher that opens the name gets a new handle. Its SESSION_OPEN entry names the handle that it continues.
     """
     opened: dict[int, tuple[int, int]] = {}
     for batches in log.scan(about.name, stop=stop, read=read, partitions=[], control=True):
@@ -267,23 +266,23 @@ def _handles(log: Log, about: TopicInfo, session: int, stop: int, read: str) -> 
 
 
 class _Sent:
-    """Counts what was sent; the first error of a record ends it."""
+    """Counts sent records; raises the first error of a record."""
 
     def __init__(self) -> None:
         self.records = self.bytes = 0
-        self.skipped = 0  # records that an earlier run under the same name has stored
+        self.skipped = 0  # records that an earlier run with the same name has stored
         self.last: Position | None = None  # the highest so far
         self._open: deque[RecordFuture] = deque()
-        self._noted = ""  # why the cluster had no room, as it was last reported
+        self._noted = ""  # the last reported reason for backpressure
 
     def take(self, call: Callable[..., RecordFuture], *data: Any, **options: Any) -> RecordFuture:
-        """Hand records to a publisher. While the cluster has no room: report why, once, and wait, but not for ever."""
+        """Pass records to a publisher. While the cluster is full, report the reason once, and wait up to a limit."""
         try:
             return call(*data, **options)
         except Backpressure as error:
             if error.message != self._noted:
                 self._noted = error.message
-                note(f"waiting for room: {error.message}")
+                note(f"waiting for capacity: {error.message}")
         return call(*data, timeout=DELIVERY_TIMEOUT_S, **options)
 
     def add(self, future: RecordFuture, records: int, size: int) -> None:
@@ -307,16 +306,16 @@ def _open(file: Path) -> BinaryIO:
     try:
         return file.open("rb")
     except OSError as error:
-        raise BadValue(f"can't read {file}: {error.strerror}", "name a file that exists") from error
+        raise BadValue(f"cannot read {file}: {error.strerror}", "name a readable file") from error
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:
-    """Lines without their ends, never holding more than one record."""
+    """Yield lines without their ends. Only one record is in memory."""
     number = 0
     while line := source.readline(RECORD_BYTES_MAX + 1):
         number += 1
         if len(line) > RECORD_BYTES_MAX and not line.endswith(b"\n"):
-            raise BadValue(f"line {number} has more than {RECORD_BYTES_MAX} bytes", "cut it into smaller records")
+            raise BadValue(f"line {number} has more than {RECORD_BYTES_MAX} bytes", "split it into smaller records")
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
@@ -328,7 +327,7 @@ def _split(line: bytes, separator: bytes) -> tuple[bytes | None, bytes]:
 
 
 def _progress(stack: ExitStack, source: BinaryIO) -> Callable[[int], None]:
-    """A progress bar on a terminal; elsewhere nothing."""
+    """Show a progress bar on a terminal; elsewhere do nothing."""
     if not stderr_is_terminal() or source.isatty():
         return lambda _: None
     from rich.console import Console
@@ -343,25 +342,25 @@ def _progress(stack: ExitStack, source: BinaryIO) -> Callable[[int], None]:
 
 def tail(
     topic: Annotated[str, typer.Argument(help="Name of the topic.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records, until Ctrl-C.")] = False,
     start: Annotated[str, typer.Option("--from", help='earliest, latest, a seq, a time, or "10m ago".')] = "earliest",
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=0, show_default=False, help="Stop after so many records.")
+        int | None, typer.Option("--limit", "-n", min=0, show_default=False, help="Stop after this number of records.")
     ] = None,
     read: Annotated[
-        Read, typer.Option(help="durable: what no crash can take back. ordered: all that has its place in the order.")
+        Read, typer.Option(help="durable: records that survive every crash. ordered: all records with a position.")
     ] = Read.DURABLE,
     form: Annotated[
-        RecordFormat, typer.Option("--format", help="text: values. json: an object a line.")
+        RecordFormat, typer.Option("--format", help="text: values. json: one object per line.")
     ] = RecordFormat.TEXT,
     brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Print the records of a topic in their order.
+    """Print the records of a topic in order.
 
-    Without --follow it ends where the topic ended when it began. Holes are told between records: trimmed, skipped by a
-    publisher, or lost in a crash.
+    Without --follow, the command stops at the end that the topic had when the command started. Gaps are reported
+    between records: trimmed, skipped by a publisher, or lost in a crash.
 
     Examples:
 
@@ -397,11 +396,11 @@ def _start(text: str) -> str | int | datetime:
         return parse_time(text)
     except BadValue as error:
         hint = f"use earliest, latest, the seq of a record, or a time: {error.hint}"
-        raise BadValue(f"--from {text!r} is no place in a log", hint) from None
+        raise BadValue(f"--from {text!r} is not a position in a log", hint) from None
 
 
 def _at_durable_end(log: Log, topic: str, subscriber: Subscriber) -> bool:
-    """Whether a reader has all that is durable. If not, records are still on their way, or an error is."""
+    """Whether a reader has all durable records. If not, records or an error will still arrive."""
     at, tail = subscriber.positions(), log.tail(topic)
     return all((at.get(each.lane, each.durable_index) or 0) >= each.durable_index for each in tail.lanes or (tail,))
 
@@ -409,40 +408,40 @@ def _at_durable_end(log: Log, topic: str, subscriber: Subscriber) -> bool:
 def _records(
     topic: str, start: str | int | datetime, follow: bool, read: Read, brokers: str | None, data_dir: Path | None
 ) -> Iterator[tuple[Batch, Record | None]]:
-    """Records of a topic with their batches; a gap comes as a batch without a record."""
+    """Yield the records of a topic with their batches; a gap is a batch without a record."""
     with connect(brokers, data_dir) as log:
         end = None if follow else log.tail(topic)
         if end is not None and isinstance(start, datetime):
             start = _seq_since(log, topic, start)
         if end is not None and (start == "latest" or end.seq == 0 or (isinstance(start, int) and start >= end.seq)):
             return
-        left = {tail.lane: tail for tail in (end.lanes or (end,)) if tail.seq} if end is not None else {}
+        unread = {tail.lane: tail for tail in (end.lanes or (end,)) if tail.seq} if end is not None else {}
         with log.subscribe(topic, start=start, read=read.value) as subscriber:
             patience_s = _DURABLE_S
-            while left or end is None:
+            while unread or end is None:
                 batch = subscriber.poll(timeout=_POLL_S)
                 patience_s = patience_s - _POLL_S if batch is None else _DURABLE_S
                 waited = end is not None and read is Read.DURABLE and patience_s < 0
                 if waited and _at_durable_end(log, topic, subscriber):
-                    note("-- the rest is ordered and not durable yet: --read ordered shows it --")
+                    note("-- the remaining records are ordered, but not durable yet: --read ordered prints them --")
                     return
                 if batch is None:
-                    at = subscriber.positions()  # a lane that is missing there has nothing left to read
-                    left = {lane: end for lane, end in left.items() if (at.get(lane, end.index) or 0) < end.index}
-                elif end is not None and batch.lane not in left:
-                    continue  # it came after the end as it was when we began
+                    at = subscriber.positions()  # a lane that is missing there is read to its end
+                    unread = {lane: end for lane, end in unread.items() if (at.get(lane, end.index) or 0) < end.index}
+                elif end is not None and batch.lane not in unread:
+                    continue  # it is above the end at the start of the command
                 elif batch.gap is not None:
                     yield batch, None
                 else:
                     for record in batch.records():
                         if not isinstance(start, int) or record.seq >= start:
                             yield batch, record
-                    if batch.lane in left and batch.seq + batch.count >= left[batch.lane].seq:
-                        del left[batch.lane]
+                    if batch.lane in unread and batch.seq + batch.count >= unread[batch.lane].seq:
+                        del unread[batch.lane]
 
 
 def _seq_since(log: Log, topic: str, when: datetime) -> int | str:
-    """The first seq appended since a time; "earliest" when some of that time are gone."""
+    """The first seq appended since a time; "earliest" if some records of that time are trimmed."""
     try:
         return log.position_at(topic, when).seq
     except Trimmed as error:
@@ -482,14 +481,14 @@ def _show_json(batch: Batch, record: Record | None) -> None:
 
 
 def _as_json(row: Any) -> bytes:
-    """A row of a topic with a schema, in one line."""
+    """Format a row of a topic with a schema as one line."""
     import msgspec
 
     return msgspec.json.encode(_plain(row))
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can hold; bytes as text where they are text."""
+    """Convert a value for JSON; bytes that are valid UTF-8 become text."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -498,7 +497,7 @@ def _plain(value: Any) -> Any:
 
 
 def _readable(value: bytes) -> Any:
-    """Text where it is text; else an object that says how it is encoded."""
+    """Decode UTF-8 text; return other bytes as an object that names the encoding."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -45,23 +45,24 @@ Schema = Annotated[
     str | None,
     typer.Option(show_default=False, help='Columns: "id:int64!, name:string", or a .json or .arrow file.'),
 ]
-Ttl = Annotated[int | None, typer.Option(show_default=False, help="How long an idle session is kept. Default: 86400.")]
+Ttl = Annotated[int | None, typer.Option(show_default=False, help="Seconds to keep an idle session. Default: 86400.")]
 ReplicasOption = Annotated[
     int | None,
-    typer.Option(show_default=False, help="Copies on disk. Default: as many as replicas are live, at most 3."),
+    typer.Option(show_default=False, help="Copies on disk. Default: the number of live replicas, at most 3."),
 ]
 DurableOn = Annotated[
     int | None, typer.Option(show_default=False, help="Copies that make a record durable. Default: the majority.")
 ]
 RetentionBytes = Annotated[
-    str | None, typer.Option(show_default=False, help="Beyond this, the oldest records go: 10GiB. 0: never.")
+    str | None, typer.Option(show_default=False, help="Remove the oldest records above this size: 10GiB. 0: never.")
 ]
 RetentionTime = Annotated[
-    str | None, typer.Option("--retention", show_default=False, help="After this long, records go: 7d. 0: never.")
+    str | None, typer.Option("--retention", show_default=False, help="Remove records after this time: 7d. 0: never.")
 ]
 _ORDER_HELP = (
-    "total (2, default): one order for all; a publisher's own order is kept unless it opts out. strong (5): always. "
-    "none (0): an order per broker. local (1): and per publisher."
+    "total (2, default): one order for the topic; each publisher's order is kept, unless it opts out. strong (5): "
+    "each publisher's order is always kept. none (0): one order per broker. local (1): like none, and a publisher "
+    "stays with one broker."
 )
 _COLUMNS = ["name", "order", "partitions", "on gap", "gap timeout ms", "schema version", "copies", "lane"]
 _RANGE_COLUMNS = ["lane", "range", "start", "end", "durable on", "replicas"]
@@ -87,7 +88,7 @@ def _copies(topic: Topic) -> str:
 
 
 def _quantity(text: str | None, units: Mapping[str, float], unit: str, example: str) -> int | None:
-    """A size or a time as people write it; BadValue when it makes no sense."""
+    """Parse a size or a duration such as 10GiB or 7d. Raise BadValue if it is invalid."""
     from embarcadero.config.key import BadQuantity, quantity, whole
 
     try:
@@ -112,7 +113,7 @@ def _parsed(schema: str | None) -> Any:
 
 
 def _facts(topic: TopicInfo) -> dict[str, Any]:
-    """A topic for printing; its schemas as text."""
+    """Convert a topic for output, with its schemas as text."""
     import msgspec
 
     from embarcadero.types import id_text
@@ -132,13 +133,13 @@ def create(
     name: Name,
     order: Annotated[str | None, typer.Option(show_default=False, help=_ORDER_HELP)] = None,
     partitions: Annotated[
-        int | None, typer.Option(show_default=False, help="Tags that group members share the log by. Default: 1.")
+        int | None, typer.Option(show_default=False, help="Tags by which subscribers can filter. Default: 1.")
     ] = None,
     key: Annotated[
         str | None, typer.Option(show_default=False, help="Column of the schema whose values choose partitions.")
     ] = None,
     partitioner: Annotated[
-        str | None, typer.Option(show_default=False, help="How keys choose: murmur2 (default, as Kafka) or crc32c.")
+        str | None, typer.Option(show_default=False, help="Hash of keys: murmur2 (default, as in Kafka) or crc32c.")
     ] = None,
     replicas: ReplicasOption = None,
     durable_on: DurableOn = None,
@@ -146,10 +147,10 @@ def create(
     retention: RetentionTime = None,
     on_gap: Annotated[
         str | None,
-        typer.Option(show_default=False, help="A strong session's gap that stays: fence it (default), or skip."),
+        typer.Option(show_default=False, help="After the gap timeout: fence the session (default), or skip the gap."),
     ] = None,
     gap_timeout_ms: Annotated[
-        int | None, typer.Option(show_default=False, help="How long a gap may stay. Default: 30000 (fence), 5 (skip).")
+        int | None, typer.Option(show_default=False, help="Timeout of a gap. Default: 30000 (fence), 5 (skip).")
     ] = None,
     session_ttl_s: Ttl = None,
     schema: Schema = None,
@@ -198,7 +199,7 @@ def create(
 
 @app.command("list")
 def list_topics(
-    hidden: Annotated[bool, typer.Option("--hidden", help="Also those that the cluster made for itself.")] = False,
+    hidden: Annotated[bool, typer.Option("--hidden", help="Include the cluster's internal topics.")] = False,
     brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -214,7 +215,7 @@ def list_topics(
 
 @app.command()
 def describe(name: Name, brokers: BrokersOption = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Show a topic: what it promises, where it starts and ends, its ranges on disk; of orders 0 and 1 its lanes."""
+    """Show a topic: settings, start and end, ranges on disk, readers; for orders 0 and 1 also its lanes."""
     with connect(brokers, data_dir) as log:
         topic, end, readers = log.describe(name), log.tail(name), log.readers(name)
     ends = {tail.lane: tail for tail in end.lanes}
@@ -266,16 +267,18 @@ def _lane_facts(lane: TopicLane, end: Tail | None) -> dict[str, Any]:
 def alter(
     name: Name,
     schema: Schema = None,
-    partitions: Annotated[int | None, typer.Option(show_default=False, help="They grow by whole multiples.")] = None,
-    on_gap: Annotated[str | None, typer.Option(show_default=False, help="fence may become skip.")] = None,
-    gap_timeout_ms: Annotated[int | None, typer.Option(show_default=False, help="How long a gap may stay.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option(show_default=False, help="A whole multiple of the present number.")
+    ] = None,
+    on_gap: Annotated[str | None, typer.Option(show_default=False, help="fence can change to skip.")] = None,
+    gap_timeout_ms: Annotated[int | None, typer.Option(show_default=False, help="Timeout of a gap.")] = None,
     session_ttl_s: Ttl = None,
     replicas: Annotated[
-        int | None, typer.Option(show_default=False, help="Copies of what is published from the next range on.")
+        int | None, typer.Option(show_default=False, help="Copies on disk, from the next range on.")
     ] = None,
     durable_on: Annotated[
         int | None,
-        typer.Option(show_default=False, help="Copies that make a record durable. A majority stays a majority."),
+        typer.Option(show_default=False, help="Copies that make a record durable. Default: a majority stays one."),
     ] = None,
     retention_bytes: RetentionBytes = None,
     retention: RetentionTime = None,
@@ -283,13 +286,13 @@ def alter(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Change a topic: only what is given.
+    """Change the given settings of a topic.
 
-    Other copies hold for what is published from the next range on: the open range is sealed within seconds, and the
-    next one has them. More copies are refused while fewer replicas are live than that; any other change of copies,
-    while fewer are live than make a record durable.
+    --replicas and --durable-on take effect with the next range: the sequencer seals the open range within seconds. More
+    copies are refused while fewer replicas are live. Any other change of copies is refused while fewer replicas are
+    live than make a record durable.
 
-    A schema may get columns that may be null; old and new publishers and readers go on.
+    A schema can get new nullable columns. Old and new publishers and readers keep working.
 
     Examples:
 
@@ -317,7 +320,7 @@ def alter(
         version = f" (schema version {topic.schema_version})" if topic.schema_version else ""
         print(f"altered topic {topic.name}{version}")
         if replicas is not None or durable_on is not None:
-            since = "of what is published from the next range on, within seconds: " if topic.replicas else ""
+            since = "from the next range on, within seconds: " if topic.replicas else ""
             print(f"  {since}{price(topic.replicas, topic.durable_on)}")
 
 
@@ -327,7 +330,7 @@ def trim(
     before_seq: Annotated[int | None, typer.Option(show_default=False, help="The first record to keep.")] = None,
     before_index: Annotated[int | None, typer.Option(show_default=False, help="The first batch to keep.")] = None,
     before_time: Annotated[
-        str | None, typer.Option(show_default=False, help='Keep what came since: "2026-01-31T12:00:00Z" or "7d ago".')
+        str | None, typer.Option(show_default=False, help='Keep records since: "2026-01-31T12:00:00Z" or "7d ago".')
     ] = None,
     lane: Annotated[
         int | None, typer.Option(show_default=False, help="Orders 0 and 1: the lane to trim. Default: all, by time.")
@@ -336,7 +339,7 @@ def trim(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Give up the oldest records of a topic. No batch is split.
+    """Remove the oldest records of a topic. A batch is never split.
 
     Examples:
 
@@ -358,7 +361,7 @@ def trim(
 @app.command()
 def delete(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     brokers: BrokersOption = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -381,9 +384,9 @@ def delete(
 
 @app.command()
 def readers(name: Name, brokers: BrokersOption = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """List the readers that told how far they are: streams of Spark, and programs that call `note_progress`.
+    """List the readers that report their progress: Spark streams, and programs that call `note_progress`.
 
-    A reader that is silent for a day is forgotten.
+    A reader without a report for a day is removed.
 
     Example:
 
@@ -405,9 +408,9 @@ def remove_reader(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Forget a reader: `status` and `topic describe` show it no more.
+    """Remove a reader from `status` and `topic describe`.
 
-    Only the note of how far it was goes. A query keeps its checkpoint, and one that still runs comes back with its next
+    This removes only its reported progress. A query keeps its checkpoint. A running query appears again with its next
     report, within 30 seconds.
 
     Example:
@@ -419,11 +422,11 @@ def remove_reader(
     if json:
         print_json({"topic": name, "removed": reader})
     else:
-        print(f"removed reader {reader} of topic {name}; one that still runs comes back with its next report")
+        print(f"removed reader {reader} of topic {name}; if it still runs, it appears again with its next report")
 
 
 # --- recover ----------------------------------------------------------------------------------------------------------
-# topic recover: what keeps a topic's lanes from coming back, and an operator's word that losing it is better.
+# topic recover: show the copies that recovery of a topic's lanes waits for, and accept their loss.
 _RECOVERY_COLUMNS = ["lane", "range", "copies", "needed", "answered", "missing"]
 _POLL_S = 0.1
 _WAIT_S = 60.0
@@ -433,18 +436,19 @@ _WAIT_S = 60.0
 def recover(
     name: Annotated[str, typer.Argument(help="Name of the topic.")],
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Go on with the copies that are there. The price: see above.")
+        bool, typer.Option("--accept-loss", help="Continue with the available copies. Records may be lost: see above.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
-    wait: Annotated[bool, typer.Option(help="Return when the topic takes records again.")] = True,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    wait: Annotated[bool, typer.Option(help="Return when the topic accepts records again.")] = True,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Show which copies a topic waits for after a loss of memory; with --accept-loss, go on without them.
+    """Show the copies that a topic waits for after a loss of memory; with --accept-loss, continue without them.
 
-    A lane whose memory was lost comes back once enough of its replicas have said what they have: so many that no
-    durable record can be missing. If those disks are gone for good, --accept-loss recovers what the others have. The
-    price: records that were acked with ack=2 may be lost. Their positions become a LOST gap, and are never used again.
+    After a loss of memory, a lane recovers once enough of its replicas have reported their ends, so that no durable
+    record can be missing. If the missing disks are permanently lost, --accept-loss recovers the records of the other
+    replicas. Records that were acked with ack=2 may then be lost. Their positions become a LOST gap, and are never used
+    again.
 
     Examples:
 
@@ -464,7 +468,7 @@ def recover(
         short = [lane for lane in waiting if lane["answered"] < lane["needed"]]
         if accept_loss and waiting:
             if not yes:
-                without = f"without {_missing(short)}" if short else "on fewer disks than it wants"
+                without = f"without {_missing(short)}" if short else "on fewer disks than configured"
                 question = f"Recover topic {name} {without}? Records acked with ack=2 may be lost."
                 typer.confirm(question, abort=True, err=True)
             for lane in waiting:
@@ -475,7 +479,7 @@ def recover(
 
 
 def _waiting(info: ClusterInfo, directory: Directory, name: str) -> list[dict[str, Any]]:
-    """The topic's lanes that are being recovered: who has answered, who is missing and why."""
+    """The topic's lanes in recovery, with the number of replicas that answered, and the missing ones with reasons."""
     from pathlib import Path
 
     from embarcadero.fabric.shared import SharedFabric
@@ -483,7 +487,7 @@ def _waiting(info: ClusterInfo, directory: Directory, name: str) -> list[dict[st
 
     scene = ClusterView(SharedFabric(Path(info.fabric), info.generation), directory)
     if name not in {topic.name for topic in scene.topics.values()}:
-        raise UnknownTopic(f"there is no topic {name}", "`embarcadero topic list` lists them")
+        raise UnknownTopic(f"there is no topic {name}", "`embarcadero topic list` lists all topics")
     found = []
     for range_ in scene.last.values():
         if scene.topic(range_.lane) != name or scene.state(range_) is not LaneState.RECOVERING:
@@ -512,7 +516,7 @@ def _until_recovered(folder: ClusterFolder, info: ClusterInfo, directory: Direct
     give_up = time.monotonic() + _WAIT_S
     while _waiting(info, directory, name):
         if time.monotonic() > give_up:
-            raise TimedOut(f"topic {name} did not come back within {_WAIT_S:.0f} s", f"see {folder.logs}/sequencer.log")
+            raise TimedOut(f"topic {name} did not recover within {_WAIT_S:.0f} s", f"see {folder.logs}/sequencer.log")
         time.sleep(_POLL_S)
         folder.require_running()
 
@@ -522,20 +526,20 @@ def _print(name: str, waiting: list[dict[str, Any]], short: list[dict[str, Any]]
         print_json({"topic": name, "waiting": waiting, "accepted": bool(accepted and waiting)})
         return
     if not waiting:
-        print(f"topic {name} waits for nothing")
+        print(f"topic {name} does not wait for recovery")
         return
     rows = [[*list(lane.values())[:-1], _missing([lane])] for lane in waiting]
     print_table(f"topic {name}", _RECOVERY_COLUMNS, rows)
     if accepted:
-        print(f"topic {name} goes on with what the others have")
+        print(f"topic {name} continues with the records of the other replicas")
     elif not short:
-        print("enough copies have answered: it comes back by itself, once they are complete")
+        print("enough copies have answered: the topic recovers by itself once they are complete")
     else:
-        note("start the replicas that are missing; if their disks are gone for good: --accept-loss")
+        note("start the missing replicas; if their disks are permanently lost, use --accept-loss")
 
 
 def price(replicas: int, durable_on: int) -> str:
-    """What a choice of replicas costs and gives, in one sentence."""
+    """Describe the costs and the safety of a choice of replicas in one sentence."""
     if replicas == 0:
         return "records are in memory only: they end with the cluster's memory"
     needed = replicas - durable_on + 1

@@ -276,8 +276,8 @@ def _summary(console: Console, verdict: dict[str, Any]) -> None:
             f"\n[bold green]All promises held.[/] {verdict['records']:,} records from {verdict['publishers']}"
             f" publishers went through {verdict['brokers']} brokers in {verdict['seconds']} s.\nMeanwhile, a broker was"
             f" killed, then the sequencer (acks paused for {verdict['takeover_ms']:,.0f} ms), then every process"
-            f" together, and shared memory was removed.\nBoth subscribers saw each record once, at the same position, and"
-            f" in each publisher's order (hash {verdict['order_hash'][0]})."
+            f" together, and shared memory was removed.\nBoth subscribers saw each record once, at the same position,"
+            f" and in each publisher's order (hash {verdict['order_hash'][0]})."
         )
     else:
         console.print("\n[bold red]A promise did not hold:[/]")

@@ -88,8 +88,8 @@ class EndpointFiles:
 # --- targets ----------------------------------------------------------------------------------------------------------
 # Discovery for Prometheus: the current addresses of the metrics of all processes of a cluster.
 #
-# Every process serves the document at `/targets`, in the format of `http_sd_configs`, generated from the endpoint files.
-# A process that restarts on another port appears as soon as it serves. A process that died keeps its address, so that
+# Every process serves the document at `/targets`, in the format of `http_sd_configs`, built from the endpoint files. A
+# process that restarts on another port appears as soon as it serves. A process that died keeps its address, so that
 # Prometheus sees it as down.
 ANY: Final = frozenset({"0.0.0.0", "::"})
 

@@ -81,7 +81,7 @@ gauge embarcadero_credit_bytes{broker}: bytes that all clients together may send
 gauge embarcadero_backpressure{broker}: 1 while the broker grants no credit
 counter embarcadero_backpressure_total{broker}: times that the broker stopped granting credit
 gauge embarcadero_fetches_waiting{broker}: reads that wait for records
-gauge embarcadero_unread_bytes{broker}: memory of answers that clients have not read yet, and of reads from files and tables
+gauge embarcadero_unread_bytes{broker}: memory of answers not yet read by clients, and of reads from files and tables
 gauge embarcadero_unread_connections{broker}: connections with such answers
 counter embarcadero_unread_waits_total{broker}: times that a read had to wait for the memory of answers
 counter embarcadero_references_copied_total{broker}: batches by reference whose staged bytes were copied
@@ -94,14 +94,14 @@ gauge embarcadero_warm_reads{broker}: reads of segment files, running or queued
 counter embarcadero_warm_reads_total{broker}: reads of segment files
 counter embarcadero_warm_reads_ahead_total{broker}: fetches served by read-ahead of a segment file
 gauge embarcadero_readers{broker,topic}: connections that read the topic and sent a fetch in the last minute
-gauge embarcadero_reader_lag_batches{broker,topic}: batches that the slowest of these readers is behind the ordered frontier
+gauge embarcadero_reader_lag_batches{broker,topic}: lag of the slowest of these readers behind the ordered frontier
 gauge embarcadero_lane_index{broker,topic}: orders 0 and 1, frontier of the broker's own lane: batches below are in it
 gauge embarcadero_lane_seq{broker,topic}: the same: records below are in it
 gauge embarcadero_followed_epoch{broker}: the epoch that the broker follows; 0 before the first
 """)
 
 SEQUENCER: Final = _table("""
-gauge embarcadero_sequencer_standby{candidate}: 1 while this process stands by, 0 while it leads and has the other metrics
+gauge embarcadero_sequencer_standby{candidate}: 1 while this process stands by, 0 while it leads
 gauge embarcadero_epoch: the sequencer's epoch
 counter embarcadero_epoch_increments_total: epochs opened since the fabric was created
 counter embarcadero_sequencer_failovers_total: epochs opened after the first: each was a takeover
@@ -128,7 +128,7 @@ counter embarcadero_sequencer_skip_total{topic,reason}: SKIP entries; the reason
 gauge embarcadero_sequencer_checkpoint_write_duration_us{topic}: duration of the last checkpoint
 gauge embarcadero_sequencer_checkpoint_age_sec{topic}: age of the last checkpoint; 0 before the first
 gauge embarcadero_sequencer_checkpoint_client_count{topic}: sessions in the last checkpoint
-gauge embarcadero_sequencer_durable_index{topic}: batches and session entries below are on enough disks, by the last count
+gauge embarcadero_sequencer_durable_index{topic}: batches and session entries below were durable at the last count
 counter embarcadero_sequencer_roomless_total{topic}: entries refused because too many entries are not durable yet
 counter embarcadero_ranges_sealed_total: ranges sealed by this sequencer, usually to replace a replica
 counter embarcadero_range_seals_failed_total: failed attempts to seal a range
@@ -150,11 +150,11 @@ counter embarcadero_replica_disk_errors_total{replica}: writes, syncs and opens 
 counter embarcadero_replica_checkpoints_total{replica}: session checkpoints written to disk
 counter embarcadero_replica_dropped_bytes_total{replica}: bytes of segments removed by trims and retention
 counter embarcadero_replica_scrubbed_bytes_total{replica}: bytes of old segments read and verified
-gauge embarcadero_replica_trouble{replica,trouble}: 1 while the trouble lasts: disk_full, disk_failed, read_only, damaged
+gauge embarcadero_replica_trouble{replica,trouble}: 1 while it lasts: disk_full, disk_failed, read_only, damaged
 gauge embarcadero_replica_ranges{replica,state}: its ranges: open, complete, incomplete, not opened yet
 gauge embarcadero_replica_disk_bytes{replica}: bytes of its segments
 gauge embarcadero_replica_disk_free_bytes{replica}: free space on its disk
-gauge embarcadero_replication_lag_batches{replica,topic,lane}: batches that its durable line is behind the ordered frontier
+gauge embarcadero_replication_lag_batches{replica,topic,lane}: lag of its durable line behind the ordered frontier
 """)
 
 ALL: Final = (*NODE, *BROKER, *SEQUENCER, *REPLICA)
