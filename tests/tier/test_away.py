@@ -132,7 +132,7 @@ def test_tail_ends_with_an_error_that_names_the_store(
         shown = CliRunner().invoke(app, ["tail", topic, "--brokers", log.address])
     assert shown.exit_code == 1
     assert f"http://127.0.0.1:{store.port}" in shown.output
-    assert f"embarcadero.{topic} can't be read from its store" in shown.output
+    assert f"embarcadero.{topic} cannot be read from its store" in shown.output
     assert "not durable yet" not in shown.output
     assert VALUES[-1].decode() not in shown.stdout.split()
 

@@ -61,7 +61,7 @@ def test_only_requested_columns() -> None:
     assert rows(0, LOG, RAW, ["value", "_seq"]).schema.names == ["value", "_seq"]
     assert rows(0, LOG, RAW, []).num_rows == 3
     assert rows(0, [], RAW, control=True).schema == table_schema(RAW, control=True)
-    with pytest.raises(BadValue, match="no such columns: price"):
+    with pytest.raises(BadValue, match="there is no column price"):
         rows(0, LOG, RAW, ["price"])
 
 

@@ -243,7 +243,7 @@ def test_only_paths_below_the_warehouse_are_opened(tmp_path: Path, monkeypatch: 
     ):  # fmt: skip
         error = failure(server, tier_of(location))
         assert isinstance(error, NotAvailable)
-        assert error.message == f"{location} is not below the warehouse whose tables this broker reads"
+        assert error.message == f"{location} is outside the warehouse whose tables this broker reads"
         assert "tier.warehouse" in error.hint
     in_bucket = TableServer({"s3.region": "eu"}, "s3://lake/tables/")
     for location in ("s3://lake/other/1.json", "s3://lake2/tables/1.json", "s3://lake/tables/../other/1.json"):

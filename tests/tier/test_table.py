@@ -143,7 +143,7 @@ def test_positions_in_a_table(table: TierTable) -> None:
     assert [file.stop_seq for file in found.files(0, 0, 99)] == [3, 55]
     assert [(file.first_index, file.stop_index) for file in found.files(0, 3, 10)] == [(3, 13)]
     assert (found.position_after(0, 1), found.position_after(0, 4)) == ((3, 3), (13, 55))
-    with pytest.raises(BadValue, match="no such columns: price"):
+    with pytest.raises(BadValue, match="the table has no column price"):
         list(found.rows(0, 0, 9, ["price"]))
 
 
@@ -260,7 +260,7 @@ def test_someone_elses_retries_are_switched_off(table: TierTable) -> None:
 
 def test_a_table_of_another_topic(table: TierTable) -> None:
     """It is recognized by its id, not by its name."""
-    with pytest.raises(BadTable, match="not that of topic 'orders'"):
+    with pytest.raises(BadTable, match="does not belong to topic 'orders'"):
         table.create("orders", "id-2", RAW)
     assert [table_name(topic) for topic in ("orders", "a.b-C")] == ["orders", "a_b_c"]
 

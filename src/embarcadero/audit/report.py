@@ -1,4 +1,4 @@
-"""What an audit can find, which spans of a topic it looks at, and how all findings become one report."""
+"""Kinds of findings, the spans of a topic that an audit checks, and the report with all findings."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from embarcadero.config.secrets import parse_properties
 from embarcadero.types import Range, Span, Tail
 
 KINDS: Final = {
-    "index-hole": ("P1", "a batch is missing, and nothing says why"),
+    "index-hole": ("P1", "a batch is missing without an explanation"),
     "index-twice": ("P2", "a position names two batches"),
-    "seq-hole": ("P1", "record numbers do not go on where the batch before ended"),
-    "rows": ("P1", "the table has fewer or more rows of a batch than it has records"),
+    "seq-hole": ("P1", "record numbers do not continue at the end of the previous batch"),
+    "rows": ("P1", "the table has fewer or more rows of a batch than the batch has records"),
     "row-order": ("P3", "the rows of a batch are not in the order of its records"),
-    "lost": ("P1", "positions are told as lost that no change of ranges explains"),
-    "trimmed": ("P1", "positions are told as trimmed above the start of the topic"),
+    "lost": ("P1", "positions are reported as lost without a matching change of ranges"),
+    "trimmed": ("P1", "positions are reported as trimmed above the start of the topic"),
     "session-twice": ("P2", "a sequence of a session has two positions"),
     "session-order": ("P3", "a session's batches are not in the order in which they were submitted"),
-    "session-hole": ("P3", "a sequence of a session is missing, and no entry says that it was skipped"),
+    "session-hole": ("P3", "a sequence of a session is missing, and no entry skips it"),
     "session-strange": ("P2", "a batch of a session that is not open"),
-    "checksum": ("P7", "bytes are not what their checksum says, or a file is gone"),
-    "damage": ("P7", "a batch is not what its topic's schema says"),
+    "checksum": ("P7", "bytes do not match their checksum, or a file is missing"),
+    "damage": ("P7", "a batch does not match the schema of its topic"),
     "table": ("P7", "the table and the log differ"),
     "unread": ("P1", "a part of the log could not be read"),
 }
-"""Kind of finding -> the promise that it breaks, and what it means."""
+"""Kind of finding -> the broken promise, and the meaning"""
 
 KEPT_PER_KIND: Final = 20
-"""So many findings of a kind are reported with their index in each span; the others are counted."""
+"""The number of findings of a kind that each span reports with their index; the others are only counted."""
 
 
 class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is not as promised. `times` counts those of its kind that are not reported one by one."""
+    """A broken promise. `times`: the number of findings of its kind in this entry; more than 1 in a summary."""
 
     kind: str
     lane: int
-    index: int  # -1: of no batch
+    index: int  # -1: not about one batch
     detail: str
     times: int = 1
 
     @property
     def promise(self) -> str:
-        """The promise that it breaks."""
+        """The broken promise."""
         return KINDS[self.kind][0]
 
 
 class SessionCounts(NamedTuple):
-    """Sessions of a lane; of how many of them it is not known whether they are strong."""
+    """The number of sessions of a lane, and the number of sessions not known to be strong or weak."""
 
     sessions: int
     unknown: int
 
 
 class LaneAudit(msgspec.Struct, kw_only=True):
-    """What was looked at in one lane."""
+    """The checked part of one lane."""
 
     lane: int
     start_index: int
@@ -71,12 +71,12 @@ class LaneAudit(msgspec.Struct, kw_only=True):
     records: int = 0
     entries: int = 0
     sessions: int = 0
-    sessions_unknown: int = 0  # order 2: whether they are strong is not known, so their order was not checked
-    lost: int = 0  # positions that a crash took, as the log reports them
-    skipped: int = 0  # sequences that a topic of on_gap=skip gave up, as the log reports them
-    in_table: int = 0  # entries that are in the table
-    in_both: int = 0  # entries that are in the table and with the brokers, and were compared
-    hash: str = ""  # of all entries in their order
+    sessions_unknown: int = 0  # order 2: not known to be strong or weak, so their order was not checked
+    lost: int = 0  # positions lost in a crash, as reported by the log
+    skipped: int = 0  # sequences skipped in a topic with on_gap=skip, as reported by the log
+    in_table: int = 0  # entries in the table
+    in_both: int = 0  # entries in the table and at the brokers, which were compared
+    hash: str = ""  # of all entries in order
 
 
 class AuditReport(msgspec.Struct, kw_only=True):
@@ -91,17 +91,17 @@ class AuditReport(msgspec.Struct, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether all that was looked at is as promised."""
+        """Whether all promises hold in the checked part."""
         return not self.findings
 
     @property
     def broken(self) -> list[str]:
-        """The promises that do not hold."""
+        """The broken promises."""
         return sorted({finding.promise for finding in self.findings})
 
 
 class Collector:
-    """Findings of one span, bounded: the first of each kind one by one, the others as a number."""
+    """The findings of one span, bounded: the first of each kind one by one, the others as a count."""
 
     def __init__(self, lane: int) -> None:
         self.lane = lane
@@ -109,7 +109,7 @@ class Collector:
         self._more: dict[str, int] = {}
 
     def add(self, kind: str, index: int, detail: str) -> None:
-        """Note one."""
+        """Add a finding."""
         kept = self._found.setdefault(kind, [])
         if len(kept) < KEPT_PER_KIND:
             kept.append(AuditFinding(kind=kind, lane=self.lane, index=index, detail=detail))
@@ -117,7 +117,7 @@ class Collector:
             self._more[kind] = self._more.get(kind, 0) + 1
 
     def take(self) -> list[AuditFinding]:
-        """All of them, the counted ones last."""
+        """Return all findings, with the counts last."""
         kept = [finding for kind in self._found.values() for finding in kind]
         more = [
             AuditFinding(kind=kind, lane=self.lane, index=-1, detail=f"{times:,} more of this kind", times=times)
@@ -127,19 +127,19 @@ class Collector:
 
 
 class LaneFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a lane before any of it is read."""
+    """Facts about a lane before reading it."""
 
     lane: int
     start_index: int
     start_seq: int
     stop_index: int
     lost: list[Span]  # indices between its ranges
-    frontier: int = 0  # everything below is in the table
-    hot_index: int = 0  # everything from here on is with the brokers
+    frontier: int = 0  # the table has all entries below
+    hot_index: int = 0  # the brokers have all entries from here on
 
 
 class AuditSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """One task: [start, stop) of a lane, from the table, from the brokers, or from both, to be compared."""
+    """One task: [start, stop) of a lane, from the table, from the brokers, or from both, with a comparison."""
 
     topic: str
     lane: LaneFacts
@@ -147,17 +147,17 @@ class AuditSpan(msgspec.Struct, frozen=True, kw_only=True):
     stop: int
     table: bool = False
     log: bool = True
-    properties: list[str] = []  # by which the table's files are reached
-    file: str = ""  # of the table, if the span is one file's: what it has a hole for was lost when it was written
+    properties: list[str] = []  # for access to the table's files
+    file: str = ""  # the table's file, if it has exactly the span: its holes were lost before it was written
 
 
 class SpanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task says about its span, besides the runs of its sessions."""
+    """The result of a task for its span, besides the runs of its sessions."""
 
     lane: int
     start: int
     stop: int
-    first_seq: int  # -1: no entry was there
+    first_seq: int  # -1: the span has no entries
     next_seq: int
     entries: int
     batches: int
@@ -171,7 +171,7 @@ class SpanReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lane_facts(about: TopicInfo, tail: Tail) -> list[LaneFacts]:
-    """The lanes of a topic, each as far as it is durable."""
+    """The lanes of a topic, each up to its durable end."""
     facts = []
     for lane in tail.lanes or (tail,):
         frontier = 0 if about.tier is None else about.tier.frontier(lane.lane)[0]
@@ -190,14 +190,14 @@ def lane_facts(about: TopicInfo, tail: Tail) -> list[LaneFacts]:
 
 
 def lost_between(ranges: Sequence[Range]) -> list[Span]:
-    """The indices between a range and the next one."""
+    """The indices between consecutive ranges."""
     ordered = sorted(ranges, key=lambda one: one.number)
     pairs = pairwise(ordered)
     return [Span(one.end, after.start) for one, after in pairs if one.end is not None and one.end < after.start]
 
 
 def spans_of(log: Log, about: TopicInfo, facts: LaneFacts, span_bytes: int) -> list[AuditSpan]:
-    """Cut a lane: below `hot_index` only the table has it, up to the frontier both have it, then only the brokers."""
+    """Split a lane: below `hot_index` only the table has it, up to the frontier both, then only the brokers."""
     topic, properties = about.name, list(log.table_properties)
     edges = sorted({facts.start_index, min(facts.hot_index, facts.stop_index), facts.frontier, facts.stop_index})
     spans = []
@@ -229,15 +229,15 @@ def spans_of(log: Log, about: TopicInfo, facts: LaneFacts, span_bytes: int) -> l
 
 
 def _file_ends(about: TopicInfo, lane: int, first: int, last: int, properties: Sequence[str]) -> list[tuple[int, str]]:
-    """Where the spans of the table's files end, and the files: each is a span of its own.
+    """The ends of the spans of the table's files, with the files: each file is a separate span.
 
-    The footer of a file with records describes the control entries of its span, too, wherever those are.
+    The footer of a file with records also describes the control entries of its span, even if another file has them.
     """
     if about.tier is None:
         return []
     from embarcadero.tier.columns import Layout
     from embarcadero.tier.parquet import span_of
-    from embarcadero.tier.table_reads import TopicTable  # wants PyIceberg, which only tiered topics need
+    from embarcadero.tier.table_reads import TopicTable  # needs PyIceberg, and only tiered topics use it
 
     ends: list[tuple[int, str]] = []
     table = TopicTable(about.tier, parse_properties(properties))
@@ -259,7 +259,7 @@ def report_of(
     counts: Mapping[int, SessionCounts],
     seconds: float,
 ) -> AuditReport:
-    """Bring all together: spans have to meet, too. `counts`: sessions by lane."""
+    """Combine the results of all spans, and check that spans meet. `counts`: sessions by lane."""
     findings = [finding for span in spans for finding in span.findings] + list(sessions)
     lanes = []
     for lane in facts:
@@ -291,17 +291,17 @@ def report_of(
 
 
 def _seams(lane: LaneFacts, spans: Sequence[SpanReport]) -> list[AuditFinding]:
-    """Where one span ends the next begins, in indices and in record numbers."""
+    """Check that each span begins at the end of the previous one, in indices and in record numbers."""
     found, at, seq = [], lane.start_index, -1
     for span in spans:
         if span.start != at:
-            what = f"indices {at} to {span.start - 1} were not looked at"
+            what = f"indices {at} to {span.start - 1} were not checked"
             found.append(AuditFinding(kind="unread", lane=lane.lane, index=at, detail=what))
         elif seq >= 0 and 0 <= span.first_seq != seq and not span.lost:
-            what = f"seq {span.first_seq} where {seq} comes next"
+            what = f"seq {span.first_seq} follows, but {seq} is expected"
             found.append(AuditFinding(kind="seq-hole", lane=lane.lane, index=span.start, detail=what))
         at, seq = span.stop, span.next_seq
     if at != lane.stop_index:
-        what = f"indices {at} to {lane.stop_index - 1} were not looked at"
+        what = f"indices {at} to {lane.stop_index - 1} were not checked"
         found.append(AuditFinding(kind="unread", lane=lane.lane, index=at, detail=what))
     return found

@@ -1,15 +1,16 @@
-"""One span of a lane, looked at: indices and record numbers are dense, gaps are explained, rows fit their batches.
+"""Check one span of a lane: indices and record numbers are dense, gaps are explained, rows match their batches.
 
-`look_at` is what a task does: it reads the span from wherever it is, and compares where there are two copies.
+`look_at` is the work of one task: it reads the span from the table or from the brokers, and compares two copies if both
+have it.
 
-Sessions are looked at over the whole log: each one's batches as runs of sequences, small enough to be brought together.
-A span of the log has, for each session, about one run: sequences without a hole, sorted. A run ends before the first
-sequence that the log has too early, so disorder within a span shows as two runs that overlap. Runs of a session from
-all spans, side by side, show whether a sequence is there twice (P2), out of order, or missing (P3).
+Sessions are checked over the whole log: the batches of a session are reduced to runs of sequences, which are small
+enough to collect. A span has about one run for each session: sorted sequences without a hole. A run ends before the
+first sequence that appears too early in the log, so disorder within a span shows as two overlapping runs. The runs of a
+session from all spans, side by side, show whether a sequence is duplicated (P2), out of order, or missing (P3).
 
-SESSION_OPEN begins a session's life, with the sequence it starts from; a handle that is used again begins another one.
-In order 2 it also says whether the session is strong. Only strong sessions are promised an order without holes. A
-session whose kind no entry says (its SESSION_OPEN was trimmed, or is in an older file of its table) counts as weak.
+SESSION_OPEN begins the life of a session, with its first sequence; a reused handle begins another life. In order 2, the
+entry also contains whether the session is strong. Only strong sessions have a promised order without holes. A session
+without this information (its SESSION_OPEN was trimmed, or is in an older file of the table) counts as weak.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ RUNS: Final = pa.schema(
     [
         pa.field("lane", pa.int32(), nullable=False),
         pa.field("session", pa.int64(), nullable=False),
-        pa.field("opens", pa.bool_(), nullable=False),  # a SESSION_OPEN: no batch, but where sequences start
+        pa.field("opens", pa.bool_(), nullable=False),  # a SESSION_OPEN: not a batch, but the first sequence
         pa.field("first_index", pa.int64(), nullable=False),
         pa.field("last_index", pa.int64(), nullable=False),
         pa.field("first_seq", pa.int64(), nullable=False),
         pa.field("stop_seq", pa.int64(), nullable=False),
-        pa.field("strong", pa.bool_()),  # of a SESSION_OPEN, by its flags; null: they are not known
+        pa.field("strong", pa.bool_()),  # for a SESSION_OPEN: from its flags; null if they are not known
     ]
 )
 PROBLEMS: Final = pa.schema(
@@ -53,14 +54,14 @@ PROBLEMS: Final = pa.schema(
     ]
 )
 NO_FLAGS: Final = -1
-"""The flags of an entry that was read from where they are not kept."""
+"""The flags of an entry from a source that does not keep flags."""
 _SESSIONS: Final = (EntryKind.BATCH, EntryKind.SESSION_OPEN, EntryKind.SKIP)
 
 
 def runs_of(
     lane: int, indices: Int64s, kinds: Int64s, sessions: Int64s, sequences: Int64s, skipped: Int64s, flags: Int64s
 ) -> pa.RecordBatch:
-    """The runs of a span's entries, given in the order of the log. `flags`: NO_FLAGS where they are not known."""
+    """The runs of a span's entries, which are in the order of the log. `flags`: NO_FLAGS if they are not known."""
     own = np.isin(kinds, _SESSIONS) & (sessions != NO_SESSION)
     indices, kinds, sessions, flags = indices[own], kinds[own], sessions[own], flags[own]
     starts, widths = sequences[own], np.where(kinds == EntryKind.SKIP, skipped[own], 1)
@@ -82,7 +83,7 @@ def runs_of(
     )
     early = np.flatnonzero(goes_on & (indices[1:] < indices[:-1]))
     _, first_early = np.unique(np.cumsum(~goes_on)[early], return_index=True)
-    goes_on[early[first_early]] = False  # only the first of each run: sessions that promise no order stay few runs
+    goes_on[early[first_early]] = False  # only the first of each run: weak sessions have few runs, too
     first = np.flatnonzero(np.concatenate(([True], ~goes_on)))
     last = np.concatenate((first[1:], [len(indices)])) - 1
     numbers: list[Any] = [
@@ -100,7 +101,7 @@ def runs_of(
 
 
 def _lives(sessions: Int64s, opens: npt.NDArray[np.bool_]) -> Int64s:
-    """How often each entry's session was opened before it, in this span."""
+    """For each entry: the number of earlier opens of its session in this span."""
     order = np.argsort(sessions, kind="stable")
     total = np.cumsum(opens[order])
     fresh = np.concatenate(([True], sessions[order][1:] != sessions[order][:-1])) if len(order) else np.zeros(0, bool)
@@ -111,10 +112,10 @@ def _lives(sessions: Int64s, opens: npt.NDArray[np.bool_]) -> Int64s:
 
 
 def problems_of(runs: pa.Table, *, all_strong: bool, from_start: bool) -> pa.Table:
-    """What is wrong with sessions, given all runs of them (of any spans, in any order).
+    """Find problems of sessions, given all their runs (of any spans, in any order).
 
-    `all_strong`: every session is strong (order 5); otherwise its SESSION_OPEN says so. `from_start`: the log is there
-    from its beginning, so each session's SESSION_OPEN has to be, too.
+    `all_strong`: every session is strong (order 5); otherwise its SESSION_OPEN decides. `from_start`: the log is
+    complete from its beginning, so the SESSION_OPEN of each session must exist.
     """
     sorted_runs = runs.sort_by([("lane", "ascending"), ("session", "ascending"), ("first_index", "ascending")])
     lanes, sessions, firsts, lasts, starts, stops = (
@@ -126,10 +127,10 @@ def problems_of(runs: pa.Table, *, all_strong: bool, from_start: bool) -> pa.Tab
     same = np.concatenate(([False], (lanes[1:] == lanes[:-1]) & (sessions[1:] == sessions[:-1])))[: len(lanes)]
     lives = np.cumsum(opens | ~same)
     known = sorted_runs.column("strong").fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
-    strong = all_strong | known[opens | ~same][lives - 1]  # as the first run of its life says
+    strong = all_strong | known[opens | ~same][lives - 1]  # from the first run of its life
     if from_start:
         for run in np.flatnonzero(~same & ~opens).tolist():
-            what = f"session {sessions[run]} has batches before it was opened"
+            what = f"session {sessions[run]} has batches before its SESSION_OPEN"
             found.append(("session-strange", int(lanes[run]), int(firsts[run]), what))
     by_sequence = np.lexsort((stops, starts, lives))
     _compare_runs(found, by_sequence, lives, (lanes, sessions, firsts, lasts, starts, stops, strong))
@@ -139,7 +140,7 @@ def problems_of(runs: pa.Table, *, all_strong: bool, from_start: bool) -> pa.Tab
 def _compare_runs(
     found: list[tuple[str, int, int, str]], order: Int64s, lives: Int64s, columns: tuple[Any, ...]
 ) -> None:
-    """Look at each run and at the one before it in the same life of a session, by sequence."""
+    """Compare each run with the previous one in the same life of a session, by sequence."""
     lanes, sessions, firsts, lasts, starts, stops, strong = (column[order] for column in columns)
     together = lives[order][1:] == lives[order][:-1]
     reach = _reach(lives[order], stops)
@@ -147,10 +148,11 @@ def _compare_runs(
     late = together & strong[1:] & ~twice & (firsts[1:] < lasts[:-1])
     hole = together & strong[1:] & (starts[1:] > reach[:-1])
     for run in np.flatnonzero(twice).tolist():
-        what = f"session {sessions[run + 1]}: sequence {starts[run + 1]} again, before index {firsts[run]} or there"
+        again, first = starts[run + 1], firsts[run]
+        what = f"session {sessions[run + 1]}: sequence {again} is duplicated, at or before index {first}"
         found.append(("session-twice", int(lanes[run + 1]), int(firsts[run + 1]), what))
     for run in np.flatnonzero(late).tolist():
-        what = f"session {sessions[run + 1]}: sequence {starts[run + 1]} comes before {stops[run] - 1}"
+        what = f"session {sessions[run + 1]}: sequence {starts[run + 1]} is before sequence {stops[run] - 1}"
         found.append(("session-order", int(lanes[run + 1]), int(firsts[run + 1]), what))
     for run in np.flatnonzero(hole).tolist():
         what = f"session {sessions[run + 1]}: sequences {reach[run]} to {starts[run + 1] - 1} are missing"
@@ -158,7 +160,7 @@ def _compare_runs(
 
 
 def _reach(lives: Int64s, stops: Int64s) -> Int64s:
-    """For each run: how far sequences go in it and in those before it of the same life."""
+    """For each run: the end of the sequences in it and in the earlier runs of the same life."""
     if not len(stops):
         return stops
     far = int(stops.max()) + 1
@@ -170,24 +172,24 @@ COLUMNS: Final = (
     "_index", "_seq", "_kind", "_count", "_session", "_session_seq", "_crc", "_partition", "_append_time", "_skipped",
     "_damage",
 )  # fmt: skip
-"""What an audit needs of each row."""
+"""The columns that an audit needs."""
 
 _COMPARED_ROWS = 65_536
 
 
 class KnownLosses:
-    """Which holes of a lane are as they should be: what is below its start, and what lies between its ranges."""
+    """The explained holes of a lane: positions below its start, and positions between its ranges."""
 
     def __init__(self, start_index: int, lost: Sequence[Span]) -> None:
         self.start_index, self.lost = start_index, tuple(lost)
 
     def is_lost(self, start: int, stop: int) -> bool:
-        """Whether a crash took all of these positions, as the ranges say."""
+        """Whether all these positions were lost in a crash, according to the ranges."""
         return any(first <= start and stop <= last for first, last in self.lost)
 
 
 class SpanAudit:
-    """Takes the rows and gaps of [start, stop) in their order, and says what it found."""
+    """Checks the rows and gaps of [start, stop) in order, and collects findings."""
 
     def __init__(self, lane: int, start: int, stop: int, explained: KnownLosses) -> None:
         self.lane, self.start, self.stop = lane, start, stop
@@ -195,15 +197,15 @@ class SpanAudit:
         self._collector = Collector(lane)
         self._next_index, self._next_seq = start, -1
         self._entries: list[tuple[Int64s, ...]] = []
-        self._open_rows = 0  # rows of the last entry so far
+        self._open_rows = 0  # rows of the current entry so far
         self._open_index, self._open_count = -1, 0
-        self._row_seq = -1  # of the last row so far
+        self._row_seq = -1  # the seq of the last row so far
         self.first_seq = -1
         self.batches = self.records = self.entries = self.lost = self.skipped = 0
         self.hash = EntriesHash()
 
     def add_gap(self, gap: Gap) -> None:
-        """A typed hole comes next."""
+        """Add the next gap."""
         if gap.kind in (GapKind.LOST, GapKind.NEVER_DURABLE):
             if not self._explained.is_lost(gap.start, gap.stop):
                 self.note("lost", gap.start, f"indices {gap.start} to {gap.stop - 1}")
@@ -216,7 +218,7 @@ class SpanAudit:
             self._next_index, self._next_seq = max(self._next_index, gap.stop), -1
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Rows made with control come next."""
+        """Add the next rows, with `control`."""
         if not rows.num_rows:
             return
         indices = rows.column("_index").to_numpy()
@@ -226,7 +228,7 @@ class SpanAudit:
         seqs = self._numbers(rows, "_seq")
         before = np.concatenate(([self._row_seq], seqs[:-1]))
         for row in np.flatnonzero((seqs != before + 1) & ~first).tolist():
-            self.note("row-order", int(indices[row]), f"seq {seqs[row]} comes after {before[row]}")
+            self.note("row-order", int(indices[row]), f"seq {seqs[row]} follows seq {before[row]}")
         self._row_seq = int(seqs[-1])
         self.hash.add(rows)
         if not len(firsts):
@@ -244,7 +246,7 @@ class SpanAudit:
         self._entries.append((*(column[name] for name in names), flags))
 
     def finish(self) -> list[AuditFinding]:
-        """Everything came; what is wrong."""
+        """Finish after the last row; return the findings."""
         self._close_rows()
         if self._next_index < self.stop:
             if self._explained.is_lost(self._next_index, self.stop):
@@ -255,17 +257,17 @@ class SpanAudit:
         return self._collector.take()
 
     def failed(self, kind: str, why: str) -> None:
-        """It could not be read further."""
+        """Record that the rest of the span could not be read."""
         self.note(kind, self._next_index, why)
         self._next_index, self._next_seq = self.stop, -1
 
     @property
     def next_seq(self) -> int:
-        """Where record numbers go on after this span; -1: not known."""
+        """The next record number after this span; -1 if it is not known."""
         return self._next_seq
 
     def runs(self) -> pa.RecordBatch:
-        """Its sessions' runs."""
+        """The runs of its sessions."""
         empty = tuple(np.zeros(0, np.int64) for _ in range(6))
         columns = [np.concatenate(parts) for parts in zip(*(self._entries or [empty]), strict=True)]
         indices, kinds, sessions, sequences, skipped, flags = columns
@@ -276,7 +278,7 @@ class SpanAudit:
         indices, seqs, counts = column["_index"], column["_seq"], column["_count"]
         wanted = np.concatenate(([self._next_index], indices[:-1] + 1))
         for row in np.flatnonzero(indices < wanted).tolist():
-            self.note("index-twice", int(indices[row]), f"index {indices[row]} comes after {wanted[row] - 1}")
+            self.note("index-twice", int(indices[row]), f"index {indices[row]} follows index {wanted[row] - 1}")
         for row in np.flatnonzero(indices > wanted).tolist():
             start, stop = int(wanted[row]), int(indices[row])
             if self._explained.is_lost(start, stop):
@@ -288,14 +290,14 @@ class SpanAudit:
         ends = np.concatenate(([self._next_seq], (seqs + counts)[:-1]))
         known = (ends >= 0) & (indices == wanted)
         for row in np.flatnonzero(known & (seqs != ends)).tolist():
-            what = f"seq {seqs[row]} where {ends[row]} comes next"
+            what = f"seq {seqs[row]} follows, but {ends[row]} is expected"
             self.note("seq-hole", int(indices[row]), what)
         if self.first_seq < 0:
             self.first_seq = int(seqs[0])
         self._next_index, self._next_seq = int(indices[-1]) + 1, int(seqs[-1] + counts[-1])
 
     def _count_rows(self, indices: Int64s, firsts: Int64s, rows: pa.RecordBatch) -> None:
-        """Each batch has as many rows as records; each other entry has one."""
+        """Check that each batch has as many rows as records, and each other entry one row."""
         counts = self._numbers(rows, "_count")
         ends = np.concatenate((firsts, [len(indices)]))
         self._open_rows += int(ends[0])
@@ -315,7 +317,7 @@ class SpanAudit:
         self._open_index = -1
 
     def _wrong_rows(self, index: int, found: int, wanted: int) -> None:
-        self.note("rows", index, f"index {index} has {found} rows and {wanted} records")
+        self.note("rows", index, f"index {index} has {found} rows, but {wanted} are expected")
 
     def _damage(self, rows: pa.RecordBatch, firsts: Int64s) -> None:
         damage = rows.column("_damage")
@@ -327,7 +329,7 @@ class SpanAudit:
                 self.note("damage", int(indices[row]), why)
 
     def note(self, kind: str, index: int, detail: str) -> None:
-        """Something is wrong."""
+        """Add a finding."""
         self._collector.add(kind, index, detail)
 
     @staticmethod
@@ -342,7 +344,7 @@ class SpanAudit:
 
 
 def look_at(log: Log, about: TopicInfo, span: AuditSpan) -> tuple[SpanReport, pa.RecordBatch]:
-    """Look at a span. Whatever is wrong with it is in the report; only a bug raises."""
+    """Check a span. All problems are in the report; only a bug raises an exception."""
     lost = [*span.lane.lost, Span(span.start, span.stop)] if span.file else span.lane.lost
     audit = SpanAudit(span.lane.lane, span.start, span.stop, KnownLosses(span.lane.start_index, lost))
     columns = None if span.table and span.log else list(COLUMNS)
@@ -382,24 +384,24 @@ def look_at(log: Log, about: TopicInfo, span: AuditSpan) -> tuple[SpanReport, pa
 
 
 def _check_file(audit: SpanAudit, about: TopicInfo, span: AuditSpan) -> None:
-    """A file says which entries it was written with: then a hole in it was lost before, and is no hole of the file."""
+    """Compare a file with the hash in its footer: if it matches, a hole was lost before the file was written."""
     if not span.file or about.tier is None:
         return
     from embarcadero.tier.table_reads import TopicTable
 
     footer = TopicTable(about.tier, parse_properties(span.properties)).footer(span.file)
     if footer is None or (footer.entries, footer.hash) != (audit.hash.entries, audit.hash.hex):
-        audit.note("table", span.start, f"{span.file} has other entries than it was written with")
+        audit.note("table", span.start, f"{span.file} has different entries than its footer records")
 
 
 def _check_doubles(audit: SpanAudit, about: TopicInfo, span: AuditSpan) -> None:
-    """No index is in two files of a table."""
+    """Check that no index is in two files of a table."""
     from embarcadero.tier.table_reads import TopicTable
 
     if about.tier is not None:
         table = TopicTable(about.tier, parse_properties(span.properties))
         for index, files in table.doubles(span.lane.lane, span.start, span.stop):
-            audit.note("table", index, f"{files} both have it")
+            audit.note("table", index, f"{files} both have index {index}")
 
 
 def _take(audit: SpanAudit, part: pa.RecordBatch | Gap) -> None:
@@ -424,7 +426,7 @@ def _log_rows(log: Log, about: TopicInfo, span: AuditSpan, columns: list[str] | 
 
 
 def _table_rows(about: TopicInfo, span: AuditSpan, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
-    from embarcadero.tier.table_reads import TopicTable  # wants PyIceberg, which only tiered topics need
+    from embarcadero.tier.table_reads import TopicTable  # needs PyIceberg, and only tiered topics use it
 
     if about.tier is not None:
         table = TopicTable(about.tier, parse_properties(span.properties))
@@ -432,7 +434,7 @@ def _table_rows(about: TopicInfo, span: AuditSpan, columns: list[str] | None) ->
 
 
 def _compare(audit: SpanAudit, table: Iterator[pa.RecordBatch], log: Iterator[pa.RecordBatch | Gap]) -> None:
-    """Both copies, row by row; the first difference is reported, and the log's copy is looked at to the end."""
+    """Compare both copies row by row. Report the first difference, and check the log's copy to the end."""
     differs = False
     copy = CopiedRows(table)
     for part in log:
@@ -450,7 +452,7 @@ def _compare(audit: SpanAudit, table: Iterator[pa.RecordBatch], log: Iterator[pa
 
 
 def _difference(mine: pa.RecordBatch, theirs: pa.Table) -> str:
-    """How the table's rows differ from the log's; a column that the table does not have yet is null there."""
+    """Describe how the table's rows differ from the log's; a column that the table does not have yet counts as null."""
     if theirs.num_rows < mine.num_rows:
         return f"the table has only {theirs.num_rows} of {mine.num_rows} rows from seq {mine.column('_seq')[0]} on"
     wrong = []
@@ -469,17 +471,17 @@ def _difference(mine: pa.RecordBatch, theirs: pa.Table) -> str:
 
 
 class CopiedRows:
-    """Rows of a table, taken in the lengths that one asks for."""
+    """Rows of a table, taken in the requested lengths."""
 
     def __init__(self, parts: Iterator[pa.RecordBatch]) -> None:
         self._parts = parts
-        self._left: pa.Table | None = None
+        self._rest: pa.Table | None = None
 
     def take(self, count: int) -> pa.Table:
         """The next rows; fewer at the end."""
-        while (self._left is None or self._left.num_rows < count) and (part := next(self._parts, None)) is not None:
+        while (self._rest is None or self._rest.num_rows < count) and (part := next(self._parts, None)) is not None:
             more = pa.Table.from_batches([part])
-            self._left = more if self._left is None else pa.concat_tables([self._left, more])
-        left = self._left if self._left is not None else pa.table({})
-        self._left = left.slice(count)
-        return left.slice(0, count)
+            self._rest = more if self._rest is None else pa.concat_tables([self._rest, more])
+        rest = self._rest if self._rest is not None else pa.table({})
+        self._rest = rest.slice(count)
+        return rest.slice(0, count)

@@ -1,1 +1,1 @@
-"""The tier: durable parts of a topic as Parquet files in an Iceberg table. Nothing here needs Spark."""
+"""The tier: durable parts of a topic as Parquet files in an Iceberg table. It works without Spark."""

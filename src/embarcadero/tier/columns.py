@@ -1,16 +1,16 @@
-"""The log as columns: rows of records with their positions, as the tier writes them and Spark reads them.
+"""The log as columns: rows of records with their positions, for the files of the tier and for Spark.
 
-System columns come first and are made by repeating a batch's numbers for each of its records; then those of the topic.
-With `control` every entry of the log is there: an entry without records is one row, whose `_seq` is that of the next
-record. Then a table of such rows holds all that the log held, and a hole in `_index` is a loss and nothing else.
+System columns come first: they repeat the numbers of a batch for each of its records. The topic's columns follow. With
+`control`, every entry of the log is included: an entry without records is one row, with the `_seq` of the next record.
+A table of such rows holds everything in the log, and a hole in `_index` is always a loss.
 
-`table_type` and its neighbours are the types that Iceberg, Spark and Parquet readers all have, and the way to them and
-back from the types of topics.
+`table_type` and related functions map the types of topics to types that Iceberg, Spark and Parquet readers all have,
+and back.
 
-A layout says which columns are in which files of a table. WHOLE, of earlier versions: one table with a row for each
+A layout defines which columns are in which files of a table. WHOLE (earlier versions): one table with a row for each
 record and each control entry (a session's open or close, a skip), system columns first. SPLIT: a table of records, with
-the topic's own columns first, and a table `<name>__entries` of control entries. Readers see the rows of
-`rows(..., control=True)` with either; a table keeps the layout in which it was made.
+the topic's own columns first, and a table `<name>__entries` of control entries. With both layouts, readers get the rows
+of `rows(..., control=True)`. A table keeps the layout of its creation.
 """
 
 from __future__ import annotations
@@ -59,30 +59,30 @@ SYSTEM: Final = pa.schema(
         pa.field("_schema_version", pa.int32()),
     ]
 )
-"""What every row says about the batch that it was part of. `_kind` is an EntryKind, `_crc` the payload's CRC32C."""
+"""Columns of every row about its batch. `_kind` is an EntryKind, `_crc` the payload's CRC32C."""
 
 KEPT: Final = pa.schema(
     [
-        # SKIP: so many sequences of the session, from _session_seq on. SESSION_OPEN: its flags; null in older files.
+        # SKIP: the number of skipped sequences from _session_seq on. SESSION_OPEN: its flags; null in older files.
         pa.field("_skipped", pa.int64()),
-        pa.field("_damage", pa.string()),  # why this batch's columns are null though it has records
-        pa.field("_payload", pa.binary()),  # in its first row: the payload of a batch that columns do not hold exactly
+        pa.field("_damage", pa.string()),  # the reason why this batch's columns are null although it has records
+        pa.field("_payload", pa.binary()),  # in the first row of a batch that columns do not hold exactly: its payload
     ]
 )
-"""What rows with `control` say as well, so that nothing of the log is lost in a table. Nearly always null."""
+"""Additional columns of rows with `control`, so that a table loses nothing of the log. Nearly always null."""
 
 _RESERVED: Final = frozenset([*SYSTEM.names, *KEPT.names])
 
-_SCHEMAS_KEPT: Final = 64  # of topics that this process has to do with
+_SCHEMAS_KEPT: Final = 64  # cached schemas of topics
 
 Int64s = npt.NDArray[np.int64]
 
 
 def table_type(kind: pa.DataType, column: str = "") -> pa.DataType:
-    """The type of a table's column for a type of a topic. Every value fits, with two exceptions.
+    """Map a type of a topic to the type of a table's column. Every value fits, with two exceptions.
 
-    Nanoseconds of times lose what is below a microsecond (`to_table` reports it), and times beyond the years that 64
-    bits of microseconds can count do not fit. BadSchema names the column if there is no such type.
+    Times in nanoseconds are cut to microseconds (`to_table` reports it), and times outside the range of 64-bit
+    microseconds do not fit. If there is no such type, BadSchema names the column.
 
         table_type(pa.uint32())                  # int64
         table_type(pa.list_(pa.float16(), 3))    # list<element: float>
@@ -103,8 +103,8 @@ def _struct_type(kind: pa.StructType, column: str) -> pa.DataType:
     names = [kind.field(number).name for number in range(kind.num_fields)]
     if not names or "" in names or len({name.lower() for name in names}) < len(names):
         raise BadSchema(
-            f"column {column!r} is {kind}, which no table can hold",
-            "give a struct at least one field, each with a name of its own (upper and lower case are the same)",
+            f"column {column!r} has type {kind}, which no table can hold",
+            "give a struct at least one field, and each field a unique name (names ignore case)",
         )
     fields = [kind.field(number) for number in range(kind.num_fields)]
     return pa.struct([pa.field(field.name, _nested(field.type, column)) for field in fields])
@@ -112,7 +112,7 @@ def _struct_type(kind: pa.StructType, column: str) -> pa.DataType:
 
 def _nested(kind: pa.DataType, column: str) -> pa.DataType:
     if kinds.is_null(kind):
-        raise BadSchema(f"column {column!r} has nulls only within another type", "use the type that they are nulls of")
+        raise BadSchema(f"column {column!r} nests the type null in another type", "use the type of the values instead")
     return table_type(kind, column)
 
 
@@ -139,32 +139,32 @@ def _plain_type(kind: pa.DataType, column: str) -> pa.DataType:
         if is_kind(kind):
             return becomes
     raise BadSchema(
-        f"column {column!r} is {kind}, which Spark and Iceberg do not have",
-        "use a duration, or numbers of months, days and nanoseconds in columns of their own",
+        f"column {column!r} has type {kind}, which Spark and Iceberg do not have",
+        "use a duration, or separate columns for months, days and nanoseconds",
     )
 
 
 def _decimal_type(kind: pa.DataType, column: str) -> pa.DataType:
-    """Iceberg and Spark want 0 <= scale <= precision."""
+    """Iceberg and Spark require 0 <= scale <= precision."""
     scale = max(kind.scale, 0)
     digits = max(kind.precision - min(kind.scale, 0), scale)
     if digits > _DIGITS_MAX:
         raise BadSchema(
-            f"column {column!r} is {kind}: Spark and Iceberg have decimals of {_DIGITS_MAX} digits",
+            f"column {column!r} has type {kind}, but decimals of Spark and Iceberg have at most {_DIGITS_MAX} digits",
             "use a smaller precision, or a string",
         )
     return pa.decimal128(digits, scale)
 
 
 def cuts_nanoseconds(kind: pa.DataType) -> bool:
-    """Whether the table's type for it may lose what is below a microsecond."""
+    """Whether the table's type for this type may cut nanoseconds."""
     if (kinds.is_timestamp(kind) or kinds.is_time(kind)) and kind.unit == "ns":
         return True
     return any(cuts_nanoseconds(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def to_table(array: pa.Array, wanted: pa.DataType) -> tuple[pa.Array, bool]:
-    """A column in its table type, and whether nothing was lost. ArrowInvalid, if a value does not fit there."""
+    """Convert a column to its table type; also return whether this was exact. ArrowInvalid if a value does not fit."""
     if array.type == wanted:
         return array, True
     if cuts_nanoseconds(array.type):
@@ -180,14 +180,14 @@ def _without_nanoseconds(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def from_table(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """A column of a table in the type that its topic has for it."""
+    """Convert a column of a table to the type in its topic."""
     if array.type == wanted:
         return array
     return pa.nulls(len(array), wanted) if kinds.is_null(wanted) else pc.cast(array, wanted)
 
 
 class _Decoded(NamedTuple):
-    """The payload columns of one batch: arrays in table types, or why there are none; and whether they are exact."""
+    """The payload columns of one batch: arrays in table types, or the damage; and whether they are exact."""
 
     arrays: list[pa.Array] | None
     damage: str | None
@@ -196,19 +196,19 @@ class _Decoded(NamedTuple):
 
 @lru_cache(maxsize=_SCHEMAS_KEPT)
 def payload_schema(schemas: TopicSchemas) -> pa.Schema:
-    """The topic's own columns in table types; all may be null."""
+    """The topic's own columns in table types; all are nullable."""
     for field in schemas.newest:
         if field.name.lower() in _RESERVED:
             raise BadSchema(
                 f"column {field.name!r} has the name of a system column",
-                "a topic with such a column can't be tiered or read by Spark; use another name",
+                "a topic with such a column cannot be tiered or read by Spark; use another name",
             )
     return pa.schema([pa.field(field.name, table_type(field.type, field.name)) for field in schemas.newest])
 
 
 @lru_cache(maxsize=_SCHEMAS_KEPT)
 def table_schema(schemas: TopicSchemas, control: bool) -> pa.Schema:
-    """Columns of the topic's rows: those of the system, then its own. BadSchema names a column that can't be one."""
+    """Columns of the topic's rows: system columns, then its own. BadSchema names an impossible column."""
     kept = list(KEPT) if control else []
     return pa.schema([*SYSTEM, *kept, *payload_schema(schemas)])
 
@@ -223,11 +223,12 @@ def rows(
     *,
     control: bool = False,
 ) -> pa.RecordBatch:
-    """The records of batches of one lane, in their order, as rows with the wanted columns (None: all of them).
+    """Convert batches of one lane, in order, to rows with the wanted columns (None: all columns).
 
-    Rows outside [start_seq, stop_seq) are cut. Gaps have no rows; with `control` a SKIP has one, and so has every other
-    entry without records. A payload that is no batch of its topic is Corrupt; with `control` its rows have the reason
-    in `_damage`, and it is kept as it is in `_payload`. What is below a microsecond is kept there, too.
+    Rows outside [start_seq, stop_seq) are removed. Gaps have no rows. With `control`, a SKIP has one row, and so has
+    every other entry without records. A payload that is not a batch of its topic raises Corrupt. With `control`, its
+    rows instead have the reason in `_damage`, and `_payload` keeps the payload. `_payload` also keeps payloads with
+    nanoseconds.
 
         rows(0, batches, schemas, ["_seq", "price"])
     """
@@ -260,12 +261,12 @@ def _wanted(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     if columns is None:
         return schema
     if unknown := [name for name in columns if name not in schema.names]:
-        raise BadValue(f"no such columns: {', '.join(unknown)}", f"there are {', '.join(schema.names)}")
+        raise BadValue(f"there is no column {', '.join(unknown)}", f"the columns are {', '.join(schema.names)}")
     return pa.schema([schema.field(name) for name in columns])
 
 
 def _no_columns(count: int) -> pa.RecordBatch:
-    """So many rows of nothing: a count(*) wants no columns."""
+    """Rows without columns, for a count(*)."""
     return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), count, [None]))
 
 
@@ -284,7 +285,7 @@ _FIELDS: Final = {
 
 
 def _numbers(entries: list[Batch], name: str) -> Int64s:
-    """A hash of 64 bits (the name of a session, in `session_seq` of its first entry) keeps its bits, with a sign."""
+    """A field of all entries. A 64-bit hash (a session's name, in `session_seq` of its first entry) becomes signed."""
     return np.fromiter((getattr(batch, name) for batch in entries), np.uint64, len(entries)).view(np.int64)
 
 
@@ -298,7 +299,7 @@ def _system_column(field: pa.Field, entries: list[Batch], counts: Int64s, known:
 
 
 def _kept_column(field: pa.Field, entries: list[Batch], decoded: list[_Decoded], counts: Int64s) -> pa.Array:
-    """A column that is null but for a few batches."""
+    """A column that is null for nearly all batches."""
     parts: list[pa.Array] = []
     waiting = 0  # rows without a value since the last part
     for number, count in enumerate(counts.tolist()):
@@ -313,7 +314,7 @@ def _kept_column(field: pa.Field, entries: list[Batch], decoded: list[_Decoded],
 
 
 def _kept_value(name: str, batch: Batch, decoded: _Decoded | None) -> tuple[Any, int | None]:
-    """What a batch has in such a column, and in how many of its rows (None: all)."""
+    """The value of a batch in such a column, and the number of its rows that have it (None: all)."""
     if name == "_skipped":
         if batch.kind is EntryKind.SESSION_OPEN:
             return batch.flags, 1
@@ -343,12 +344,12 @@ def _decode(batch: Batch, schemas: TopicSchemas, payload: pa.Schema, own: list[p
         return _Decoded(None, None, True)
     if control and batch.schema_version > schemas.version:
         raise UnknownSchema(
-            f"{batch!r} has version {batch.schema_version} of the schema, newer than {schemas.version}",
+            f"{batch!r} has schema version {batch.schema_version}, newer than {schemas.version}",
             "describe the topic again",
         )
     try:
         found = batch.to_arrow()
-        # All columns are looked at where exactness matters, the wanted ones otherwise.
+        # With `control`, exactness matters, so all columns are converted; else only the wanted ones.
         names = payload.names if control else [field.name for field in own]
         cast = {name: to_table(found.column(name), payload.field(name).type) for name in names}
     except Corrupt as error:
@@ -358,7 +359,7 @@ def _decode(batch: Batch, schemas: TopicSchemas, payload: pa.Schema, own: list[p
     except pa.ArrowInvalid as error:
         if not control:
             raise BadValue(
-                f"{batch!r} has a value that no table can hold: {error}", "read it with to_arrow()"
+                f"{batch!r} has a value that no table can hold: {error}", "read the batch with to_arrow()"
             ) from None
         return _Decoded(None, f"a value that no table can hold: {error}", False)
     return _Decoded([cast[field.name][0] for field in own], None, all(exact for _, exact in cast.values()))
@@ -368,11 +369,11 @@ def _decode(batch: Batch, schemas: TopicSchemas, payload: pa.Schema, own: list[p
 HASHED: Final = (
     "_index", "_seq", "_kind", "_count", "_crc", "_session", "_session_seq", "_partition", "_append_time",
 )  # fmt: skip
-"""Columns by which entries of the log are compared wherever they are kept."""
+"""Columns that are compared between copies of the log's entries."""
 
 
 class EntriesHash:
-    """A hash of entries in their order: equal for the same part of a log, however it was cut into batches and files."""
+    """A hash of entries in order: equal for the same part of a log, independent of row groups and files."""
 
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=16)
@@ -380,7 +381,7 @@ class EntriesHash:
         self.entries = 0
 
     def add(self, found: pa.RecordBatch) -> None:
-        """Rows made with control, in their order; an entry counts once, by its first row."""
+        """Add rows with `control`, in order; each entry counts once, by its first row."""
         if not found.num_rows:
             return
         indices = found.column("_index").to_numpy()
@@ -401,7 +402,7 @@ class EntriesHash:
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
 LAYOUT: Final = "embarcadero.layout"
-"""The property of a table that says which layout it has; tables of earlier versions have none."""
+"""The property of a table with its layout; tables of earlier versions do not have it."""
 
 TIMESTAMP: Final = "_timestamp"
 DAY: Final = "_timestamp_day"  # the partition field
@@ -421,37 +422,37 @@ _LOGICAL: Final = {field.name: field for field in (*SYSTEM, *KEPT)}
 
 
 class Layout(IntEnum):
-    """How the rows of a topic are kept."""
+    """The layout of a topic's rows in tables."""
 
     WHOLE = 1
     SPLIT = 2
 
 
 def layout_of(properties: Mapping[str, str], name: str) -> Layout:
-    """The layout of a table with these properties. BadTable, if a newer version made it."""
-    said = properties.get(LAYOUT, str(int(Layout.WHOLE)))
+    """The layout of a table with these properties. BadTable if a newer version created it."""
+    found = properties.get(LAYOUT, str(int(Layout.WHOLE)))
     try:
-        return Layout(int(said))
+        return Layout(int(found))
     except ValueError:
         known = ", ".join(str(int(each)) for each in Layout)
         raise BadTable(
-            f"table {name} has layout {said!r}; this version knows {known}", "upgrade embarcadero on this machine"
+            f"table {name} has layout {found!r}; this version knows {known}", "upgrade embarcadero on this machine"
         ) from None
 
 
 def physical(name: str, layout: Layout) -> str:
-    """What a column of rows is called in files."""
+    """The name in files of a column of rows."""
     return TIMESTAMP if layout is Layout.SPLIT and name == _LOGICAL_TIME else name
 
 
 @lru_cache(maxsize=64)
 def records_schema(schemas: TopicSchemas) -> pa.Schema:
-    """Columns of a table of records: those of the topic, then those of the log. BadSchema names one that can't be."""
+    """Columns of a table of records: the topic's columns, then the log's. BadSchema names an impossible column."""
     own = payload_schema(schemas)
     if taken := [name for name in own.names if name.lower() in (TIMESTAMP, DAY)]:
         raise BadSchema(
-            f"column {taken[0]!r} has the name of a column that every table of a topic has",
-            "a topic with such a column can't be tiered; use another name",
+            f"column {taken[0]!r} has the name of a column that every table has",
+            "a topic with such a column cannot be tiered; use another name",
         )
     return pa.schema([*own, *_system(_RECORDS)])
 
@@ -466,12 +467,12 @@ def _system(names: Sequence[str]) -> list[pa.Field]:
 
 
 def file_schema(schemas: TopicSchemas, layout: Layout) -> pa.Schema:
-    """Columns of the table that has a topic's records."""
+    """Columns of the table with a topic's records."""
     return records_schema(schemas) if layout is Layout.SPLIT else table_schema(schemas, control=True)
 
 
 def row_schema(columns: pa.Schema, layout: Layout) -> pa.Schema:
-    """Columns of rows, as readers see them, that a table with these columns has."""
+    """Columns of rows for readers of a table with these columns."""
     if layout is Layout.WHOLE:
         return columns
     own = [field for field in columns if field.name not in _RECORDS]
@@ -480,7 +481,7 @@ def row_schema(columns: pa.Schema, layout: Layout) -> pa.Schema:
 
 # --- rows to files ----------------------------------------------------------------------------------------------------
 def split(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Rows made with control: those of records, and those of control entries."""
+    """Split rows with `control` into rows of records and rows of control entries."""
     is_record = pc.and_(pc.equal(rows.column(_KIND), BATCH_KIND), pc.greater(rows.column("_count"), 0))
     many = pc.sum(is_record).as_py() or 0
     if many == rows.num_rows:
@@ -491,13 +492,13 @@ def split(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
 
 
 def records_file(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of records with the columns of their table."""
+    """Rename and select the columns of a table of records."""
     own = [name for name in rows.schema.names if name not in _LOGICAL]
     return _renamed(rows, [*own, *_RECORDS])
 
 
 def entries_file(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of control entries with the columns of their table."""
+    """Rename and select the columns of a table of control entries."""
     return _renamed(rows, _ENTRIES)
 
 
@@ -507,13 +508,13 @@ def _renamed(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
 
 
 def day_of(append_us: int) -> int:
-    """The day of a time, as Iceberg counts them."""
+    """The day of a time, in Iceberg's count of days."""
     return append_us // _DAY_US
 
 
 # --- files to rows ----------------------------------------------------------------------------------------------------
 def constant(field: pa.Field, layout: Layout, count: int) -> pa.Array:
-    """A column that a file does not have: of records the kind is known, everything else is null."""
+    """A column that a file does not have: the kind of records is known, other columns are null."""
     if field.name == _KIND and layout is Layout.SPLIT:
         return pa.repeat(pa.scalar(BATCH_KIND, field.type), count)
     return pa.nulls(count, field.type)

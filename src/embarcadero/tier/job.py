@@ -1,24 +1,24 @@
-"""The tiering job: durable spans become files, files are committed, the store learns it, brokers may forget.
+"""The tier job: write durable spans to files, commit the files, publish the frontiers, trim the brokers.
 
-Theory of operation. The table is the truth. One cycle is: plan spans from the table's frontiers up to what is durable;
-have them written; commit them on top of just those frontiers; publish the new frontiers in the store; trim what brokers
-keep beyond the hot retention, never above the frontier in the store; delete garbage. A job that dies anywhere leaves
-files that nothing names, a table that is ahead of the store, or a trim undone, and the next one begins by reading the
-table: nothing is twice, nothing is missing. The lease only keeps two jobs from doing the same work.
+Theory of operation. The table is the truth. One cycle has these steps: plan spans from the table's frontiers up to the
+durable end; write them; commit them on top of exactly those frontiers; publish the new frontiers in the store; trim the
+brokers beyond the hot retention, never above the frontier in the store; delete garbage. A job that dies at any point
+leaves unnamed files, a table that is ahead of the store, or a missing trim. The next job begins by reading the table,
+so no record is duplicated or missing. The lease only keeps two jobs from doing the same work.
 
-An engine writes the files: the job's own process, the workers of Spark, or whichever of the two fits.
+An engine writes the files: the job's own process, the workers of Spark, or the suitable one of the two.
 
-| engine | when it is used by `up --tier` |
+| engine | used by `up --tier` |
 | --- | --- |
-| spark | the default where PySpark and Java are installed |
-| process | the default elsewhere |
-| auto | Spark when more than `TIER_SPARK_BYTES` of a topic wait, the process for the trickle |
+| spark | by default if PySpark and Java are installed |
+| process | by default otherwise |
+| auto | Spark when more than `TIER_SPARK_BYTES` of a topic wait, the process for small amounts |
 
-A session of Spark takes a GB beside the brokers: it begins with the first files that it has to write, and ends when it
-had nothing to write for `TIER_SPARK_IDLE_S` (spark/tiering.py).
+A Spark session needs a GB beside the brokers: it starts with the first files to write, and ends after
+`TIER_SPARK_IDLE_S` without files (spark/tiering.py).
 
-A `TierJobs` has the jobs of several topics in turn: what `up --tier` runs, one process for all of them. A topic
-that fails is reported and tried again after a while; the others go on.
+`TierJobs` runs the jobs of several topics in turn, in one process: `up --tier` uses it. If a topic fails, the failure
+is logged and retried later, and the other topics continue.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from embarcadero.wire.schemas import TopicSchemas
 
 
 class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
-    """A span to be written into files."""
+    """A span to write to files."""
 
     topic: str
     span: FileSpan
@@ -71,11 +71,11 @@ class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     properties: dict[str, str]
     entries_location: str = ""  # of the table of control entries; empty: the topic's table has them
-    waiting: int = 0  # bytes of payloads of the topic that wait to be tiered, about
+    waiting: int = 0  # approximate bytes of the topic's payloads that wait for tiering
 
 
 def do_work(log: Log, work: SpanWork) -> FileFacts:
-    """Read a span and write its files. The schema is asked for now: it is as new as every batch of the span."""
+    """Read a span and write its files. The schema is fetched now, so it is as new as every batch of the span."""
     span, schemas = work.span, log.describe(work.topic).versions
     scan = log.scan(work.topic, lane=span.lane, start=span.start, stop=span.stop, control=True)
     storage = Storage(work.properties)
@@ -95,7 +95,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """The kind that wrote last; of one that wrote nothing yet, what it is."""
+        """The kind of engine that wrote last; before the first write, its own kind."""
         ...
 
     def write(self, works: list[SpanWork]) -> Iterable[FileFacts]:
@@ -103,16 +103,16 @@ class Engine(Protocol):
         ...
 
     def release_idle(self) -> float | None:
-        """Give up what costs memory if it was not needed for long; seconds until it is time, None if there is none."""
+        """Release idle memory; return the seconds until the next release is due, or None if there is nothing."""
         ...
 
     def close(self) -> None:
-        """Give it up now."""
+        """Release everything now."""
         ...
 
 
 class ProcessEngine:
-    """Writes files in this process, one after the other."""
+    """Writes files in this process, one by one."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -133,7 +133,7 @@ class ProcessEngine:
 
 
 class AutoEngine:
-    """Leaves large amounts to one engine, and the trickle to another."""
+    """Passes large amounts to one engine, and small amounts to another."""
 
     def __init__(self, large: Engine, small: Engine, limit_bytes: int = TIER_SPARK_BYTES) -> None:
         self._large, self._small, self._limit_bytes = large, small, limit_bytes
@@ -159,28 +159,28 @@ class AutoEngine:
 STEPS: Final = (
     "open", "create", "repair", "plan", "write", "commit", "records", "advance", "trim", "drop", "collect",
 )  # fmt: skip
-"""What a job does, in this order; each step is announced before it is done."""
+"""The steps of a job, in this order; each is announced before it runs."""
 _REST_S_MIN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class CyclePlan:
-    """What one cycle is going to do."""
+    """The plan of one cycle."""
 
     base: LoadedTable
     spans: list[FileSpan]
-    waiting: int  # bytes of payloads that wait to be tiered, about: those of the spans, and of more that come later
+    waiting: int  # approximate bytes of payloads that wait for tiering, in these spans and later ones
     starts: dict[int, LanePosition]
     schemas: TopicSchemas
 
     def after(self) -> dict[int, LanePosition]:
-        """Frontiers once all spans are committed."""
+        """Frontiers after the commit of all spans."""
         return self.base.frontiers | {span.lane: LanePosition(span.stop, span.stop_seq) for span in self.spans}
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """What one cycle did."""
+    """The result of one cycle."""
 
     files: int = 0
     rows: int = 0
@@ -188,11 +188,11 @@ class Cycle:
     frontiers: dict[int, LanePosition] = field(default_factory=dict)
     trimmed: dict[int, int] = field(default_factory=dict)
     collected: list[str] = field(default_factory=list)
-    more: bool = False  # there was more than one cycle takes
+    more: bool = False  # more durable records wait than one cycle handles
 
 
 class TierJob:
-    """One holder's epochs of writing the table of one topic."""
+    """Writes the table of one topic, in the epochs of one holder."""
 
     def __init__(
         self,
@@ -209,26 +209,26 @@ class TierJob:
         self._tier: Tier | None = None
         self._keeper: _Keeper | None = None
         self._swept_s = 0.0
-        self._littered = True  # an attempt may have left files that nothing names
+        self._littered = True  # an attempt may have left unnamed files
         self._dropped: dict[int, LanePosition] = {}  # starts below which files were dropped
 
     @property
     def table(self) -> str:
-        """The table's name in its catalog."""
+        """The name of the table in its catalog."""
         return self._table.identifier
 
     # --- beginning and ending -----------------------------------------------------------------------------------------
     def step(self, name: str) -> None:
-        """Called before each of STEPS. It does nothing; tests put crashes and delays here."""
+        """Called before each of STEPS. Does nothing; tests inject crashes and delays here."""
 
     def open(self, *, take_over: bool = False) -> Tier:
-        """Begin an epoch; make the table if there is none; bring the store up to what the table says.
+        """Begin an epoch, create the table if needed, and bring the store up to date with the table.
 
-        `take_over`: take the lease from another holder that still has it. Without, TierBusy is raised then.
+        `take_over`: take the lease from another holder; without it, raise TierBusy while another holder has the lease.
         """
         about = self._log.describe(self.topic)
         if about.tier is None:
-            records_schema(about.versions)  # refuses a topic that no table can have
+            records_schema(about.versions)  # refuses a topic that no table can hold
         self._table = TierTable(self._settings, self._name(about))
         self.step("open")
         tier = self._log.open_tier(
@@ -248,21 +248,21 @@ class TierJob:
             self.step("repair")
             self._tier = self._publish(tier, found)
         except EmbarcaderoError:
-            with suppress(EmbarcaderoError):  # the lease ends by itself
+            with suppress(EmbarcaderoError):  # the lease expires anyway
                 self._log.close_tier(self.topic, tier.epoch, topic_id=tier.topic_id)
             raise
         self._keeper = _Keeper(self._log, self.topic, tier)
         return self._tier
 
     def _found(self, tier: Tier, schemas: TopicSchemas) -> LoadedTable:
-        """The topic's table, made now if it never was. BadTable, if it is another one, or behind."""
+        """Load the topic's table, or create it for a new tier. BadTable if it is another table, or behind."""
         self._table = TierTable(self._settings, tier.table)
         found = self._table.load()
         if found is None:
             if tier.metadata:
                 raise BadTable(
                     f"table {tier.table} of topic {self.topic!r} is not in the catalog",
-                    f"is it the right one (tier.properties)? The newest metadata file is {tier.metadata}",
+                    f"check the catalog in tier.properties; the newest metadata file is {tier.metadata}",
                 )
             self.step("create")
             found = self._table.create(self.topic, tier.id, schemas, tier.topic_id)
@@ -270,7 +270,7 @@ class TierJob:
         return found
 
     def _name(self, about: TopicInfo) -> str:
-        """The table that the topic has; for one without, a name that no other topic's table has."""
+        """The name of the topic's table; for a new table, a name that no other topic's table has."""
         if about.tier is not None:
             return about.tier.table
         name = table_name(self.topic)
@@ -279,16 +279,16 @@ class TierJob:
 
     def _check(self, found: LoadedTable, tier: Tier) -> None:
         if found.id != tier.id:
-            raise BadTable(f"table {tier.table} is not that of topic {self.topic!r}", "restore the right one")
+            raise BadTable(f"table {tier.table} does not belong to topic {self.topic!r}", "restore the right table")
         behind = [lane for lane, position in tier.frontiers.items() if found.frontiers.get(lane, (0, 0)) < position]
         if behind:
             raise BadTable(
-                f"the catalog is behind: {tier.table} ends at {found.frontiers}, and {tier.frontiers} was committed",
+                f"the catalog is behind: {tier.table} ends at {found.frontiers}, but {tier.frontiers} was committed",
                 f"restore the catalog; the newest metadata file is {tier.metadata}",
             )
 
     def close(self) -> None:
-        """Leave, so that another holder may begin at once."""
+        """Release the lease, so that another holder can begin immediately."""
         if self._keeper is not None:
             self._keeper.stop()
         if self._tier is not None:
@@ -303,11 +303,14 @@ class TierJob:
         try:
             self.close()
         except Retriable:
-            return  # the lease ends by itself
+            return  # the lease expires anyway
 
     # --- one cycle ----------------------------------------------------------------------------------------------------
     def cycle(self) -> Cycle:
-        """Tier what is durable now, at most so many files; trim and clean up. Deposed if another job has come."""
+        """Tier records that are durable now, up to a number of files; trim and clean up.
+
+        Raises Deposed if another job has taken over.
+        """
         try:
             return self._cycle()
         except BaseException:
@@ -348,14 +351,14 @@ class TierJob:
 
     def _mine(self) -> Tier:
         if self._tier is None:
-            raise Deposed("the job is not open", "open it first")
+            raise Deposed("the tier job is not open", "call open() first")
         if self._keeper is not None:
             self._keeper.check()
         return self._tier
 
     @contextmanager
     def _still_mine(self, tier: Tier) -> Iterator[None]:
-        """A commit that came second: Deposed if another job was first, TierUnavailable after a compaction."""
+        """Convert a lost race: Deposed if another job has the tier, TierUnavailable if another program committed."""
         try:
             yield
         except Deposed as error:
@@ -363,10 +366,10 @@ class TierJob:
             raise TierUnavailable(f"another program changed the table: {error.message}", "try again") from error
 
     def _plan(self, tier: Tier) -> CyclePlan:
-        """Spans from the table's frontiers to what is durable, cut into pieces of about a file each."""
+        """Plan spans from the table's frontiers to the durable end, each of about the size of a file."""
         base = self._table.load()
         if base is None:
-            raise BadTable(f"table {tier.table} is gone from its catalog", "restore the catalog")
+            raise BadTable(f"table {tier.table} is missing in its catalog", "restore the catalog")
         self._check(base, tier)
         tail = self._log.tail(self.topic)
         about = self._log.describe(self.topic)  # after the tail: no batch below it has a newer schema
@@ -379,7 +382,7 @@ class TierJob:
         return CyclePlan(base, spans, waiting, starts, about.versions)
 
     def _cut(self, lane: Tail, begin: LanePosition, most: int) -> tuple[list[FileSpan], int]:
-        """The next spans of a lane, and how many bytes wait in all of it."""
+        """The next spans of a lane, and the bytes that wait in the whole lane."""
         (start, start_seq), spans = begin, list[FileSpan]()
         if start >= lane.durable_index or most <= 0:
             return [], 0
@@ -425,7 +428,7 @@ class TierJob:
 
     # --- afterwards ---------------------------------------------------------------------------------------------------
     def _trim(self, tier: Tier, upto: LaneFrontiers) -> dict[int, int]:
-        """Let brokers forget what is in the table and older than the hot retention; returns where lanes start there."""
+        """Trim brokers: remove records in the table that are older than the hot retention. Returns the new starts."""
         cutoff = datetime.now(UTC) - timedelta(seconds=tier.hot_retention_s)
         trimmed: dict[int, int] = {}
         tail = self._log.tail(self.topic)
@@ -442,13 +445,13 @@ class TierJob:
         return trimmed
 
     def _expire(self) -> None:
-        """A topic's retention by age is for all readers: it moves the start of the part in the table as well."""
+        """Apply the topic's retention by age, which is for all readers: it also moves the start of the table."""
         about = self._log.describe(self.topic)
         if about.retention_s and about.tier is not None and about.tier.frontiers:
             self._log.trim(self.topic, before_time=datetime.now(UTC) - timedelta(seconds=about.retention_s))
 
     def _drop(self, committed: LoadedTable) -> LoadedTable:
-        """Give up files that are below the start, and old snapshots; publish the new metadata file in the store."""
+        """Drop files below the start, expire old snapshots, and publish the new metadata file in the store."""
         tier = self._tier = self._log.describe(self.topic).tier or self._mine()
         kept = committed
         if tier.starts != self._dropped:
@@ -463,9 +466,9 @@ class TierJob:
         return kept
 
     def _collect(self, committed: LoadedTable, ours: bool) -> list[str]:
-        """Garbage is looked for when there may be some, and now and then: listing a large table takes its time.
+        """Collect garbage after failures, and otherwise rarely: listing a large table is slow.
 
-        Metadata only after a commit of `ours`: no process can commit what was written before it.
+        Metadata is collected only after a commit of this job: no process can commit files written before that commit.
         """
         due = time.time() - self._swept_s > TIER_ORPHANS_S
         gone = collect_data(self._table) if due or self._littered else []
@@ -475,13 +478,13 @@ class TierJob:
             gone += collect_metadata(self._table, committed, self._swept_s)
         return gone
 
-    # --- on and on ----------------------------------------------------------------------------------------------------
+    # --- many cycles --------------------------------------------------------------------------------------------------
     def follow(self, stop: Event, report: Callable[[Cycle], None] = lambda _cycle: None) -> None:
-        """Cycle after cycle until `stop`; trouble that may pass is waited out. Raises Deposed, and what won't pass."""
+        """Run cycles until `stop`, and retry after temporary errors. Raises Deposed and permanent errors."""
         while not stop.is_set():
             try:
                 done = self.cycle()
-            except (Retriable, OutcomeUnknown, Trimmed, UnknownSchema):  # a span that changed is planned anew
+            except (Retriable, OutcomeUnknown, Trimmed, UnknownSchema):  # the next cycle plans a changed span again
                 stop.wait(min(self._settings.interval_s, _RETRY_S))
                 continue
             report(done)
@@ -489,7 +492,7 @@ class TierJob:
                 stop.wait(self._settings.interval_s)
 
     def run_once(self) -> list[Cycle]:
-        """Cycles until everything that was durable at the last look is in the table."""
+        """Run cycles until the table has every record that was durable at the start of the last cycle."""
         done = [self.cycle()]
         while done[-1].more:
             done.append(self.cycle())
@@ -500,7 +503,7 @@ _RETRY_S: Final = 5.0
 
 
 def checked_facts(spans: Sequence[FileSpan], facts: Sequence[FileFacts]) -> list[FileFacts]:
-    """The facts in the order of their spans. Corrupt, if a span was written twice, or not at all."""
+    """Return the facts in the order of their spans. Corrupt if a span was written twice, or not at all."""
     by_span = {each.span: each for each in facts}
     if len(by_span) != len(facts) or by_span.keys() != set(spans):
         raise Corrupt(f"{len(facts)} files were written for {len(spans)} spans", "report it: this is a bug")
@@ -508,7 +511,7 @@ def checked_facts(spans: Sequence[FileSpan], facts: Sequence[FileFacts]) -> list
 
 
 class _Keeper:
-    """Reports that the job lives while workers are busy, so that no other job takes over."""
+    """Renews the lease while workers are busy, so that no other job takes over."""
 
     def __init__(self, log: Log, topic: str, tier: Tier) -> None:
         self._log, self._topic, self._tier = log, topic, tier
@@ -532,13 +535,13 @@ class _Keeper:
             raise Deposed(f"another job tiers topic {self._topic!r}", "stop, or open the tier again")
 
     def stop(self) -> None:
-        """No more signs of life."""
+        """Stop renewing the lease."""
         self._stop.set()
         self._thread.join(timeout=1.0)
 
 
 class TierJobs:
-    """The jobs of one holder: of the topics in the settings, or of all that have replicas, new ones as they come."""
+    """The jobs of one holder: for the topics in the settings, or for all topics with replicas, including new ones."""
 
     def __init__(
         self,
@@ -554,7 +557,7 @@ class TierJobs:
         self._jobs: dict[str, TierJob] = {}
 
     def follow(self, stop: Event) -> None:
-        """Cycle after cycle until told to stop; then leave, so that another holder may begin."""
+        """Run cycles until `stop`; then release the leases, so that another holder can begin."""
         try:
             while not stop.is_set():
                 if not self.look(stop):
@@ -565,14 +568,14 @@ class TierJobs:
             self._engine.close()
 
     def _rest(self, stop: Event) -> None:
-        """Wait until the next look is due; meanwhile the engine may give up what it does not need."""
+        """Wait until the next cycle is due; meanwhile the engine may release idle resources."""
         until = monotonic() + self._settings.interval_s
-        while not stop.is_set() and (left_s := until - monotonic()) > 0:
+        while not stop.is_set() and (rest_s := until - monotonic()) > 0:
             due_s = self._engine.release_idle()
-            stop.wait(left_s if due_s is None else min(left_s, max(due_s, _REST_S_MIN)))
+            stop.wait(rest_s if due_s is None else min(rest_s, max(due_s, _REST_S_MIN)))
 
     def look(self, stop: Event) -> bool:
-        """One cycle of each topic. True if there is more to do at once."""
+        """Run one cycle of each topic. True if there is more to do immediately."""
         try:
             wanted = self._wanted()
         except (EmbarcaderoError, TimeoutError) as error:
@@ -604,7 +607,7 @@ class TierJobs:
         return done.more
 
     def report(self, topic: str, done: Cycle) -> None:
-        """Note what a cycle did, if it did something."""
+        """Log the result of a cycle that wrote files."""
         if done.files:
             self._journal.note(
                 "tiered", topic=topic, files=done.files, rows=done.rows, bytes=done.bytes, engine=self._engine.name
@@ -617,4 +620,4 @@ class TierJobs:
         try:
             job.close()
         except (EmbarcaderoError, TimeoutError) as error:
-            self._journal.warn("can't leave", topic=topic, reason=str(error))  # the lease ends by itself
+            self._journal.warn("can't leave", topic=topic, reason=str(error))  # the lease expires anyway

@@ -1,7 +1,7 @@
-"""Parquet files of a table: one span of one lane each, under a name that no other attempt uses.
+"""Parquet files of a table: each has one span of one lane, and a name that no other attempt uses.
 
-The name of a file and its footer say which span it has. It is written whole and synced, and no table
-has it until a commit names it; what a crash leaves behind is garbage with a name that says so (table.py).
+The name of a file and its footer contain its span. A file is written and synced before a commit adds it to the table.
+Files of a crashed attempt are garbage, which their names reveal (table.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PIECE_BATCHES: Final = 1_024
 
 
 class FileSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Batches [start, stop) of a lane, which are its records [start_seq, stop_seq)."""
+    """Batches [start, stop) of a lane, with records [start_seq, stop_seq)."""
 
     lane: int
     start: int
@@ -54,10 +54,10 @@ class FileSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written of a span: its files (none, if the span has no entries), and what is in them.
+    """The files of a span (none if the span has no entries), and their contents.
 
-    `paths` are those of the topic's table, one for each day; `entries_path` is that of control entries, if there are
-    any. Where one table has everything, `rows` counts control entries, too.
+    `paths` are files of the topic's table, one for each day; `entries_path` is the file of control entries, if any. If
+    one table has everything, `rows` includes control entries.
     """
 
     span: FileSpan
@@ -69,29 +69,29 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def written(self) -> bool:
-        """Whether there is anything to commit."""
+        """Whether there are files to commit."""
         return bool(self.paths or self.entries_path)
 
 
 class SpanFooter(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says about itself, with a checksum: Parquet's own footer has none, and readers rely on it."""
+    """Our part of a file's footer, with a checksum: Parquet's own footer has none, and readers rely on it."""
 
     span: FileSpan
     rows: int
     entries: int
-    hash: str  # of the entries: columns.EntriesHash
+    hash: str  # the hash of the entries: columns.EntriesHash
     groups: list[tuple[int, int, int]]  # row groups: first and last index, rows
     schema: str  # a digest of the file's columns and types
     decoded: list[int] = []  # bytes of the columns of each row group, decoded; older files lack it
 
     def seal(self) -> str:
-        """As text, behind its checksum."""
+        """Encode it as text, after its checksum."""
         text = msgspec.json.encode(self)
         return f"{payload_crc(text):08x}{text.decode()}"
 
     @classmethod
     def unseal(cls, sealed: bytes, path: str) -> SpanFooter:
-        """The footer in such a text. BadTable, if it is not what was written."""
+        """Decode such a text. BadTable if it is damaged."""
         try:
             if int(sealed[:8], 16) != payload_crc(sealed[8:]):
                 raise ValueError("its checksum differs")
@@ -101,16 +101,17 @@ class SpanFooter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def schema_digest(schema: pa.Schema) -> str:
-    """A short text that is another one for other columns or types."""
+    """A short digest of columns and types."""
     return blake2b(str(schema.remove_metadata()).encode(), digest_size=8).hexdigest()
 
 
 def read_footer(parquet: pq.ParquetFile, path: str) -> SpanFooter | None:
-    """What a file of ours says about itself, checked against Parquet's own footer; None for the files of others."""
+    """Read our part of the footer, and check it against Parquet's own; None for files of other programs."""
     sealed = (parquet.metadata.metadata or {}).get(_FOOTER)
     if sealed is None:
         if span_of(path) is not None:
-            raise BadTable(f"the footer of {path} is damaged: it lacks our part", "restore it from a copy")
+            what = f"the footer of {path} is damaged: Embarcadero's part is missing"
+            raise BadTable(what, "restore it from a copy")
         return None
     footer, facts = SpanFooter.unseal(sealed, path), parquet.metadata
     counts = [facts.row_group(number).num_rows for number in range(facts.num_row_groups)]
@@ -123,18 +124,18 @@ def read_footer(parquet: pq.ParquetFile, path: str) -> SpanFooter | None:
 
 
 def data_folder(location: str) -> str:
-    """Where a table has its files."""
+    """The folder of a table's data files."""
     return f"{location.rstrip('/')}/data"
 
 
 def new_path(location: str, span: FileSpan, epoch: int) -> str:
-    """A name for a file of a table that no other attempt uses."""
+    """Make a path for a file of a table that no other attempt uses."""
     numbers = (span.lane, span.start, span.stop, span.start_seq, span.stop_seq, epoch)
     return f"{data_folder(location)}/{'-'.join(map(str, numbers))}-{secrets.token_hex(8)}.parquet"
 
 
 def span_of(path: str) -> FileSpan | None:
-    """The span that a file's name tells; None for files that are not ours."""
+    """The span in a file's name; None for files of other programs."""
     found = _NAME.fullmatch(path.rsplit("/", 1)[-1])
     if found is None:
         return None
@@ -151,13 +152,13 @@ def write_span(
     scan: Iterable[list[Batch]],
     entries_location: str = "",
 ) -> FileFacts:
-    """Write what a scan of a span gives into new files, and have them on disk. The lists of the scan are emptied.
+    """Write the scan of a span to new files, and sync them. This empties the lists of the scan.
 
-    With `entries_location` (of the table of control entries) records and control entries go to files of their own, and
-    records of different days, too. Without it, one file has everything.
+    With `entries_location` (of the table of control entries), records and control entries go to separate files, with a
+    file for each day. Without it, one file has everything.
 
-    Raises Trimmed if a part of the span is gone, Corrupt if the scan is not exactly the span. Nothing is left behind
-    then; what a crash leaves behind is collected later.
+    Raises Trimmed if a part of the span was removed, Corrupt if the scan does not match the span. Then no files remain;
+    files of a crashed attempt are garbage-collected later.
     """
     writer = _SpanWriter(_SpanTarget(storage, location, entries_location, epoch), span, schemas)
     try:
@@ -170,7 +171,7 @@ def write_span(
 
 
 class _SpanFile:
-    """A file that is being written, row group by row group. `span` is in its name and begins where its rows do."""
+    """A file in progress, written row group by row group. `span` is in its name, and starts at its first row."""
 
     def __init__(self, storage: Storage, location: str, span: FileSpan, epoch: int, schema: pa.Schema) -> None:
         self.storage, self.schema, self.span = storage, schema, span
@@ -178,20 +179,20 @@ class _SpanFile:
         self._groups: list[tuple[int, int, int]] = []
         self._decoded: list[int] = []
         self._waiting: list[pa.RecordBatch] = []
-        self._size = self._bytes = self._count = 0  # of what waits: payloads, decoded columns, rows
+        self._size = self._bytes = self._count = 0  # of waiting rows: bytes of payloads, decoded bytes, number
         self._stream: Any = None
         self._writer: pq.ParquetWriter | None = None
 
     @property
     def rows(self) -> int:
-        """Rows so far."""
+        """The number of rows so far."""
         return sum(count for _, _, count in self._groups) + self._count
 
     def add(self, piece: pa.RecordBatch, payload_bytes: int) -> None:
-        """Rows of whole batches. A row group is written when it is large enough.
+        """Add rows of whole batches. A row group is written when it is large enough.
 
-        What counts is what a reader decodes, and not only payloads: one that is compressed, or whose values are equal,
-        is small in a file and large in memory.
+        The decoded size counts as well as the payloads: a group with compressed or equal values is small in the file
+        and large in memory.
         """
         if self._waiting and self._bytes + piece.nbytes > TIER_GROUP_DECODED_BYTES:
             self._flush()
@@ -215,7 +216,7 @@ class _SpanFile:
         self._waiting, self._size, self._bytes, self._count = [], 0, 0, 0
 
     def close(self, span: FileSpan, digest: EntriesHash) -> int:
-        """Write the footer, and have the file on disk; returns its size. `digest` is of all entries of `span`."""
+        """Write the footer, sync the file, and return its size. `digest`: the hash of all entries of `span`."""
         self._flush()
         footer = SpanFooter(
             span=span,
@@ -235,7 +236,7 @@ class _SpanFile:
         return _size(self.storage, self.path)
 
     def abandon(self) -> None:
-        """Delete it. What went wrong first is reported; a file that can't be deleted is garbage that is found later."""
+        """Delete the file. Errors are ignored: the first error is reported, and a remaining file is collected later."""
         with suppress(Exception):
             if self._writer is not None:
                 self._writer.close()
@@ -246,7 +247,7 @@ class _SpanFile:
 
 
 class _SpanTarget(NamedTuple):
-    """Where the files of a span go. `entries_location`: of the table of control entries; empty if there is none."""
+    """The target of a span's files. `entries_location`: of the table of control entries; empty if there is none."""
 
     storage: Storage
     location: str
@@ -255,25 +256,25 @@ class _SpanTarget(NamedTuple):
 
 
 class _SpanWriter:
-    """The files of one span: of records one a day, and one of control entries; or one file with all of it."""
+    """Writes the files of one span: a file of records for each day, and one of control entries; or a single file."""
 
     def __init__(self, target: _SpanTarget, span: FileSpan, schemas: TopicSchemas) -> None:
         self._target, self._span, self._schemas = target, span, schemas
         self._layout = Layout.SPLIT if target.entries_location else Layout.WHOLE
         self._files: list[_SpanFile] = []
-        self._records: _SpanFile | None = None  # that rows go to now
+        self._records: _SpanFile | None = None  # the current file of records
         self._entries = (
             _SpanFile(target.storage, target.entries_location, span, target.epoch, entries_schema())
             if target.entries_location
             else None
         )
-        self._day: int | None = None  # of the records so far in the file
-        self._at = span.start, span.start_seq  # where the next file begins
+        self._day: int | None = None  # the day of the records in the current file
+        self._at = span.start, span.start_seq  # the start of the next file
         self._digest, self._entries_digest = EntriesHash(), EntriesHash()
         self._total = self._bytes = 0
 
     def add(self, held: list[Batch]) -> None:
-        """Entries of one day, in their order."""
+        """Add entries of one day, in order."""
         found = rows(self._span.lane, held, self._schemas, control=True)
         size = sum(batch.size for batch in held)
         if self._entries is None:
@@ -290,7 +291,7 @@ class _SpanWriter:
         self._digest.add(found)
 
     def _begin_day(self, held: list[Batch]) -> None:
-        """Begin a file if these records are of another day than those before."""
+        """Begin a new file if these records are of another day than the previous ones."""
         day = day_of(next(batch.append_us for batch in held if batch.count))
         if self._day is not None and day != self._day:
             self._end_file(held[0].index, held[0].seq)
@@ -314,7 +315,7 @@ class _SpanWriter:
             self._digest = EntriesHash()
 
     def finish(self) -> FileFacts:
-        """All of the span was added: what was written."""
+        """Close all files after the last entry of the span."""
         self._end_file(self._span.stop, self._span.stop_seq)
         total, entries_path = self._total + self._digest.entries, ""
         if self._entries is not None and self._entries.rows:
@@ -330,13 +331,13 @@ class _SpanWriter:
         )
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
+        """Delete all files of the span."""
         for file in [*self._files, *([] if self._entries is None else [self._entries])]:
             file.abandon()
 
 
 def _as_read(schema: pa.Schema) -> pa.Schema:
-    """The columns as a reader of the file sees them: what Parquet makes of Arrow's types."""
+    """The columns that a reader of the file gets, after Parquet's conversion of Arrow types."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, store_schema=False):
         pass
@@ -368,9 +369,9 @@ def _index_at(piece: pa.RecordBatch, row: int) -> int:
 
 
 def _pieces(batches: Iterable[Batch], *, by_day: bool) -> Iterator[list[Batch]]:
-    """Small batches are made rows together, which costs a copy; large ones alone, which costs none.
+    """Group batches for conversion: small batches together, which needs a copy; large ones alone, without a copy.
 
-    `by_day`: records of two days are in lists of their own.
+    `by_day`: records of different days are in different lists.
     """
     held: list[Batch] = []
     size = 0
@@ -391,34 +392,35 @@ def _pieces(batches: Iterable[Batch], *, by_day: bool) -> Iterator[list[Batch]]:
 
 
 def _decoded_bytes(batch: Batch) -> int:
-    """Bytes of a batch's records as columns; of its payload, if there are none or they can't be decoded."""
+    """The decoded size of a batch's records; the size of its payload if it has none or cannot be decoded."""
     if not batch.count:
         return batch.size
     try:
         return max(batch.size, int(batch.to_arrow().nbytes))
-    except EmbarcaderoError:  # it is kept as it is, or the code that makes rows of it says what is wrong
+    except EmbarcaderoError:  # the conversion to rows keeps the payload, or raises the error
         return batch.size
 
 
 def _checked(span: FileSpan, scan: Iterable[list[Batch]]) -> Iterator[Batch]:
-    """The entries of a scan. Each index of the span comes once, or was lost; seqs are dense but for what was lost."""
+    """Yield the entries of a scan, and check them: each index of the span once, or lost; seqs dense, except losses."""
     at, seq = span.start, span.start_seq
     lost = False
     for batches in scan:
         left = deque(batches)
-        batches.clear()  # a batch that was decoded keeps its columns: no list holds it once it is written
+        batches.clear()  # a decoded batch keeps its columns: release it once it is written
         while left:
             batch = left.popleft()
             if batch.gap is not None and batch.gap.kind is not GapKind.SKIPPED:
                 if batch.gap.kind is GapKind.END_OF_LANE:
                     continue
                 if batch.gap.kind is GapKind.TRIMMED or batch.gap.start > at:
-                    raise Trimmed(f"batches {batch.gap.start} to {batch.gap.stop} of {span} are gone", "plan again")
+                    raise Trimmed(f"batches {batch.gap.start} to {batch.gap.stop} of {span} were removed", "plan again")
                 at, lost = batch.gap.stop, True
                 continue
             if batch.index != at or (batch.seq < seq if lost else batch.seq != seq) or at >= span.stop:
-                raise Corrupt(f"{batch!r} where index {at}, seq {seq} of {span} should be", "report it: this is a bug")
+                what = f"the scan has {batch!r} instead of index {at}, seq {seq} of {span}"
+                raise Corrupt(what, "report it: this is a bug")
             at, seq, lost = at + 1, batch.seq + batch.count, False
             yield batch
     if at != span.stop or (seq > span.stop_seq if lost else seq != span.stop_seq):
-        raise Corrupt(f"{span} was read up to index {at}, seq {seq}", "report it: this is a bug")
+        raise Corrupt(f"the scan of {span} ended at index {at}, seq {seq}", "report it: this is a bug")

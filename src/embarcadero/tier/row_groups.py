@@ -1,13 +1,13 @@
-"""Row groups of files: how they are read, what one takes in memory, and pieces that are decoded one after the other.
+"""Row groups of files: reading, size in memory, and decoding in pieces.
 
-Parquet's own sizes are those of encoded pages. A value that comes often is in them once, and a group of two megabytes
-may decode to hundreds. The tiering job notes the decoded size of each group in the footer (`Footer.decoded`). Where it
-is not known, text and bytes are read as dictionaries: then this module knows what a group takes, and values are copied
-into their rows piece by piece.
+Parquet stores the sizes of encoded pages. A frequent value is in them once, so a group of two megabytes may decode to
+hundreds. The tier job records the decoded size of each group in the footer (`SpanFooter.decoded`). If it is not known,
+text and bytes are read as dictionaries: then this module can compute the size of a group, and decodes it piece by
+piece.
 
-`merged` has records and control entries of a lane as one stream of rows, in the order of the log. Both come sorted by
-`_index`, and no index is in both. Control entries are few: rows of records are handed on as they lie, in slices between
-two entries, and copied only where entries are dense.
+`merged` combines records and control entries of a lane into one stream of rows, in the order of the log. Both inputs
+are sorted by `_index`, and no index is in both. Control entries are rare: rows of records are passed on as slices
+between two entries, and copied only where entries are dense.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from embarcadero.tier.snapshots import TableFile
 from embarcadero.tier.storage import Storage, reading
 
 _BYTES: Final = "BYTE_ARRAY"
-_INDEX_BYTES: Final = 4  # of a value in a dictionary, and of an offset
+_INDEX_BYTES: Final = 4  # the size of a dictionary index, and of an offset
 _VALUE_BYTES: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8, _BYTES: _INDEX_BYTES}
 _DECIMAL_BYTES: Final = 16
 _TEXTS: Final = (kinds.is_string, kinds.is_binary, kinds.is_large_string, kinds.is_large_binary)
 
 _INDEX_MAX: Final = (1 << 63) - 1
 _SLICES_MAX: Final = 16
-"""Rows between which more entries lie are copied together with them: many small slices take longer."""
+"""With more slices than this, rows and entries are copied together: many small slices take longer."""
 
 
 def dictionary_columns(metadata: pq.FileMetaData) -> list[str]:
-    """The columns of text and bytes that have a dictionary in any row group, as `read_dictionary` wants them."""
+    """The columns of text and bytes with a dictionary in any row group, in the format of `read_dictionary`."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     columns = [group.column(number) for group in groups for number in range(metadata.num_columns)]
     return sorted(
@@ -51,7 +51,7 @@ def dictionary_columns(metadata: pq.FileMetaData) -> list[str]:
 
 
 def group_bytes(metadata: pq.FileMetaData, number: int) -> int:
-    """Bytes that a row group takes, at most, while its dictionaries are kept as such."""
+    """The maximum size of a row group in memory, in bytes, with its dictionaries not decoded."""
     total, group = 0, metadata.row_group(number)
     for at in range(metadata.num_columns):
         column = group.column(at)
@@ -63,7 +63,7 @@ def group_bytes(metadata: pq.FileMetaData, number: int) -> int:
 
 
 def pieces(group: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
-    """Cut rows that are sorted by `_index` into parts that decode to about `bytes_max`. No batch is cut."""
+    """Split rows that are sorted by `_index` into parts that decode to about `bytes_max`. Batches stay whole."""
     sizes = sum((_column_bytes(column) for column in group.columns), np.zeros(group.num_rows, np.int64))
     indices = group.column("_index").to_numpy()
     ends = np.append(np.flatnonzero(indices[1:] != indices[:-1]) + 1, group.num_rows)  # of batches
@@ -71,13 +71,13 @@ def pieces(group: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
     first = taken = 0
     while first < group.num_rows:
         at = int(np.searchsorted(upto, taken + bytes_max, side="right")) - 1
-        at = max(at, int(np.searchsorted(ends, first, side="right")))  # one batch at least
+        at = max(at, int(np.searchsorted(ends, first, side="right")))  # at least one batch
         yield group.slice(first, int(ends[at]) - first)
         first, taken = int(ends[at]), int(upto[at])
 
 
 def _column_bytes(column: pa.ChunkedArray) -> Int64s:
-    """Bytes that dictionaries add to each row once they are decoded. Other columns are not copied."""
+    """The bytes that decoding of dictionaries adds to each row. Other columns are not copied."""
     if not _has_dictionary(column.type):
         return np.zeros(len(column), np.int64)
     return np.concatenate([np.zeros(0, np.int64), *(_row_bytes(chunk) for chunk in column.chunks)])
@@ -118,37 +118,37 @@ def _plain(array: pa.Array, instead: int = 0) -> Int64s:
 
 
 class _Facts(NamedTuple):
-    """What the footer of a file says: names of columns, and row groups (first and last index, bytes in memory)."""
+    """Facts from the footer of a file: names of columns, and row groups (first and last index, bytes in memory)."""
 
     names: list[str]
     groups: list[tuple[int, int, int]]
-    dictionaries: list[str]  # columns to be read as such: their decoded size is not known
+    dictionaries: list[str]  # columns to read as dictionaries, because their decoded size is not known
 
 
 class GroupCache:
-    """Footers and decoded row groups that were read last, within bounds. Files never change. Safe for threads."""
+    """A bounded cache of footers and decoded row groups. Files never change. Safe for threads."""
 
     def __init__(self, bytes_max: int = TABLE_CACHE_BYTES, footers_max: int = TABLE_FOOTERS_MAX) -> None:
         self._bytes_max, self._footers_max = bytes_max, footers_max
         self._footers: OrderedDict[str, _Facts] = OrderedDict()
         self._groups: OrderedDict[tuple[str, int, tuple[str, ...]], pa.Table] = OrderedDict()
         self._lock = Lock()
-        self.bytes = 0  # of the row groups that are kept
+        self.bytes = 0  # the size of the cached row groups
 
     def facts(self, path: str) -> _Facts | None:
-        """The footer of a file, if it is kept."""
+        """The footer of a file, if it is cached."""
         with self._lock:
             return self._footers.get(path)
 
     def keep_facts(self, path: str, facts: _Facts) -> None:
-        """Keep the footer of a file."""
+        """Cache the footer of a file."""
         with self._lock:
             self._footers[path] = facts
             while len(self._footers) > self._footers_max:
                 self._footers.popitem(last=False)
 
     def group(self, path: str, number: int, columns: tuple[str, ...]) -> pa.Table | None:
-        """Columns of a row group, if they are kept."""
+        """Columns of a row group, if they are cached."""
         with self._lock:
             found = self._groups.get((path, number, columns))
             if found is not None:
@@ -156,7 +156,7 @@ class GroupCache:
             return found
 
     def keep_group(self, path: str, number: int, columns: tuple[str, ...], group: pa.Table) -> None:
-        """Keep columns of a row group, unless it is too large."""
+        """Cache columns of a row group, unless it is too large."""
         if group.nbytes > self._bytes_max:
             return
         with self._lock:
@@ -168,7 +168,7 @@ class GroupCache:
 
 
 class RowGroupFile:
-    """A file of a table. It is opened when something is read that the cache does not have."""
+    """A file of a table. It is opened on the first cache miss."""
 
     def __init__(self, storage: Storage, file: TableFile, cache: GroupCache | None, group_bytes_max: int) -> None:
         self._storage, self._file, self._cache, self._group_bytes_max = storage, file, cache, group_bytes_max
@@ -184,7 +184,7 @@ class RowGroupFile:
             self._stream.close()
 
     def _open(self, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
-        """Open the file, once for its footer and, if columns are to be read as dictionaries, again for that."""
+        """Open the file for its footer; open it again to read columns as dictionaries."""
         if self._parquet is None:
             self._stream = self._storage.open(self._file.path)
         if self._parquet is None or (dictionaries and not self._as_dictionaries):
@@ -200,7 +200,7 @@ class RowGroupFile:
         return self._parquet
 
     def facts(self) -> _Facts:
-        """What the footer says. BadTable, if it contradicts the table."""
+        """Read the footer. BadTable if it contradicts the table."""
         path = self._file.path
         known = None if self._cache is None else self._cache.facts(path)
         if known is not None:
@@ -209,19 +209,20 @@ class RowGroupFile:
         with reading(path):
             facts, rows = _facts(parquet, path), parquet.metadata.num_rows
         if rows != self._file.rows or "_index" not in facts.names:
-            raise BadTable(f"{path} has {rows} rows, its table says {self._file.rows}", "restore it from a copy")
+            what = f"{path} has {rows} rows, but {self._file.rows} in the metadata of its table"
+            raise BadTable(what, "restore it from a copy")
         if self._cache is not None:
             self._cache.keep_facts(path, facts)
         return facts
 
     def group(self, number: int, columns: tuple[str, ...]) -> pa.Table:
-        """Columns of a row group. NotAvailable, if it takes more memory than this reader may use."""
+        """Read columns of a row group. NotAvailable if it needs more memory than this reader may use."""
         path, facts = self._file.path, self.facts()
         if (size := facts.groups[number][2]) > self._group_bytes_max:
             raise NotAvailable(
-                f"row group {number} of {path} takes {size} bytes of memory; a broker reads at most "
+                f"row group {number} of {path} needs {size} bytes of memory; a broker reads at most "
                 f"{self._group_bytes_max}",
-                'read the table itself (install "embarcadero[spark]"), or write it with smaller row groups',
+                'read the table in the client (install "embarcadero[spark]"), or write it with smaller row groups',
             )
         known = None if self._cache is None else self._cache.group(path, number, columns)
         if known is not None:
@@ -233,9 +234,9 @@ class RowGroupFile:
 
 
 def _facts(parquet: pq.ParquetFile, path: str) -> _Facts:
-    """Columns and row groups of a file: first and last index of each group, and the memory that it takes.
+    """Columns and row groups of a file: first and last index of each group, and its size in memory.
 
-    The indices of a file that another program wrote are not known before it is read.
+    The indices in a file of another program are unknown before it is read.
     """
     footer, metadata = read_footer(parquet, path), parquet.metadata
     numbers = range(metadata.num_row_groups)
@@ -247,7 +248,7 @@ def _facts(parquet: pq.ParquetFile, path: str) -> _Facts:
 
 
 def merged(records: Iterator[pa.RecordBatch], entries: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of both by `_index`, lazily. Both have the same columns, one of them `_index`; no batch is cut."""
+    """Merge both streams of rows by `_index`, lazily. Both have the same columns with `_index`; batches stay whole."""
     waiting = next(entries, None)
     for rows in records:
         if not rows.num_rows:
@@ -269,7 +270,7 @@ def merged(records: Iterator[pa.RecordBatch], entries: Iterator[pa.RecordBatch])
 
 
 def _interleaved(rows: pa.RecordBatch, before: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of records with the entries that come before the last of them."""
+    """Merge rows of records with the entries before the last of them."""
     if not before:
         yield rows
         return

@@ -1,8 +1,8 @@
-"""Tables as brokers read them for their clients: batches as a FETCHED frame has them, positions, and pieces of spans.
+"""Read tables in brokers, for their clients: batches for FETCHED frames, positions, and pieces of spans.
 
-It implements `broker.tables.TableReader`, and runs on a broker's workers. A batch gets its payload from the columns of
-the table, in the columns of the schema version that it was published with; a payload that the table kept is sent as it
-is. Page checksums of Parquet are verified. Row groups are kept for the next fetch, within `TABLE_CACHE_BYTES`.
+Implements `broker.disk_reads.TableReader`, and runs on a broker's workers. The payload of a batch is encoded from the
+columns of the table, with the columns of the batch's schema version. A payload that the table kept is sent unchanged.
+Page checksums of Parquet are verified. Row groups are cached for the next fetch, up to `TABLE_CACHE_BYTES`.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import TopicSchemas
 
-_DOWN_S: Final = 0.5  # a store that did not answer is left alone for this long, or as long as it took to find out
+_DOWN_S: Final = 0.5  # the pause after a store did not answer; longer if the failed request took longer
 _FIELDS: Final = ("index", "seq", "session_seq", "append_us", "session", "count", "partition")
 
 
 class _Down(NamedTuple):
     """A store that could not be reached."""
 
-    until_s: float  # no read asks it before that
-    took_s: float  # how long the last try took
+    until_s: float  # no read asks the store before this time
+    took_s: float  # the duration of the last attempt
     why: str
 
 
 class TableServer:
     """Reads the tables of one warehouse for a broker.
 
-    `properties` (`tier.properties`) and `warehouse` are the broker's own. What clients wrote into a topic's record
-    decides neither where the keys of the broker go nor what is opened: what is not below the warehouse is refused with
-    NotAvailable, whether it exists or not.
+    `properties` (`tier.properties`) and `warehouse` are the broker's own. The topic's record is written by clients, so
+    it decides neither where the broker sends its keys nor which files it opens: files outside the warehouse are refused
+    with NotAvailable, whether they exist or not.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class TableServer:
 
     @contextmanager
     def _of_store(self, tier: Tier) -> Iterator[None]:
-        """Errors name the store. While it does not answer, one read at a time finds out whether it does again: others
-        would only wait for it, and hold the workers of this broker.
+        """Name the store in errors. While it does not answer, only one read at a time tries it: other reads would only
+        wait, and occupy the workers of this broker.
         """
         with naming_the_store(msgspec.structs.replace(tier, properties=self._public)):
             if tier.metadata:
@@ -84,7 +84,7 @@ class TableServer:
                     self._set_down(why, self._clock() - began_s)
                 raise
             except BadTable:
-                self._down = None  # it answered
+                self._down = None  # the store answered
                 raise
             self._down = None
 
@@ -95,14 +95,14 @@ class TableServer:
             if now_s >= down.until_s:
                 self._down = down._replace(until_s=now_s + max(_DOWN_S, down.took_s))
                 return
-        raise TierUnavailable(f"the store did not answer a moment ago ({down.why})", "wait a little")
+        raise TierUnavailable(f"the store did not answer a moment ago ({down.why})", "try again in a few seconds")
 
     def _set_down(self, why: str, took_s: float) -> None:
         with self._lock:
             self._down = _Down(self._clock() + max(_DOWN_S, took_s), took_s, why)
 
     def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> FetchResult:
-        """Batches of the table from index `ask.start` on and below `stop`: see `broker.tables.TableReader`."""
+        """Read batches of the table with ask.start <= index < stop: see `broker.disk_reads.TableReader`."""
         answer, durable = _FetchAnswer(ask, schemas), ask.read == "durable" and ask.never_durable
         end, stop = stop, min(stop, ask.start + FETCH_ENTRIES_MAX)
         with self._of_store(tier):
@@ -119,24 +119,24 @@ class TableServer:
             )
             for batches in lists:
                 if not all(map(answer.add, batches)):
-                    if answer.reached == stop < end:  # a gap that may go on beyond what is looked at
+                    if answer.reached == stop < end:  # the gap may continue beyond `stop`
                         answer.add_rest(_gap_from(table, ask.lane, ask.start, stop, end, durable))
                     return answer.found()
         return answer.found(stop)
 
     def find(self, tier: Tier, lane: int, by: str, value: int) -> LanePosition | None:
-        """Where a position is in the table; None if that is not below the frontier."""
+        """Find a position in the table; None if it is not below the frontier."""
         with self._of_store(tier):
             return self._table(tier).find(lane, by, value)
 
     def cuts(self, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
-        """Files with batches [start, stop), joined to pieces of about `piece_bytes`."""
+        """Group files with batches [start, stop) into pieces of about `piece_bytes`."""
         with self._of_store(tier):
             return table_cuts(self._table(tier), lane, start, min(stop, tier.frontier(lane)[0]), piece_bytes)
 
 
 def _gap_from(table: TopicTable, lane: int, start: int, known: int, stop: int, durable: bool) -> Gap:
-    """The whole gap that begins at `start` and goes to `known` at least: below the table's start, or between rows."""
+    """The whole gap that begins at `start` and reaches at least `known`: below the table's start, or between rows."""
     low = table.tier.start(lane)[0]
     if start < low:
         return Gap(GapKind.TRIMMED, start, min(low, stop))
@@ -146,16 +146,16 @@ def _gap_from(table: TopicTable, lane: int, start: int, known: int, stop: int, d
 
 
 class _FetchAnswer:
-    """The answer to a fetch, while it is gathered."""
+    """Collects the answer to a fetch."""
 
     def __init__(self, ask: Fetch, schemas: TopicSchemas) -> None:
         self._schemas, self._capacity, self._next = schemas, ask.max_bytes, ask.start
-        self._rows: list[tuple[Batch, int, int]] = []  # with size and checksum of what is sent
+        self._rows: list[tuple[Batch, int, int]] = []  # with size and checksum of the payload to send
         self._payloads: list[bytes | memoryview] = []
         self._gap: Any = None
 
     def add(self, batch: Batch) -> bool:
-        """Take a batch or a gap. False: it does not fit here, and is asked for next."""
+        """Add a batch or a gap. False: it does not fit, and belongs to the next fetch."""
         if batch.gap is not None and batch.gap.kind is not GapKind.SKIPPED:
             if not self._rows:
                 self._gap, self._next = batch.gap, batch.gap.stop
@@ -174,15 +174,15 @@ class _FetchAnswer:
 
     @property
     def reached(self) -> int:
-        """Where the next fetch begins."""
+        """The start of the next fetch."""
         return self._next
 
     def add_rest(self, gap: Gap) -> None:
-        """Put a longer gap in the place of the one that the answer is."""
+        """Replace the gap in the answer by a longer one."""
         self._gap, self._next = gap, gap.stop
 
     def _payload(self, batch: Batch) -> bytes | memoryview:
-        """The payload of a batch: the one that the table kept, or its columns as Arrow encodes them."""
+        """The payload of a batch: the kept payload, or its columns, encoded by Arrow."""
         if not isinstance(batch, TableBatch):
             return b""
         if batch.kept is not None:
@@ -194,12 +194,12 @@ class _FetchAnswer:
         if payload.size > FRAME_BYTES_MAX:
             raise NotAvailable(
                 f"the batch at index {batch.index} needs {payload.size} bytes; a frame has at most {FRAME_BYTES_MAX}",
-                'read the table itself: install "embarcadero[spark]"',
+                'read the table in the client: install "embarcadero[spark]"',
             )
         return memoryview(payload)
 
     def found(self, reached: int | None = None) -> FetchResult:
-        """What a broker sends. `reached`: everything below it is in the answer, or not wanted."""
+        """Return the result for the broker. `reached`: all batches below it are in the answer, or filtered out."""
         entries = np.zeros(len(self._rows), dtype=ORDER)
         for name in _FIELDS:
             entries[name] = [getattr(batch, name) for batch, _, _ in self._rows]

@@ -1,4 +1,4 @@
-"""What the snapshots of a topic's table say: the files of a table, and facts about the log that a tiering job noted."""
+"""Snapshots of a topic's table: its files, and the facts about the log in the properties of its snapshots."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from embarcadero.tier.parquet import span_of
 from embarcadero.tier.storage import Storage, reading
 from embarcadero.types import LanePosition
 
-from pyiceberg.catalog.noop import NoopCatalog  # isort: skip - storage.py says what is missing
+from pyiceberg.catalog.noop import NoopCatalog  # isort: skip - storage.py reports a missing package
 from pyiceberg.conversions import from_bytes  # isort: skip
 from pyiceberg.serializers import FromInputFile  # isort: skip
 from pyiceberg.table import StaticTable, Table  # isort: skip
 from pyiceberg.table.snapshots import Snapshot  # isort: skip
 
 LaneFrontiers = Mapping[int, LanePosition]
-"""A position in each lane."""
+"""A position for each lane."""
 
 ID: Final = "embarcadero.id"
 TOPIC: Final = "embarcadero.topic"
@@ -32,14 +32,14 @@ START: Final = "embarcadero.start-"
 ENTRIES: Final = "embarcadero.entries"  # the metadata file of the table of control entries, as of this commit
 ENTRIES_TABLE: Final = "embarcadero.entries-table"
 ENTRIES_LOCATION: Final = "embarcadero.entries-location"
-_MANIFESTS_MAX: Final = 4_096  # whose contents are kept
+_MANIFESTS_MAX: Final = 4_096  # manifests with cached contents
 
 _POSITION: Final = ("_lane", "_index", "_seq")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTable:
-    """The table as it was at one moment."""
+    """The table at one moment."""
 
     table: Table
     frontiers: dict[int, LanePosition]
@@ -52,41 +52,41 @@ class LoadedTable:
 
     @property
     def id(self) -> str:
-        """What tells it from another table of the same name."""
+        """Its id, which differs from the id of another table with the same name."""
         return self.table.properties.get(ID, "")
 
     @property
     def metadata(self) -> str:
-        """The file that describes it."""
+        """The metadata file that describes it."""
         return self.table.metadata_location
 
     @property
     def layout(self) -> Layout:
-        """How it keeps rows. BadTable, if a newer version made it."""
+        """Its layout of rows. BadTable if a newer version created it."""
         return layout_of(self.table.properties, self.metadata)
 
     @property
     def entries_table(self) -> str:
-        """The name of the table of control entries; empty if they are in this table."""
+        """The name of the table of control entries; empty if this table has them."""
         return self.table.properties.get(ENTRIES_TABLE, "")
 
     @property
     def entries_location(self) -> str:
-        """Where that table has its files."""
+        """The location of the files of the table of control entries."""
         return self.table.properties.get(ENTRIES_LOCATION, "")
 
 
 def snapshot_properties(
     frontiers: LaneFrontiers, starts: LaneFrontiers, epoch: int, entries: str = ""
 ) -> dict[str, str]:
-    """What our snapshots say about the log."""
+    """The properties of a tier job's snapshots: facts about the log."""
     properties = {EPOCH: str(epoch)} | ({ENTRIES: entries} if entries else {})
     properties |= {f"{LANE}{lane}": f"{index},{seq}" for lane, (index, seq) in frontiers.items()}
     return properties | {f"{START}{lane}": f"{index},{seq}" for lane, (index, seq) in starts.items()}
 
 
 def newest_of_ours(table: Table) -> tuple[Snapshot, dict[str, str]] | None:
-    """The newest snapshot that a tiering job committed, and its properties: others may have compacted it since."""
+    """The newest snapshot that a tier job committed, and its properties. Other programs may have compacted it since."""
     snapshot = table.current_snapshot()
     while snapshot is not None:
         summary: Any = snapshot.summary
@@ -99,9 +99,9 @@ def newest_of_ours(table: Table) -> tuple[Snapshot, dict[str, str]] | None:
 
 
 def loaded(table: Table) -> LoadedTable:
-    """A table with the frontiers of its newest snapshot that has any.
+    """Return a table with the frontiers of its newest snapshot from a tier job.
 
-    If snapshots have none, those are asked that the newest commit of ours left as properties of the table.
+    If no snapshot has frontiers, take them from the table's properties, which the newest commit of a tier job also set.
     """
     ours = newest_of_ours(table)
     facts = table.properties if ours is None else ours[1]
@@ -132,7 +132,7 @@ class TableFile:
 
 
 class Manifests:
-    """What manifests say about files; a manifest never changes, so each is read once."""
+    """A cache of the files in manifests. A manifest never changes, so each is read once."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, list[TableFile]] = OrderedDict()
@@ -166,7 +166,7 @@ def _table_file(file: Any, ids: dict[str, int], table: Table, layout: Layout) ->
         kind: Any = table.schema().find_type(name)
         low, high = (file.lower_bounds or {}).get(number), (file.upper_bounds or {}).get(number)
         if low is None or high is None:
-            raise BadTable(f"{file.file_path} has no bounds of {name}", "write it again with statistics")
+            raise BadTable(f"{file.file_path} has no bounds for column {name}", "write it again with statistics")
         bounds[name] = int(from_bytes(kind, low)), int(from_bytes(kind, high)) + 1
     lanes, (first, stop), (first_seq, stop_seq) = bounds["_lane"], bounds["_index"], bounds["_seq"]
     if lanes[1] - lanes[0] != 1:
@@ -184,7 +184,7 @@ shared_manifests: Final = Manifests()
 
 
 def static_table(metadata: str, storage: Storage) -> StaticTable:
-    """The table that a metadata file describes, read without a catalog."""
+    """Load the table that a metadata file describes, without a catalog."""
     with reading(metadata):
         return StaticTable(
             ("static-table", metadata),

@@ -1,7 +1,7 @@
-"""Where tables are, and the files of a warehouse, wherever it is: a folder, or an object store that speaks S3.
+"""The location of tables, and the files of a warehouse: a folder, or an object store with the S3 protocol.
 
-Everything goes through pyarrow's file systems, as PyIceberg sets them up from its properties (`s3.endpoint`, ...). What
-may go wrong with files and catalogs is reported as errors of ours.
+All access uses pyarrow's file systems, which PyIceberg configures from its properties (`s3.endpoint`, ...). Failures of
+files and catalogs are converted to Embarcadero's errors.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ except ImportError as missing:  # pragma: no cover - the extra is there in tests
     raise NotAvailable(f"tables need PyIceberg: {missing}", 'pip install "embarcadero[spark]"') from None
 
 NAMESPACE: Final = "embarcadero"
-_BUSY_S: Final = 10  # how long SQLite waits for another process's transaction
+_BUSY_S: Final = 10  # the time that SQLite waits for another process's transaction
 
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """What a tiering job needs to know. `properties` are PyIceberg's, for the catalog and for files."""
+    """The settings of a tier job. `properties` are PyIceberg's, for the catalog and for files."""
 
     warehouse: str
     properties: dict[str, str] = field(default_factory=dict)
     hot_retention_s: int = HOT_RETENTION_S
     file_bytes: int = TIER_FILE_BYTES
     interval_s: float = TIER_INTERVAL_S
-    topics: Sequence[str] = ()  # empty: all that have replicas
+    topics: Sequence[str] = ()  # empty: all topics with replicas
 
     @property
     def catalog(self) -> dict[str, str]:
@@ -51,12 +51,12 @@ class TierSettings:
 
     @classmethod
     def local(cls, folder: Path, **more: object) -> TierSettings:
-        """A catalog in an SQLite file and a warehouse beside it, in a folder."""
+        """Use a catalog in an SQLite file, and a warehouse beside it, in a folder."""
         return cls(**{"warehouse": f"file://{folder / 'warehouse'}", "properties": sqlite_catalog(folder), **more})  # type: ignore[arg-type]
 
     @classmethod
     def of(cls, config: Config, data_dir: Path) -> TierSettings:
-        """As configured (`tier.*`); without a warehouse or a catalog they are in the cluster's folder."""
+        """Take the configuration (`tier.*`); the default warehouse and catalog are in the cluster's folder."""
         configured, folder = config.tier, data_dir / "tier"
         properties = parse_properties(configured.properties)
         if "type" not in properties and "uri" not in properties:
@@ -72,7 +72,7 @@ class TierSettings:
 
 
 def sqlite_catalog(folder: Path) -> dict[str, str]:
-    """Properties of a catalog in a folder."""
+    """Properties of an SQLite catalog in a folder."""
     return {"type": "sql", "uri": f"sqlite:///{folder / 'catalog.db'}?timeout={_BUSY_S}"}
 
 
@@ -80,15 +80,15 @@ def sqlite_catalog(folder: Path) -> dict[str, str]:
 Properties = Mapping[str, str]
 
 _ALWAYS: Final = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
-_UNAVAILABLE_HINT: Final = "check that it is up, its address, and your keys (tier.properties); then try again"
+_UNAVAILABLE_HINT: Final = "check that it is up, and check its address and your keys (tier.properties); then try again"
 
 FOR_READERS: Final = {
     "s3.connect-timeout": "2",
     "s3.request-timeout": "3",
     "s3.retry-strategy-impl": "embarcadero.tier.storage.OneTry",
 }
-"""Properties of readers, in seconds, unless their own say otherwise. A reader has to report within `TABLE_RETRY_S` that
-a store does not answer, and tries again itself: retries of the S3 client would multiply these times.
+"""Default properties of readers, in seconds. A reader has to report within `TABLE_RETRY_S` that a store does not
+answer, and tries again itself: retries of the S3 client would multiply these times.
 """
 
 _AWAY: Final = re.compile(
@@ -96,7 +96,7 @@ _AWAY: Final = re.compile(
     r"|(could not|couldn't|failed to|cannot|unable to) (connect|resolve)|connection (refused|reset|closed)",
     re.IGNORECASE,
 )
-_S3Retries: Any = getattr(pafs, "AwsStandardS3RetryStrategy", object)  # a build of pyarrow may be without S3
+_S3Retries: Any = getattr(pafs, "AwsStandardS3RetryStrategy", object)  # pyarrow may be built without S3
 _S3_SCHEMES: Final = frozenset({"s3", "s3a", "s3n"})
 _TROUBLES: Final = ("aws error", "google", "azure", "http", "curl", "network", "connect", "timed out", "timeout")
 
@@ -112,7 +112,7 @@ class OneTry(_S3Retries):  # type: ignore[misc]  # pyarrow has no types
 
 
 class _FileIO(PyArrowFileIO):
-    """PyIceberg's way to files. It opens nothing that `Storage.check` refuses."""
+    """PyIceberg's file access. It opens only locations below the warehouse."""
 
     def __init__(self, properties: Properties, warehouse: str | None) -> None:
         super().__init__(dict(properties))
@@ -123,22 +123,22 @@ class _FileIO(PyArrowFileIO):
         return super().new_input(location)
 
     def check(self, location: str) -> None:
-        """Raise NotAvailable for what is not below the warehouse. Nothing is looked up there before that."""
+        """Raise NotAvailable for a location outside the warehouse, before any access to it."""
         if self._top is None:
             return
         try:
             parts = self._parts(location)
-        except ValueError:  # it is no location at all
+        except ValueError:  # not a location at all
             parts = []
         if ".." in parts or parts[: len(self._top)] != self._top or len(parts) == len(self._top):
             raise NotAvailable(
-                f"{location} is not below the warehouse whose tables this broker reads",
-                "let tier.warehouse of the cluster be that of the tiering job, or read the table itself: "
+                f"{location} is outside the warehouse whose tables this broker reads",
+                "set tier.warehouse of the cluster to the warehouse of the tier job, or read the table in the client: "
                 'install "embarcadero[spark]"',
             )
 
     def _parts(self, location: str) -> list[str]:
-        """Scheme, bucket and folders of a location. Links in a path of this machine are followed."""
+        """Scheme, bucket and folders of a location. Symbolic links in a local path are resolved."""
         scheme, _, path = self.parse_location(location, self.properties)
         if scheme == "file" and ".." not in path.split("/"):
             path = os.path.realpath(path)
@@ -146,9 +146,9 @@ class _FileIO(PyArrowFileIO):
 
 
 class Storage:
-    """The files of a warehouse. Two with the same properties are equal.
+    """The files of a warehouse. Two storages with the same properties are equal.
 
-    With `warehouse`, only what is below that location is read: anything else is refused with NotAvailable.
+    With `warehouse`, only files below that location are read; others are refused with NotAvailable.
     """
 
     def __init__(self, properties: Properties, warehouse: str | None = None) -> None:
@@ -163,30 +163,30 @@ class Storage:
         return hash(self._key)
 
     def place(self, location: str) -> tuple[pafs.FileSystem, str]:
-        """The file system of a location, and its path there. BadTable for an unknown kind of location."""
+        """Return the file system of a location, and the path in it. BadTable for an unknown kind of location."""
         try:
             with typed_errors(location):
                 self.io.check(location)
                 scheme, netloc, path = self.io.parse_location(location, self.properties)
                 return self.io.fs_by_scheme(scheme, netloc), path
         except (ValueError, ImportError) as error:
-            problem = f"{location} is no place to read or write: {_short(error)}"
-            raise BadTable(problem, "check where the table is, and tier.properties") from error
+            problem = f"{location} is not a location to read or write: {_short(error)}"
+            raise BadTable(problem, "check the location of the table, and tier.properties") from error
 
     def open(self, location: str) -> Any:
-        """A file to read from anywhere in it. BadTable, if it is not there."""
+        """Open a file for random reads. BadTable if it does not exist."""
         fs, path = self.place(location)
         with typed_errors(location):
             return fs.open_input_file(path)
 
     def create(self, location: str) -> Any:
-        """A new file to write."""
+        """Create a file for writing."""
         fs, path = self.place(location)
         with typed_errors(location):
             return fs.open_output_stream(path)
 
     def list(self, location: str) -> list[tuple[str, float]]:
-        """Names of the files in a folder, and when they were last changed (seconds since 1970)."""
+        """Names of the files in a folder, and the times of their last change (seconds since 1970)."""
         fs, path = self.place(location)
         with typed_errors(location):
             found = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
@@ -194,7 +194,7 @@ class Storage:
         return [(info.base_name, info.mtime.timestamp() if info.mtime else 0.0) for info in files]
 
     def delete(self, location: str) -> None:
-        """Remove a file; one that is gone already is fine."""
+        """Remove a file; a missing file is fine."""
         fs, path = self.place(location)
         with typed_errors(location):
             try:
@@ -203,7 +203,7 @@ class Storage:
                 return
 
     def sync(self, locations: Iterable[str]) -> None:
-        """Have files on disk for good, with their names; an object store has them when it says so."""
+        """Sync files and their names to disk. An object store is durable once it has answered."""
         folders = set()
         for location in locations:
             scheme, _, path = self.io.parse_location(location, self.properties)
@@ -225,7 +225,7 @@ def _sync(path: str) -> None:
 
 @contextmanager
 def typed_errors(what: str) -> Iterator[None]:
-    """Errors of Arrow, PyIceberg and the catalog's database as ours; `what` is the file or table in question."""
+    """Convert errors of Arrow, PyIceberg and the catalog's database; `what` names the file or table."""
     try:
         yield
     except (EmbarcaderoError, CommitFailedException, NoSuchTableError):
@@ -233,18 +233,18 @@ def typed_errors(what: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise BadTable(f"{what} is missing: {_short(error)}", "restore it, or drop it from the table") from error
     except (SQLAlchemyError, RESTError) as error:
-        raise TierUnavailable(f"the catalog of {what} can't be used: {_short(error)}", _UNAVAILABLE_HINT) from error
+        raise TierUnavailable(f"the catalog of {what} cannot be used: {_short(error)}", _UNAVAILABLE_HINT) from error
     except OSError as error:
         if not _is_trouble(error):
             raise BadTable(f"{what} is damaged: {_short(error)}", "restore it from a copy") from error
-        raise TierUnavailable(f"{what} can't be read or written: {_short(error)}", _UNAVAILABLE_HINT) from error
+        raise TierUnavailable(f"{what} cannot be read or written: {_short(error)}", _UNAVAILABLE_HINT) from error
     except pa.ArrowException as error:
         raise BadTable(f"{what} is damaged: {_short(error)}", "restore it from a copy") from error
 
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """The same while a file is decoded: bytes that make no sense are met with errors of every kind."""
+    """Convert errors while a file is decoded: invalid bytes raise errors of every kind."""
     try:
         with typed_errors(path):
             yield
@@ -255,15 +255,15 @@ def reading(path: str) -> Iterator[None]:
 
 
 def _is_trouble(error: OSError) -> bool:
-    """Arrow says "OSError" to bytes that make no sense as well; those come without a number, and not from a network."""
+    """Arrow also raises OSError for invalid bytes; such errors have no errno, and no text of a network error."""
     text = str(error).lower()
     return error.errno is not None or any(word in text for word in _TROUBLES)
 
 
 def why_away(error: BaseException) -> str | None:
-    """Why a store could not be reached: what its client said, without names of files. None for any other failure.
+    """The reason why a store could not be reached: its client's message, without file names. None for other failures.
 
-    A file that can't be opened, and a request that was refused, say nothing about the rest of the store.
+    A file that cannot be opened, or a refused request, gives no information about the rest of the store.
     """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
@@ -272,10 +272,10 @@ def why_away(error: BaseException) -> str | None:
         return None
     if isinstance(cause, ConnectionError | TimeoutError):
         return "no answer"
-    before, mark, said = _short(cause).partition("AWS Error")
-    if cause.errno is not None or not _AWAY.search(said or before):
+    before, mark, message = _short(cause).partition("AWS Error")
+    if cause.errno is not None or not _AWAY.search(message or before):
         return None
-    return f"{mark}{said}" or "no answer"
+    return f"{mark}{message}" or "no answer"
 
 
 def _short(error: BaseException) -> str:

@@ -1,38 +1,37 @@
-"""The Iceberg table of a topic: made, loaded, and committed to on top of just the frontiers that were planned from.
+"""The Iceberg table of a topic: create it, load it, and commit files on top of the frontiers used for planning.
 
-Theory of operation. Lane frontiers are properties of every snapshot that we commit. A commit loads the table anew,
-checks that the frontiers are those from which its files were planned, and swaps the catalog's pointer on condition that
-the snapshot is still the one that was checked. PyIceberg would retry a lost race on top of whatever is there by then,
-adding the same rows again; so retries are off, and that is checked, too.
+Theory of operation. Lane frontiers are properties of every snapshot that a tier job commits. A commit loads the table
+again and checks that its frontiers equal the frontiers used for planning. Then it swaps the catalog's pointer, on the
+condition that the snapshot is still the checked one. PyIceberg would retry a lost race on top of any newer snapshot,
+and so add the same rows again. Therefore retries are off, and a commit checks that too.
 
-Control entries have a table of their own (`EntriesTable`), which is committed first; the other one is the truth. A
-table of an earlier version has everything in one table, and keeps it so.
-
-Control entries are in `<name>__entries`, beside the table of records. Two tables can't be committed at once, so one of
-them is the truth: the table of records. Its snapshots have the frontiers, and name the metadata file of the control
-entries that belong to them (`ENTRIES`). A commit adds control entries first, on top of exactly those that the table of
-records names; then it commits the records, and with them the new frontiers and the new metadata file, in one swap of
+Control entries are in a separate table, `<name>__entries` (`EntriesTable`), beside the table of records. Tables of
+earlier versions have everything in one table, and keep that layout. Two tables cannot be committed atomically, so one
+of them is the truth: the table of records. Its snapshots have the frontiers, and name the metadata file of the control
+entries that belong to them (`ENTRIES`). A commit first adds control entries, on top of exactly the entries that the
+table of records names. Then it commits the records, with the new frontiers and the new metadata file, in one swap of
 one pointer.
 
-- A reader follows the metadata file that the table of records names, never the catalog's entry of this table. So it
-  sees all control entries below the frontiers and none above, whatever was added here since: no hole, no double.
-- A job that dies between the two commits leaves entries here that no snapshot of records names. The next commit takes
-  them out first (`_restored`): the files of this table are made those of the truth again. Entries are never added on
-  top of entries of an attempt that failed, so none is there twice.
-- A late job (deposed, or paused) may add entries here at any moment. Its commit of records then fails, because the
-  frontiers or the snapshot are no longer those that it planned from. If its commit of records comes first, ours fails,
-  and what it named is the truth for the next one.
-- The other order would not do. Records first would move the frontiers before the control entries are there: a reader
-  would take the missing indices for lost ones.
+- A reader follows the metadata file that the table of records names, never the catalog's entry of `<name>__entries`. So
+  it sees all control entries below the frontiers and none above, even if entries were added since: no hole, no
+  duplicate.
+- A job that dies between the two commits leaves entries that no snapshot of records names. The next commit removes them
+  first (`_restored`): it makes the files of the entries table equal to the truth again. Entries are never added on top
+  of the entries of a failed attempt, so there are no duplicates.
+- A late job (deposed or paused) may add entries at any time. Its commit of records then fails, because the frontiers or
+  the snapshot differ from its plan. If its commit of records comes first, the other job's commit fails, and the
+  metadata file that the late job named is the truth for the next commit.
+- The opposite order would be wrong. Committing records first would move the frontiers before the control entries exist,
+  and a reader would report the missing indices as lost.
 
-Other engines that read this table by its name may see entries above the frontier after a crash, until the next commit.
+Other engines that read the entries table by its name may see entries above the frontier after a crash, until the next
+commit.
 
-Upkeep: files below the topic's start go, and old snapshots; both are commits of their own and change no frontier. Files
-leave the folder once no snapshot names them. Files that a crashed or late attempt wrote are garbage, too. When is such
-a file garbage for sure, and not about to be committed? A commit happens only on top of the snapshot that it was planned
-from. So a file whose span begins below the frontier of its lane is never committed any more, however late its writer
-wakes up: no clock and no grace is needed for data. Metadata files say nothing of frontiers; those that nothing names go
-when they are older than a commit of ours by far.
+Maintenance removes files below the topic's start, and old snapshots; both are separate commits that change no frontier.
+A file is deleted once no snapshot names it. Files of a crashed or late attempt are garbage too. A commit happens only
+on top of the snapshot used for planning. So a file whose span begins below the frontier of its lane can never be
+committed any more, however late its writer continues: garbage collection of data needs no clock and no grace period.
+Metadata files have no frontiers; unnamed ones are deleted when they are much older than a commit of this job.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ from embarcadero.tier.storage import NAMESPACE, Storage, TierSettings, typed_err
 from embarcadero.types import id_text
 from embarcadero.wire.schemas import TopicSchemas
 
-from pyiceberg import expressions  # isort: skip - storage.py says what is missing
+from pyiceberg import expressions  # isort: skip - storage.py reports a missing package
 from pyiceberg.catalog import Catalog, load_catalog  # isort: skip
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError  # isort: skip
 from pyiceberg.partitioning import PartitionField, PartitionSpec  # isort: skip
@@ -95,23 +94,24 @@ class EntriesTable:
         self._catalog, self._storage = catalog, storage
 
     def create(self, properties: Mapping[str, str]) -> Table:
-        """Make it, unless it is there."""
+        """Create the table, unless it exists."""
         return self._catalog.create_table_if_not_exists(self.identifier, entries_schema(), properties=dict(properties))
 
     def load(self) -> Table:
-        """The table as the catalog has it: it may be ahead of the truth. BadTable, if it is gone."""
+        """Load the catalog's version of the table, which may be ahead of the truth. BadTable if it is missing."""
         with typed_errors(self.identifier):
             try:
                 return self._catalog.load_table(self.identifier)
             except NoSuchTableError:
-                raise BadTable(f"table {self.identifier} is gone from its catalog", "restore the catalog") from None
+                what = f"table {self.identifier} is missing in its catalog"
+                raise BadTable(what, "restore the catalog") from None
 
     def truth(self, metadata: str) -> Table | None:
-        """The table as the table of records names it; None while nothing was committed."""
+        """Load the version that the table of records names; None before the first commit."""
         return static_table(metadata, self._storage) if metadata else None
 
     def add(self, metadata: str, paths: Sequence[str], properties: Mapping[str, str]) -> Table:
-        """Add files to the control entries that `metadata` names. CommitFailedException, if another came first."""
+        """Add files to the control entries that `metadata` names. CommitFailedException if another commit was first."""
         table = self.at(metadata, properties)
         if paths:
             with table.transaction() as transaction:
@@ -119,21 +119,21 @@ class EntriesTable:
         return table
 
     def at(self, metadata: str, properties: Mapping[str, str]) -> Table:
-        """The table with exactly the control entries that `metadata` names, ready for a commit on top."""
+        """Return the table with exactly the control entries that `metadata` names, ready for the next commit."""
         table = self.load()
         if table.metadata_location == metadata:
             return table
         truth = self.truth(metadata)
         known, ours = (None if each is None else newest_of_ours(each) for each in (truth, table))
         if (known and known[0].snapshot_id) == (ours and ours[0].snapshot_id):
-            return table  # the same, or compacted since
+            return table  # unchanged, or compacted since
         return self._restored(table, truth, properties)
 
     def _restored(self, table: Table, truth: Table | None, properties: Mapping[str, str]) -> Table:
-        """Take out what an attempt that failed left here, and put back what it took out."""
+        """Undo the changes of a failed attempt: remove the files that it added, and add the files that it removed."""
         wanted, there = _data_files(truth), _data_files(table)
-        left = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
-        left -= {snapshot.snapshot_id for snapshot in truth.metadata.snapshots} if truth is not None else set()
+        unnamed = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
+        unnamed -= {snapshot.snapshot_id for snapshot in truth.metadata.snapshots} if truth is not None else set()
         with (
             table.transaction() as transaction,
             transaction.update_snapshot(snapshot_properties=dict(properties)).overwrite() as change,
@@ -142,7 +142,7 @@ class EntriesTable:
                 change.delete_data_file(there[path])
             for path in wanted.keys() - there.keys():
                 change.append_data_file(wanted[path])
-        for number in left:  # no snapshot of records names them
+        for number in unnamed:  # no snapshot of records names them
             table.maintenance.expire_snapshots().by_id(number).commit()
         return table
 
@@ -161,26 +161,26 @@ def _data_files(table: Table | None) -> dict[str, Any]:
 
 def _check_id(table: Table, topic: str, table_id: str) -> None:
     if table.properties.get(ID) != table_id:
-        raise BadTable(f"table {'.'.join(table.name())} is not that of topic {topic!r}", "drop or rename it")
+        raise BadTable(f"table {'.'.join(table.name())} does not belong to topic {topic!r}", "drop or rename it")
 
 
 @contextmanager
 def _swapping(identifier: str, hint: str) -> Iterator[None]:
-    """A lost race for a catalog's pointer as Deposed."""
+    """Convert a lost race for the catalog's pointer to Deposed."""
     with typed_errors(identifier):
         try:
             yield
         except CommitFailedException as error:
-            raise Deposed(f"another commit to {identifier} came first: {error}", hint) from error
+            raise Deposed(f"another commit to {identifier} was first: {error}", hint) from error
 
 
 def table_name(topic: str) -> str:
-    """A topic's name as part of an identifier that every engine takes; two topics may end up with the same."""
+    """Convert a topic's name to an identifier that every engine accepts; two topics may get the same one."""
     return re.sub(r"[^A-Za-z0-9_]", "_", topic).lower()
 
 
 class TierTable:
-    """The table of one topic, in whatever catalog."""
+    """The table of one topic, in any catalog."""
 
     def __init__(self, settings: TierSettings, name: str) -> None:
         self.settings, self.name = settings, name
@@ -193,7 +193,7 @@ class TierTable:
         return self.name if "." in self.name else f"{NAMESPACE}.{self.name}"
 
     def catalog(self) -> Catalog:
-        """The catalog, opened when it is first needed."""
+        """The catalog, opened on first use."""
         if self._catalog is None:
             self._make_folders()
             with typed_errors(self.identifier):
@@ -207,11 +207,12 @@ class TierTable:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise TierUnavailable(f"{folder} can't hold a catalog: {error}", "see tier.properties") from None
+                what = f"cannot create the catalog's folder {folder}: {error}"
+                raise TierUnavailable(what, "check the uri in tier.properties") from None
 
     # --- loading ------------------------------------------------------------------------------------------------------
     def load(self) -> LoadedTable | None:
-        """The table as it is now; None if there is none."""
+        """Load the current table; None if there is none."""
         with typed_errors(self.identifier):
             try:
                 table = self.catalog().load_table(self.identifier)
@@ -224,12 +225,12 @@ class TierTable:
         return EntriesTable(self.catalog(), self.storage, now.entries_table)
 
     def is_free(self) -> bool:
-        """Whether neither this table nor one for its control entries is in the catalog."""
+        """Whether the catalog has neither this table nor a table for its control entries."""
         with typed_errors(self.identifier):
             return not any(map(self.catalog().table_exists, (self.identifier, f"{self.identifier}{SUFFIX}")))
 
     def create(self, topic: str, table_id: str, schemas: TopicSchemas, topic_id: int = 0) -> LoadedTable:
-        """Make the table. Another job may have made it first: that is fine if it is for the same topic.
+        """Create the table. If another job created it first, it must be for the same topic.
 
         The table of control entries comes first: a table of records always has one.
         """
@@ -263,14 +264,14 @@ class TierTable:
         epoch: int,
         step: Callable[[str], None] = lambda _name: None,
     ) -> LoadedTable:
-        """Add files, on condition that the table's frontiers are `before`; they are `after` then.
+        """Add files, on the condition that the table's frontiers are `before`; set them to `after`.
 
-        Deposed, if they are not, or another commit came between: nothing was added that a reader sees. Other errors
-        say nothing about the outcome: load the table to learn it. `step` is called with "records" between the two.
+        Raises Deposed if they differ, or if another commit came between: then readers see no change. After other errors
+        the outcome is unknown: load the table to learn it. `step` is called with "records" between the two commits.
         """
         now = self.load()
         if now is None:
-            raise BadTable(f"table {self.identifier} is gone from its catalog", "restore the catalog")
+            raise BadTable(f"table {self.identifier} is missing in its catalog", "restore the catalog")
         if now.frontiers != dict(before):
             raise Deposed(f"table {self.identifier} is at {now.frontiers}, not at {dict(before)}", "plan again")
         with _swapping(self.identifier, "plan again"):
@@ -281,7 +282,7 @@ class TierTable:
             return self._commit_records(now, files, snapshot_properties(after, starts, epoch, entries), schemas)
 
     def _commit_entries(self, now: LoadedTable, files: Sequence[FileFacts], properties: Mapping[str, str]) -> str:
-        """Add control entries to those that belong to `now`; returns the metadata file that has them all."""
+        """Add control entries to the entries of `now`; return the metadata file with all of them."""
         entries = self.entries(now)
         self._check_retries(entries.load())
         table = entries.add(now.entries, [facts.entries_path for facts in files if facts.entries_path], properties)
@@ -302,7 +303,7 @@ class TierTable:
 
     @staticmethod
     def _add_columns(transaction: Transaction, now: LoadedTable, schema: pa.Schema) -> None:
-        """Columns that the topic got since: behind its others, before those of the log."""
+        """Add the topic's new columns, after its other columns and before the columns of the log."""
         there = now.table.schema().column_names
         if not (missing := [field for field in schema if field.name not in there]):
             return
@@ -317,7 +318,7 @@ class TierTable:
                 transaction.set_properties({_RETRIES: "0"})
 
     def metadata_files(self, table: Table) -> Iterator[str]:
-        """The files by which the newest snapshot is found."""
+        """The metadata files of the newest snapshot."""
         yield table.metadata_location
         if (snapshot := table.current_snapshot()) is not None:
             yield snapshot.manifest_list
@@ -326,14 +327,14 @@ class TierTable:
                     yield manifest.manifest_path
 
 
-# --- upkeep -----------------------------------------------------------------------------------------------------------
+# --- maintenance ------------------------------------------------------------------------------------------------------
 _manifests = Manifests()
 
 
 def drop_below(table: TierTable, now: LoadedTable, starts: LaneFrontiers, epoch: int) -> LoadedTable:
-    """Drop files of which nothing is left to read. No file is rewritten: one with a row to be kept stays whole.
+    """Drop files that are wholly below the start. No file is rewritten: a file with a row to keep stays whole.
 
-    As in a commit, control entries go first, and the table of records names those that stay.
+    As in a commit, control entries are changed first, and the table of records then names the remaining ones.
     """
     records, entries = _stops(now.table, starts), _stops(_truth(table, now), starts)
     if not (records or entries):
@@ -357,12 +358,12 @@ def drop_below(table: TierTable, now: LoadedTable, starts: LaneFrontiers, epoch:
 
 
 def _truth(table: TierTable, now: LoadedTable) -> Table | None:
-    """The control entries that belong to a table, where those have a table of their own."""
+    """The control entries that belong to a table, if they are in a separate table."""
     return table.entries(now).truth(now.entries)
 
 
 def _stops(table: Table | None, starts: LaneFrontiers) -> dict[int, int]:
-    """Where the files of each lane end that are wholly below its start."""
+    """For each lane, the end of the files that are wholly below its start."""
     stops: dict[int, int] = {}
     if table is None:
         return stops
@@ -374,13 +375,13 @@ def _stops(table: Table | None, starts: LaneFrontiers) -> dict[int, int]:
 
 
 def _below(stops: Mapping[int, int]) -> Any:
-    terms: Any = expressions  # their constructors take names, which their types do not show
+    terms: Any = expressions  # their constructors take names, which their type hints do not show
     parts = [terms.And(terms.EqualTo("_lane", lane), terms.LessThan("_index", stop)) for lane, stop in stops.items()]
     return reduce(terms.Or, parts)
 
 
 def expire_snapshots(table: TierTable, now: LoadedTable) -> LoadedTable:
-    """Forget snapshots that are old, if there are many; what reads the table began less than that long ago."""
+    """Expire old snapshots, if there are many. No read of the table is expected to last `TIER_ORPHANS_S`."""
     oldest = datetime.now(UTC) - timedelta(seconds=TIER_ORPHANS_S)
     with _swapping(table.identifier, "try again"):
         if now.entries and _is_due(entries := table.entries(now).load(), oldest) and _names(now, entries, table):
@@ -401,16 +402,16 @@ def _is_due(table: Table, oldest: datetime) -> bool:
 
 
 def _names(now: LoadedTable, entries: Table, table: TierTable) -> bool:
-    """Whether the newest control entries are those that the table of records names: only then older ones may go."""
+    """Whether the table of records names the newest control entries: only then older snapshots may expire."""
     truth, current = table.entries(now).truth(now.entries), entries.current_snapshot()
     named = None if truth is None else truth.current_snapshot()
     return named is not None and current is not None and named.snapshot_id == current.snapshot_id
 
 
 def collect_data(table: TierTable) -> list[str]:
-    """Delete files of ours that no snapshot names and none will; returns their names.
+    """Delete data files that no snapshot names or will name; return their names.
 
-    They are listed first, and the tables are loaded after that: what was committed in between is named there.
+    Files are listed before the tables are loaded, so the loaded tables name every file committed in between.
     """
     now = table.load()
     if now is None:
@@ -434,17 +435,17 @@ def _delete(storage: Storage, folder: str, names: list[str]) -> list[str]:
 
 
 def data_garbage(listed: list[str], now: LoadedTable | None) -> list[str]:
-    """Which of the files that were listed before are garbage, as the table is now."""
+    """The listed files that are garbage, according to the current table."""
     return [] if now is None else garbage(listed, now, now.table)
 
 
 def garbage(listed: list[str], now: LoadedTable, table: Table, truth: Table | None = None) -> list[str]:
-    """Which files are below the frontiers of `now`, live in no snapshot of a table, nor in the newest of `truth`."""
+    """The files below the frontiers of `now` that are in no snapshot of `table`, and not in the newest of `truth`."""
     below = {name for name in listed if _is_below(name, now)}
     with typed_errors(now.metadata):
         for each in (table, truth):
             below -= {file.path.rsplit("/", 1)[-1] for file in (_manifests.files(each) if each is not None else ())}
-        if below:  # the newest snapshot is read in any case; the others only if it leaves something open
+        if below:  # the newest snapshot is always read; older ones only if candidates remain
             below -= {path.rsplit("/", 1)[-1] for path in _named_data(table)}
     return sorted(below)
 
@@ -455,7 +456,7 @@ def _is_below(name: str, now: LoadedTable) -> bool:
 
 
 def _named_data(table: Table) -> Iterator[str]:
-    """Data files that are live in any snapshot; a manifest that several of them share is read once."""
+    """Data files that are live in any snapshot; a shared manifest is read once."""
     seen: set[str] = set()
     for snapshot in table.metadata.snapshots:
         for manifest in snapshot.manifests(table.io):
@@ -466,9 +467,9 @@ def _named_data(table: Table) -> Iterator[str]:
 
 
 def collect_metadata(table: TierTable, committed: LoadedTable, committed_s: float) -> list[str]:
-    """Delete metadata files that nothing names, much older than a commit of ours (`committed`, at `committed_s`).
+    """Delete unnamed metadata files that are much older than this job's commit (`committed`, at `committed_s`).
 
-    Their writer planned on top of an older snapshot, and can't commit any more.
+    Their writer planned on top of an older snapshot, and cannot commit any more.
     """
     gone = _collect_metadata(table.storage, [committed.table], committed_s)
     if committed.entries:
@@ -479,7 +480,7 @@ def collect_metadata(table: TierTable, committed: LoadedTable, committed_s: floa
 
 
 def _collect_metadata(storage: Storage, tables: list[Table], committed_s: float) -> list[str]:
-    """Of one table, as the catalog has it and as others name it."""
+    """Delete unnamed metadata files of one table, given its catalog version and the version named by records."""
     folder = f"{tables[0].location().rstrip('/')}/metadata"
     with typed_errors(tables[0].metadata_location):
         named = {path.rsplit("/", 1)[-1] for table in tables for path in _named_metadata(table)}

@@ -1,12 +1,12 @@
-"""Table reads: a topic's table without a catalog and without Spark: pyarrow over the files that a metadata file names.
+"""Read a topic's table without a catalog and without Spark: pyarrow over the files that a metadata file names.
 
-The store names the newest metadata file for readers (`Tier.metadata`); that file and all it names never change, so
-what was learned from it is kept. Files are sorted by index and do not overlap; a hole between two rows is a loss.
-Page checksums of Parquet are verified: wrong bytes are a BadTable that names the file, never rows.
+The store names the newest metadata file for readers (`Tier.metadata`). That file and its files never change, so their
+contents are cached. Files are sorted by index and do not overlap; a hole between two rows is a loss. Page checksums of
+Parquet are verified: wrong bytes raise a BadTable that names the file, and never become rows.
 
-`table_batches` gives what a broker would have given. Records come in the types of the topic again. A batch whose
-payload was kept (columns do not hold it exactly, or it is damaged) has that very payload. Holes are gaps: TRIMMED
-below the start, LOST or NEVER_DURABLE between two rows.
+`table_batches` returns the same batches as a broker. Records have the types of the topic. If the table kept the
+payload of a batch (columns do not hold it exactly, or it is damaged), the batch has that payload. Holes are gaps:
+TRIMMED below the start, LOST or NEVER_DURABLE between two rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow  # isort: skip
 
 from embarcadero.wire.schemas import TopicSchemas
 
-_TABLES_MAX: Final = 64  # metadata files whose contents are kept
+_TABLES_MAX: Final = 64  # metadata files with cached contents
 _ANY: Final = (1 << 63) - 1
 _ENTRY: Final = {
     "index": "_index", "seq": "_seq", "session_seq": "_session_seq", "append_us": "_append_time",
@@ -50,21 +50,21 @@ _WORD: Final = 1 << 64
 
 
 class _Contents(NamedTuple):
-    """What a metadata file says: files by lane, in their order, and columns of rows."""
+    """The contents of a metadata file: files by lane, in order, and the columns of rows."""
 
     lanes: dict[int, list[TableFile]]
     schema: pa.Schema
     layout: Layout = Layout.WHOLE
-    entries: dict[int, list[TableFile]] = {}  # of control entries, where those have a table of their own
+    entries: dict[int, list[TableFile]] = {}  # files of control entries, if they have a separate table
 
 
 @lru_cache(maxsize=_TABLES_MAX)
 def _contents(metadata: str, storage: Storage) -> _Contents:
-    """A metadata file never changes, so it is read once; failures are not kept.
+    """Read a metadata file once, because it never changes; failures are not cached.
 
-    All files are read with the reader's own properties: those of the table do not say where its keys go. Control
-    entries are those of the metadata file that the table's snapshot names: whatever was added to their table since then
-    is not part of the topic's table yet.
+    All files are read with the reader's own properties: the table's properties must not decide where keys are sent.
+    Control entries come from the metadata file that the table's snapshot names: entries added to their table since then
+    are not part of the topic's table yet.
     """
     if not metadata:
         return _Contents({}, pa.schema([]))
@@ -81,7 +81,7 @@ def _contents(metadata: str, storage: Storage) -> _Contents:
 
 
 def _by_lane(files: Iterable[TableFile]) -> dict[int, list[TableFile]]:
-    """Files in their order. Files of the days of one span all tell its end: each ends where the next one begins."""
+    """Group files by lane, in order. Files of one span (one for each day) all have its end: cut each at the next."""
     lanes: dict[int, list[TableFile]] = {}
     for file in sorted(files, key=lambda file: (file.lane, file.first_index)):
         own = lanes.setdefault(file.lane, [])
@@ -92,7 +92,7 @@ def _by_lane(files: Iterable[TableFile]) -> dict[int, list[TableFile]]:
 
 
 class TopicTable:
-    """The part of a topic that is in its table, as of one metadata file. Cheap to make; safe to share by threads."""
+    """The part of a topic in its table, as of one metadata file. Cheap to create, and safe to share between threads."""
 
     def __init__(
         self,
@@ -102,17 +102,17 @@ class TopicTable:
         group_bytes_max: int = _ANY,
         storage: Storage | None = None,
     ) -> None:
-        """`properties` of the caller (keys, for example) go before those of the topic's record (`tier.properties`).
+        """`properties` of the caller (keys, for example) override the topic's record (`tier.properties`).
 
-        `storage`: one to be used in place of one with these properties. A row group that takes more than
-        `group_bytes_max` of memory is refused with NotAvailable, before it is read.
+        `storage`: used instead of a storage with these properties. A row group that needs more than `group_bytes_max`
+        of memory is refused with NotAvailable before it is read.
         """
         self.tier = tier
         self.storage = storage or Storage({**tier.properties, **(properties or {})})
         self._contents: _Contents | None = None
         self._cache, self._group_bytes_max = cache, group_bytes_max
 
-    # --- what there is ------------------------------------------------------------------------------------------------
+    # --- contents -----------------------------------------------------------------------------------------------------
     def _look(self) -> _Contents:
         if self._contents is None:
             self._contents = _contents(self.tier.metadata, self.storage)
@@ -120,27 +120,27 @@ class TopicTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of rows of the table; empty while nothing was committed to it."""
+        """Columns of the table's rows; empty before the first commit."""
         return self._look().schema
 
     @property
     def layout(self) -> Layout:
-        """How the table keeps its rows."""
+        """The layout of the table's rows."""
         return self._look().layout
 
     def files(self, lane: int, start: int, stop: int) -> list[TableFile]:
-        """Files with records of batches [start, stop) of a lane, in their order."""
+        """Files with records of batches [start, stop) of a lane, in order."""
         return _between(self._look().lanes.get(lane, []), start, stop)
 
     def position_after(self, lane: int, index: int) -> LanePosition:
-        """The position at which the first file with records from an index on begins; else the frontier."""
+        """The start of the first file with records from an index on; the frontier if there is none."""
         found = self._look().lanes.get(lane, [])
         at = bisect_left(found, index, key=lambda file: file.first_index)
         return LanePosition(found[at].first_index, found[at].first_seq) if at < len(found) else self.tier.frontier(lane)
 
     def parts(self, lane: int, start: int, stop: int) -> list[TableFile]:
-        """The files whose footers name all entries of [start, stop): those with records, and those with control
-        entries of spans that have no records."""
+        """The files whose footers cover all entries of [start, stop): files with records, and files with the control
+        entries of spans without records."""
         found = self.files(lane, start, stop)
         ends = [file.first_index for file in found]
         for file in _between(self._look().entries.get(lane, []), start, stop):
@@ -150,9 +150,9 @@ class TopicTable:
         return sorted(found, key=lambda file: file.first_index)
 
     def doubles(self, lane: int, start: int, stop: int) -> list[tuple[int, str]]:
-        """Files that begin in [start, stop) where another one is not at its end: an index, and both names.
+        """Files that begin in [start, stop) before the end of the previous file: the index, and both names.
 
-        A reader takes each index once all the same. A count of the table's rows does not.
+        A reader still returns each index once. A count of the table's rows does not.
         """
         contents = self._look()
         return [
@@ -164,14 +164,15 @@ class TopicTable:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
     def rows(self, lane: int, start: int, stop: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Rows of batches [start, stop) of a lane, lazily, a row group or less at a time, sorted by index and seq.
+        """Yield the rows of batches [start, stop) of a lane, at most a row group at a time, sorted by index and seq.
 
-        `columns` None: all of the table. Entries without records are rows, too (`_kind`). What is below the table's
-        start (`tier.start`), or not below its frontier, is not there. BadTable names a missing or damaged file.
+        `columns` None: all columns of the table. Entries without records are rows too (`_kind`). Rows below the table's
+        start (`tier.start`), or at or above its frontier, are not included. BadTable names a missing or damaged file.
         """
         low, high = max(start, self.tier.start(lane)[0]), min(stop, self.tier.frontier(lane)[0])
         if unknown := [name for name in columns or () if name not in self.schema.names and self.schema.names]:
-            raise BadValue(f"no such columns: {', '.join(unknown)}", f"there are {', '.join(self.schema.names)}")
+            what = f"the table has no column {', '.join(unknown)}"
+            raise BadValue(what, f"its columns are {', '.join(self.schema.names)}")
         names = self.schema.names if columns is None else list(columns)
         entries = _between(self._look().entries.get(lane, []), low, high)
         if not entries:
@@ -191,12 +192,12 @@ class TopicTable:
             at = max(at, file.stop_index)
 
     def footer(self, path: str) -> SpanFooter | None:
-        """What a file of ours says about itself; None for the files of others. BadTable, if it is damaged."""
+        """The footer of a file that a tier job wrote; None for files of other programs. BadTable if it is damaged."""
         with self.storage.open(path) as stream, reading(path):
             return read_footer(pq.ParquetFile(stream), path)
 
     def file_rows(self, file: TableFile, start: int, stop: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Rows of one file with start <= index < stop; columns that are younger than the file are null."""
+        """Rows of one file with start <= index < stop; columns that were added after the file are null."""
         with RowGroupFile(self.storage, file, self._cache, self._group_bytes_max) as parquet:
             facts, layout = parquet.facts(), self.layout
             wanted = tuple(
@@ -231,9 +232,9 @@ class TopicTable:
 
     # --- positions ----------------------------------------------------------------------------------------------------
     def find(self, lane: int, by: str, value: int) -> LanePosition | None:
-        """The position of the batch with an index, with a seq in it, or the first since a time (us).
+        """The position of the batch at an index, with a seq, or of the first batch since a time (us).
 
-        None if that is not below the frontier. What is below the start is found at the start.
+        None if it is not below the frontier. A position below the start is moved to the start.
         """
         low, high = self.tier.start(lane)[0], self.tier.frontier(lane)[0]
         if by == "index":
@@ -256,7 +257,7 @@ class TopicTable:
 
 
 def _between(files: Sequence[TableFile], start: int, stop: int) -> list[TableFile]:
-    """Files with rows of [start, stop), of those of one lane."""
+    """The files of one lane that have rows of [start, stop)."""
     first = bisect_left(files, start + 1, key=lambda file: file.stop_index)
     return [file for file in files[first:] if file.first_index < stop]
 
@@ -267,17 +268,17 @@ def _as_integers(column: pa.Array) -> pa.Array:
 
 @contextmanager
 def naming_the_store(tier: Tier) -> Iterator[None]:
-    """Let an error of the store say which table and which store it is about."""
+    """Add the table and the store to an error of the store."""
     try:
         yield
     except TierUnavailable as error:
-        problem = f"table {tier.table} can't be read from its store ({tier.store}): {error.message}"
-        hint = "see that the store is up, and that its address and your keys (tier.properties) are right; then go on"
+        problem = f"table {tier.table} cannot be read from its store ({tier.store}): {error.message}"
+        hint = "check that the store is up, and check its address and your keys (tier.properties); then continue"
         raise TierUnavailable(problem, hint) from error
 
 
 def table_cuts(table: TopicTable, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
-    """Files with batches [start, stop) of a lane, joined to pieces of about `piece_bytes`."""
+    """Group files with batches [start, stop) of a lane into pieces of about `piece_bytes`."""
     cuts: list[Cut] = []
     size = 0
     files = table.files(lane, start, stop)
@@ -287,13 +288,13 @@ def table_cuts(table: TopicTable, lane: int, start: int, stop: int, piece_bytes:
             cuts.append(Cut(file.stop_index, file.stop_seq, size))
             size = 0
     reached, end = cuts[-1].index if cuts else start, min(stop, table.tier.frontier(lane)[0])
-    if reached < end and table.layout is Layout.SPLIT:  # only control entries are there
+    if reached < end and table.layout is Layout.SPLIT:  # the rest has only control entries
         cuts.append(Cut(*table.position_after(lane, max(reached, end)), 0))
     return cuts
 
 
 class TableBatch(Batch):
-    """A batch whose records came as columns. Its payload is made on first use."""
+    """A batch with records as columns. Its payload is encoded on first use."""
 
     __slots__ = ("_made", "_size")
 
@@ -305,23 +306,23 @@ class TableBatch(Batch):
 
     @property
     def payload(self) -> Any:
-        """Its records as Arrow encodes them now: not the bytes that were published, unless those were kept."""
+        """The records, encoded now by Arrow: not the published bytes, unless the table kept them."""
         if self._made is None:
             self._made = encoded(self.to_arrow(), None) if self._arrow is not None else b""
         return self._made
 
     @payload.setter
     def payload(self, _value: Any) -> None:
-        """What the base class begins with."""
+        """Ignore the initial value of the base class."""
 
     @property
     def kept(self) -> Any:
-        """The payload that was published, if the table has it; else None."""
+        """The published payload if the table kept it; else None."""
         return self._made if self._arrow is None else None
 
     @property
     def size(self) -> int:
-        """Bytes of the payload that was published."""
+        """The size of the published payload in bytes."""
         return self._size
 
 
@@ -336,12 +337,12 @@ def table_batches(
     control: bool = False,
     durable: bool = False,
 ) -> Iterator[list[Batch]]:
-    """Batches and gaps with start <= index < stop of a lane, as far as the table has them (`tier.frontier`).
+    """Yield batches and gaps with start <= index < stop of a lane, up to the table's frontier (`tier.frontier`).
 
-    `durable`: for a reader of durable records, who knows NEVER_DURABLE.
+    `durable`: for a reader of durable records that knows NEVER_DURABLE.
 
-    In lists, lazily, a row group at a time. Each index comes once: in a batch, in a gap, or (entries of sessions
-    without `control`, other partitions) not at all.
+    Yields a list for each row group, lazily. Each index appears once, in a batch or in a gap. Session entries (without
+    `control`) and other partitions are left out.
     """
     low, high = table.tier.start(lane)[0], min(stop, table.tier.frontier(lane)[0])
     at = start
@@ -377,7 +378,8 @@ def _batches(
     stops = np.append(starts[1:], len(index))
     if (stops - starts != np.maximum(numbers["count"][starts], 1)).any():
         raise BadTable(
-            f"lane {lane}: a batch between {index[0]} and {index[-1]} is cut", "sort the table by _index, _seq"
+            f"lane {lane}: a batch between index {index[0]} and {index[-1]} is incomplete",
+            "sort the table by _index, _seq",
         )
     columns = _topic_columns(group, schemas)
     skipped, kept = (group.column(name) for name in _KEPT)
@@ -401,7 +403,7 @@ def _batches(
 
 
 def _topic_columns(group: pa.RecordBatch, schemas: TopicSchemas) -> pa.RecordBatch:
-    """The topic's own columns in its own types; rows without records have nulls wherever that is."""
+    """Convert the topic's own columns to the types of the topic; rows without records have nulls."""
     schema = schemas.newest
     arrays = [
         from_table(group.column(field.name), field.type)
@@ -414,7 +416,7 @@ def _topic_columns(group: pa.RecordBatch, schemas: TopicSchemas) -> pa.RecordBat
 
 def _numbers(column: pa.Array) -> Int64s:
     if column.null_count:
-        raise BadTable("a row of a table has no position in the log", "it was not written by a tiering job")
+        raise BadTable("a row of the table has no position in the log", "another program wrote it; remove the row")
     plain = column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column
     found: Int64s = plain.to_numpy().astype(np.int64)
     return found
