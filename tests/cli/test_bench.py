@@ -110,10 +110,10 @@ def test_an_impossible_measurement_is_refused(cluster: LocalCluster, log: emb.Lo
         (["--seconds", "0"], "--seconds 0"),
         (["--bytes", "many"], "'many' is no number"),
         (["--records", "0"], "without records"),
-        (["--only", "read"], "a fresh topic has nothing to read"),
+        (["--only", "read"], "a temporary topic has no records to read"),
         (["--topic", "empty", "--only", "read"], "topic empty has no records to read"),
         (["--topic", "typed"], "topic typed has a schema"),
-        (["--topic", "empty", "--order", "strong"], "--order is for the fresh topic"),
+        (["--topic", "empty", "--order", "strong"], "--order is for the temporary topic"),
         (["--order", "sideways"], "sideways"),
     ]:
         shown = bench(cluster, *arguments)

@@ -34,7 +34,8 @@ def test_publish_waits_for_capacity_and_reports_each_reason_once(capsys: pytest.
     for number in range(5):
         sent.take(publisher.send, b"%d" % number, key=None)
     assert publisher.taken == [b"0", b"1", b"2", b"3", b"4"]
-    assert capsys.readouterr().err.splitlines() == ["waiting for room: disk full", "waiting for room: no memory"]
+    expected = ["waiting for capacity: disk full", "waiting for capacity: no memory"]
+    assert capsys.readouterr().err.splitlines() == expected
 
 
 FIRST, EARLIER, OURS, OTHER = 4, 5 << 16 | 1, 9 << 16 | 2, 7

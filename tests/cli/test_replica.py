@@ -112,5 +112,5 @@ def test_a_drain_without_progress_is_reported(drained: Drained, monkeypatch: pyt
     monkeypatch.setattr("embarcadero.cli.cluster.time.sleep", sleep)
     shown = drained.drain()
     assert shown.exit_code == 0, shown.output
-    assert shown.stderr.count("nothing moved for 0 s") == 1
+    assert shown.stderr.count("no range moved for 0 s") == 1
     assert "`can't complete a copy`" in shown.stderr

@@ -37,7 +37,7 @@ class Log:
     ("problem", "ends", "words"),
     [
         (Corrupt("no good copy of index 0", "look"), [20, None, 20], "topic b: no good copy of index 0"),
-        (Retriable("not now", "wait"), [20, None], "no broker tells where topics end: not now"),
+        (Retriable("not now", "wait"), [20, None], "no broker answers for the ends of topics: not now"),
     ],
 )
 def test_a_topic_whose_start_cannot_be_read_hides_no_other(

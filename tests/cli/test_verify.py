@@ -46,7 +46,7 @@ def test_a_sound_folder(tmp_path: Path, clean: bool) -> None:
     assert shown.exit_code == 0, shown.output
     segments = sum(len(cluster.segments(number)) for number in range(2))
     assert f"2 replicas, 2 ranges, {segments} segments, {2 * COUNT} batches" in shown.stdout
-    assert "nothing is missing or wrong" in shown.stdout
+    assert "no record is missing or wrong" in shown.stdout
     assert findings(cluster) == (0, {})
 
 

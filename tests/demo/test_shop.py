@@ -44,7 +44,7 @@ def test_the_same_seed_is_the_same_day() -> None:
     assert _day(3)[1].equals(_day(3)[1])
 
 
-@pytest.mark.parametrize("what", ["missing", "more than once", "another sum", "other orders"])
+@pytest.mark.parametrize("what", ["missing", "more than once", "wrong sum", "wrong number of orders"])
 def test_a_wrong_table_is_noticed(what: str) -> None:
     """A window that is lost, duplicated, or has a different sum is named."""
     books, orders, _ = _day()
@@ -54,7 +54,7 @@ def test_a_wrong_table_is_noticed(what: str) -> None:
     elif what == "more than once":
         sales = pa.concat_tables([sales, sales.slice(0, 1)])
     else:
-        name = "amount_cents" if what == "another sum" else "orders"
+        name = "amount_cents" if what == "wrong sum" else "orders"
         number = sales.schema.get_field_index(name)
         sales = sales.set_column(number, name, pc.add(sales.column(name), 1))
     assert any(what in problem for problem in differences(books, sales))

@@ -86,7 +86,7 @@ def test_processes_that_are_down(cluster: Cluster) -> None:
     assert any("the sequencer is down: publishing waits" in one for one in said)
     assert any("broker 0 is down (FabricFull: no room)" in one for one in said)
     assert any("replica 1 is down (WrongFolder: not ours)" in one and "logs/replica-1.log" in one for one in said)
-    assert any("topic orders wants 3 copies, 2 replicas are live" in one for one in said)
+    assert any("topic orders needs 3 copies, and 2 replicas are live" in one for one in said)
     assert not any("ack=2" in one for one in said), "two of three are enough"
 
 
@@ -131,20 +131,20 @@ def test_after_a_loss_of_memory(cluster: Cluster) -> None:
     cluster.say(0, 5)
     said = cluster.said()
     assert "1 of the 2 copies needed for recovery have answered" in said[0]
-    assert "replica 1 (its disk is another one), replica 2 (down)" in said[0]
+    assert "replica 1 (its disk was replaced), replica 2 (down)" in said[0]
     assert "embarcadero topic recover orders --accept-loss" in said[0]
-    assert any("replica 1 has another disk than 1 of its ranges name" in one for one in said)
+    assert any("replica 1 has a different disk than 1 of its ranges name" in one for one in said)
     cluster.directory.ranges.accept_loss(cluster.topic.lane)
-    assert "as you accepted" in cluster.said()[0]
+    assert "because you accepted the loss" in cluster.said()[0]
 
 
 def test_recovery_under_way(cluster: Cluster) -> None:
     """A copy that does not answer is damaged, or not checked yet; two of three are enough."""
     cluster.begin("disk-0", "disk-1", "disk-2")
     cluster.say(0, 5)
-    assert "its copy is damaged, or not yet looked through" in cluster.said()[0]
+    assert "its copy is damaged, or not yet checked" in cluster.said()[0]
     cluster.say(1, 4)
-    assert "being recovered from disks (2 copies answered)" in cluster.said()[0]
+    assert "recovery from disks is running (2 copies answered)" in cluster.said()[0]
     assert "wait" in cluster.said()[0]
 
 
@@ -154,14 +154,14 @@ def test_after_a_clean_stop_with_too_few_replicas(cluster: Cluster) -> None:
     cluster.begin("disk-0", None, None)
 
     assert cluster.state() == LaneState.WAITING
-    assert "waits for 2 replicas to go on, 1 are live" in cluster.said()[0]
+    assert "it needs 2 live replicas to continue, and 1 are live" in cluster.said()[0]
 
 
 def test_replicas_that_are_drained_or_gone(cluster: Cluster) -> None:
     """Their remaining ranges, and the remedy; a replica without ranges is not mentioned."""
     spare = cluster.directory.replicas.register(4, "disk-4", "/replica-4", "here", 0)
     cluster.directory.replicas.drain(0)
-    assert any("replica 0 is being drained: 1 ranges are still on it; wait" in one for one in cluster.said())
+    assert any("replica 0 is draining: 1 ranges are still on it; wait" in one for one in cluster.said())
     cluster.directory.replicas.mark_dead(4, spare.incarnation)
     assert any("could go nowhere: 2 others are live" in one for one in cluster.said())
     lone = cluster.directory.replicas.register(5, "disk-5", "/replica-5", "here", 0)
@@ -172,7 +172,7 @@ def test_replicas_that_are_drained_or_gone(cluster: Cluster) -> None:
     replicas = [replica_report(scene, member, {}) for member in scene.members.values()]
     assert any("They are not copied: 1 of its ranges could go" in one for one in degraded(scene, replicas, []))
     cluster.directory.replicas.register(4, "disk-4", "/replica-4", "here", 0)
-    assert any("replica 1 is gone, and 1 ranges name it" in one for one in degraded(scene, replicas, []))
+    assert any("replica 1 is dead, and 1 ranges name it" in one for one in degraded(scene, replicas, []))
     assert any("copy its sealed ranges after placement.replace" in one for one in degraded(scene, replicas, []))
 
 
@@ -182,9 +182,9 @@ def test_an_alteration_that_waits_for_replicas(cluster: Cluster) -> None:
         cluster.say(number)
     cluster.directory.topics.alter(AlterTopic(name="orders", durable_on=3))
     (said,) = cluster.said()
-    assert said.startswith("topic orders is to be durable on 3 copies, and ack=2 still means 2; the next range begins")
+    assert said.startswith("topic orders has durable_on=3, and ack=2 still waits for 2 copies; the next range begins")
     cluster.directory.replicas.mark_dead(1, 1)
-    (said,) = [one for one in cluster.said() if "is to be durable" in one]
+    (said,) = [one for one in cluster.said() if "has durable_on=3" in one]
     assert "the next range waits until 3 replicas are live" in said
     assert "`embarcadero topic alter orders --durable-on 2`" in said
 

@@ -71,7 +71,7 @@ def test_another_user_is_informed_of_the_missing_permission(folder: ClusterFolde
 
     assert len(lines) == 2
     for line in lines:
-        assert re.fullmatch(r"ClusterError: user \w+ may not read .* \(run this as user root; .*\)", line)
+        assert re.fullmatch(r"ClusterError: user \w+ is not allowed to read .* \(run this as user root; .*\)", line)
 
 
 def test_hugetlbfs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,4 +173,4 @@ def test_the_fabric_is_in_shared_memory_with_enough_space(tmp_path: Path, monkey
     assert on_disk.folder == tmp_path / "fabric" / "embarcadero-0a"
     assert "MiB free" in on_disk.note
     monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path / "missing")
-    assert "can't be written" in choose_fabric(tmp_path, "0a", None, 1).note
+    assert "is not writable" in choose_fabric(tmp_path, "0a", None, 1).note

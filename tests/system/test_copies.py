@@ -170,7 +170,7 @@ def test_copies_with_hard_links_are_not_restored(tmp_path: Path, start_in: Start
         (os.link if is_shared else shutil.copy2)(source, target)
 
     shutil.copytree(original, copy, copy_function=copied)
-    with pytest.raises(WrongFolder, match=r"is a hard link to a file that has 2 names"):
+    with pytest.raises(WrongFolder, match=r"is a hard link to a file with 2 names"):
         start_in("copy", restore=True)
     assert identities(original) == before
     assert records(start_in("original")) == numbers((0, 10))

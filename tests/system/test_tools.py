@@ -94,7 +94,7 @@ def test_a_disk_that_never_comes_back(tmp_path: Path) -> None:
 
     with LocalCluster(brokers=1, replicas=2, data_dir=tmp_path) as cluster:
         said = until(lambda: [one for one in cluster.report().degraded if "--accept-loss" in one])
-        assert "replica 1 (its disk is another one)" in said[0]
+        assert "replica 1 (its disk was replaced)" in said[0]
         shown = run(tmp_path, "status")
         assert shown.exit_code == 0, shown.output
         assert "recovering" in shown.stdout
@@ -118,7 +118,7 @@ def test_a_disk_that_never_comes_back(tmp_path: Path) -> None:
                     seen += [] if batch.gap else [record.value for record in batch.records()]
         assert seen == [*(b"%d" % number for number in range(100)), b"again"]
         assert GapKind.LOST in gaps
-        assert run(tmp_path, "topic", "recover", "orders").stdout.strip() == "topic orders waits for nothing"
+        assert run(tmp_path, "topic", "recover", "orders").stdout.strip() == "topic orders does not wait for recovery"
 
 
 def test_status_names_a_stopped_replica(tmp_path: Path) -> None:

@@ -347,7 +347,7 @@ def test_inspect_decodes_a_live_cluster(cluster: Watched, traffic: dict[str, Any
     assert (typed["state"], typed["records"]) == ("readable", [{"city": "Recife", "sold": 3}])
 
     beyond = ["batch", "orders", "--seq", "77777"]
-    for wrong, says in ((["region", "no-such"], "can't be read"), (beyond, "not in the order ring")):
+    for wrong, says in ((["region", "no-such"], "cannot read region"), (beyond, "not in the order ring")):
         done = cluster.run("inspect", *wrong)
         assert (done.returncode, says in done.stderr) == (1, True), done.stderr
 
@@ -483,7 +483,7 @@ def test_with_json_logs_all_output_is_json(tmp_path: Path) -> None:
     assert json.loads(ready)["brokers"]
     assert (first.returncode, second.returncode, printed + second.stdout) == (0, 1, "")
     lines = [json.loads(line) for line in (logged + second.stderr).splitlines()]
-    assert any("a cluster is running in" in line["event"] for line in lines)
+    assert any("a cluster is already running in" in line["event"] for line in lines)
 
 
 def test_invalid_options_are_refused_in_json(tmp_path: Path) -> None:

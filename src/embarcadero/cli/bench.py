@@ -160,13 +160,11 @@ def _quantile(ordered: Sequence[float], share: float) -> float | None:
 
 def bench(
     only: Annotated[
-        list[Measurement] | None, typer.Option(show_default=False, help="Measure only this; repeat the option for more.")
+        list[Measurement] | None, typer.Option(show_default=False, help="Measure only this; repeatable.")
     ] = None,
     topic: Annotated[
         str | None,
-        typer.Option(
-            show_default=False, help="An existing topic; it keeps the records. Default: a temporary topic."
-        ),
+        typer.Option(show_default=False, help="An existing topic; it keeps the records. Default: a temporary topic."),
     ] = None,
     seconds: Annotated[
         float | None, typer.Option(show_default=False, help="Seconds for each measurement. Default: 5.")

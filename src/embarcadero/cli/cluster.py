@@ -65,9 +65,7 @@ def _flag(name: str, help: str) -> Any:
 
 def up(
     brokers: Annotated[int | None, _option("Number of brokers. Default: 4.")] = None,
-    replicas: Annotated[
-        int | None, _option("Number of replicas; others with a folder start too. Default: 1.")
-    ] = None,
+    replicas: Annotated[int | None, _option("Number of replicas; others with a folder start too. Default: 1.")] = None,
     standbys: Annotated[int | None, _option("Number of standby sequencers, ready to take over. Default: 1.")] = None,
     port: Annotated[
         int | None, _option("Port of broker 0; the others follow. 0 takes free ports. Default: 9092.")
@@ -200,8 +198,8 @@ def _print_started(folder: ClusterFolder, remark: str, json: bool) -> None:
 def down(data_dir: DataDir = None, json: Json = False) -> None:
     """Stop the cluster of a folder, with all its processes.
 
-    Brokers stop accepting batches, settle the batches that they accepted, and close their connections. Then the other
-    processes stop. The command prints how many batches were settled, and how many were not.
+    Brokers stop accepting requests, settle the requests that they accepted, and close their connections. Then the other
+    processes stop. The command prints how many requests were settled meanwhile, and how many were not.
 
     Example:
 
@@ -220,7 +218,7 @@ def down(data_dir: DataDir = None, json: Json = False) -> None:
         facts = {"stopped": pid, "data_dir": str(folder.path), "settled": settled, "unsettled": unsettled}
         print_json(facts | {"killed": killed})
         return
-    print(f"stopped the cluster in {folder.path}; batches settled: {settled}, not settled: {unsettled}")
+    print(f"stopped the cluster in {folder.path}; requests settled: {settled}, not settled: {unsettled}")
     if killed:
         note(f"these processes did not stop in time and were killed: {', '.join(killed)}")
 
@@ -443,7 +441,7 @@ def _folder(data_dir: Path | None) -> ClusterFolder:
 def demo(
     brokers: Annotated[int, typer.Option(help="Number of brokers in the first act.")] = 4,
     seconds: Annotated[float, typer.Option(help="Seconds that the first act publishes.")] = 8.0,
-    steps: Annotated[int, typer.Option(min=20, help="Opening time of the shop in the second act, in its minutes.")] = 100,
+    steps: Annotated[int, typer.Option(min=20, help="Minutes of the shop's day in the second act.")] = 100,
     report: Annotated[Path, typer.Option(help="File for the report, with pictures.")] = Path("build/demo/report.html"),
     json: Json = False,
 ) -> None:

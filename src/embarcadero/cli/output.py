@@ -65,7 +65,7 @@ def find_brokers(brokers: str | None, data_dir: Path | None) -> list[str]:
         return report(ClusterFolder(data_dir_or_default(data_dir))).addresses or broker_addresses(config)
     except NotRunning:
         if data_dir is not None or config.cluster.data_dir:
-            raise  # another cluster on this machine is not the one that the user named
+            raise  # the user named this cluster: do not fall back to another one on this machine
         return broker_addresses(config)
 
 

@@ -268,7 +268,7 @@ def print_audit(found: AuditReport) -> None:
         ],
     )
     if unknown := sum(lane.sessions_unknown for lane in found.lanes):
-        print(f"the order of {unknown:,} sessions was not checked: the entries that opened them were not found")
+        print(f"the order of {unknown:,} sessions was not checked: it is unknown whether they are strong")
     if found.holds:
         print(f"all promises hold: {found.spans} spans, {found.seconds:.1f} s")
         return
@@ -336,7 +336,7 @@ def compact(
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Rewrite the target: one record for each live key.")] = False,
-    keep_s: Annotated[float, typer.Option(min=0, help="Seconds before the records before a rewrite are trimmed.")] = 3600,
+    keep_s: Annotated[float, typer.Option(min=0, help="Seconds to keep the records that a rewrite replaced.")] = 3600,
     master: Master = None,
     brokers: BrokersOption = None,
     data_dir: DataDir = None,
@@ -421,7 +421,7 @@ def load(
     ] = None,
     catalog: Annotated[
         list[str] | None,
-        typer.Option(show_default=False, help="A property of the table's catalog, key=value. Default: tier.properties."),
+        typer.Option(show_default=False, help="A property of the catalog, key=value. Default: tier.properties."),
     ] = None,
     snapshot: Annotated[
         int | None, typer.Option(show_default=False, help="A snapshot of the table. Default: the newest.")

@@ -62,7 +62,7 @@ def publish(
     ] = None,
     order: Annotated[
         str | None,
-        typer.Option(show_default=False, help="strong: keep the order of lines. total: do not keep it. Default: strong."),
+        typer.Option(show_default=False, help="strong: keep the order of lines. total: do not. Default: strong."),
     ] = None,
     compression: Annotated[str | None, typer.Option(show_default=False, help="lz4 or zstd. Default: none.")] = None,
     brokers: BrokersOption = None,
@@ -134,7 +134,7 @@ def _send_batches(
 
 
 def _chunks(lines: Iterator[bytes], first: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Lines in lists of at most so many lines and bytes, each with the number of its first line."""
+    """Group lines into lists of bounded length and size, each with the number of its first line."""
     chunk: list[bytes] = []
     size = 0
     for line in lines:
@@ -148,7 +148,7 @@ def _chunks(lines: Iterator[bytes], first: int) -> Iterator[tuple[int, list[byte
 
 
 def _rows(first: int, lines: list[bytes], about: TopicInfo, key_separator: str) -> Any:
-    """Lines as `publish` takes them; `first` is the number of the first line."""
+    """Convert lines to data for `publish`; `first` is the number of the first line."""
     import pyarrow as pa
 
     if about.schema is not None:

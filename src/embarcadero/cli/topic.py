@@ -278,7 +278,7 @@ def alter(
     ] = None,
     durable_on: Annotated[
         int | None,
-        typer.Option(show_default=False, help="Copies that make a record durable. Default: a majority stays one."),
+        typer.Option(show_default=False, help="Copies that make a record durable. A majority stays a majority."),
     ] = None,
     retention_bytes: RetentionBytes = None,
     retention: RetentionTime = None,

@@ -38,7 +38,7 @@ class LaneState(StrEnum):
     CLOSING = "closing"  # the sequencer is about to open the next range
     RECOVERING = "recovering"  # memory was lost, and the sequencer determines the end from disks
     WAITING = "waiting"  # sealed by a clean stop; the next range is not open yet
-    SEALED = "sealed"  # permanently: the lane of a dead broker incarnation
+    SEALED = "sealed"  # permanently: the lane of a broker incarnation that has ended
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -203,7 +203,7 @@ class LocalCluster(ClusterProcesses):
 class RestartableCluster(ClusterProcesses):
     """A cluster in a folder, running or stopped. Its ports stay the same, so clients find it again after a restart."""
 
-    node_module = NODE_MODULE  # a subclass may name one that injects faults
+    node_module = NODE_MODULE  # a subclass may set a module that injects faults
     ports_patience_s = 10.0  # the time that `start` waits for a port that another program took meanwhile
 
     def __init__(self, folder: Path, brokers: int, replicas: int, *, by_proxy: bool = False, **more: Any) -> None:

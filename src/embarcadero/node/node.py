@@ -147,14 +147,14 @@ class Node:
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
         for task in ended:
             if isinstance(error := task.exception(), FabricFull):
-                raise error  # shown to the operator, who has to free memory
+                raise error  # for the operator: memory has to be freed
             if error is not None:
                 raise ClusterError(f"{task.get_name()} died: {error!r}", "see the log") from error
             what = f"a newer incarnation has replaced {task.get_name()}"
             raise ClusterError(what, "no action is needed: the newer incarnation works")
 
     async def _leave(self, tasks: list[asyncio.Task[Any]]) -> dict[str, dict[str, int]]:
-        """Stop brokers, then sequencers, then replicas; return each broker's counts of settled and unsettled batches.
+        """Stop brokers, then sequencers, then replicas; return each broker's counts of settled and unsettled requests.
 
         Brokers need the sequencer to settle the batches they accepted. The sequencer needs replicas to drain to disk.
         """

@@ -236,75 +236,75 @@ def _processes(scene: ClusterView, down: Mapping[str, str]) -> Iterator[str]:
 # --- lanes ------------------------------------------------------------------------------------------------------------
 def _lane(scene: ClusterView, lane: LaneReport) -> Iterator[str]:
     range_ = scene.last[lane.lane]
-    who = f"topic {lane.topic}, lane {lane.lane}"
+    name = f"topic {lane.topic}, lane {lane.lane}"
     if lane.state == LaneState.RECOVERING:
-        yield from _recovering(scene, lane, range_, who)
+        yield from _recovering(scene, lane, range_, name)
     elif lane.state == LaneState.WAITING:
         live = sum(member.state is ReplicaState.LIVE for member in scene.members.values())
         yield (
-            f"{who}: stopped cleanly; it needs {lane.durable_on} live replicas to continue, and {live} are live: "
+            f"{name}: stopped cleanly; it needs {lane.durable_on} live replicas to continue, and {live} are live: "
             "publishing waits, reading works; start the missing replicas, or run `embarcadero replica add`"
         )
     elif lane.state in (LaneState.OPEN, LaneState.CLOSING):
-        yield from _open(scene, lane, range_, who)
+        yield from _open(scene, lane, range_, name)
 
 
-def _recovering(scene: ClusterView, lane: LaneReport, range_: Range, who: str) -> Iterator[str]:
+def _recovering(scene: ClusterView, lane: LaneReport, range_: Range, name: str) -> Iterator[str]:
     missing = [(ref, scene.silence(range_, ref)) for ref in range_.replicas]
     silent = [f"replica {ref.replica} ({why})" for ref, why in missing if why]
     have, needed = len(range_.replicas) - len(silent), len(range_.replicas) - range_.durable_on + 1
     if have >= needed:
-        yield f"{who}: recovery from disks is running ({have} copies answered); publishing waits, reading works: wait"
+        yield f"{name}: recovery from disks is running ({have} copies answered); publishing waits, reading works: wait"
         return
     if scene.directory.ranges.loss_accepted(lane.lane):
-        yield f"{who}: recovery runs from fewer copies than needed, because you accepted the loss; wait"
+        yield f"{name}: recovery runs from fewer copies than needed, because you accepted the loss; wait"
         return
     yield (
-        f"{who}: publishing waits, because {have} of the {needed} copies needed for recovery have answered; missing: "
+        f"{name}: publishing waits, because {have} of the {needed} copies needed for recovery have answered; missing: "
         f"{', '.join(silent)}. Bring them back, or give up the records that only they have: "
         f"`embarcadero topic recover {lane.topic} --accept-loss`"
     )
 
 
-def _open(scene: ClusterView, lane: LaneReport, range_: Range, who: str) -> Iterator[str]:
+def _open(scene: ClusterView, lane: LaneReport, range_: Range, name: str) -> Iterator[str]:
     well = sum(scene.well(ref) for ref in range_.replicas)
     if well < range_.durable_on:
         yield (
-            f"{who}: {well} of the {range_.durable_on} copies that make a record durable can be written: ack=2 and "
+            f"{name}: {well} of the {range_.durable_on} copies that make a record durable can be written: ack=2 and "
             "durable reads wait, ack=1 continues until memory is full; bring replicas back, or run "
             "`embarcadero replica add`"
         )
     behind = (lane.ordered or 0) - lane.durable
     if behind > REPLICA_LAG_ENTRIES_MAX:
-        yield (f"{who}: disks are {behind} batches behind the order: ack=2 is late; publish less, or use faster disks")
+        yield (f"{name}: disks are {behind} batches behind the order: ack=2 is late; publish less, or use faster disks")
 
 
 # --- replicas ---------------------------------------------------------------------------------------------------------
 def _replica(scene: ClusterView, replica: ReplicaReport, down: Mapping[str, str]) -> Iterator[str]:
-    who, left = f"replica {replica.id}", replica.open_ranges + replica.sealed_ranges
+    name, ranges = f"replica {replica.id}", replica.open_ranges + replica.sealed_ranges
     role = f"replica:{replica.id}"
     if replica.state == ReplicaState.DEAD and role in scene.nodes:
         why = f" ({down[role]})" if down.get(role) else ""
         see = f"logs/replica-{replica.id}.log and {replica.folder}"
-        yield f"{who} is down{why}: {_STARTED_AGAIN}; if it stays down, see {see}"
-    elif replica.state == ReplicaState.DEAD and left:
+        yield f"{name} is down{why}: {_STARTED_AGAIN}; if it stays down, see {see}"
+    elif replica.state == ReplicaState.DEAD and ranges:
         yield (
-            f"{who} is gone, and {left} ranges name it: bring its folder {replica.folder} back. "
+            f"{name} is dead, and {ranges} ranges name it: bring its folder {replica.folder} back. "
             f"{_copied(scene, replica.id)}"
         )
-    if replica.state == ReplicaState.DRAINING and left:
+    if replica.state == ReplicaState.DRAINING and ranges:
         why = scene.directory.replicas.drain_blocked(replica.id)
         do = f"{why}: `embarcadero replica add`, or `embarcadero replica drain --undo {replica.id}`" if why else "wait"
         if not why and (stuck := scene.unreadable_on(replica.id)):
             do = f"no copy of {stuck} of them is complete, so these stay until you act on the entries below"
-        yield f"{who} is draining: {left} ranges are still on it; {do}"
+        yield f"{name} is draining: {ranges} ranges are still on it; {do}"
     for trouble in replica.health:
-        yield f"{who}: {trouble}"
+        yield f"{name}: {trouble}"
     if replica.state != ReplicaState.DEAD and (strange := scene.on_another_disk(replica.id)):
         stuck = scene.unreadable_on(replica.id)
         but = f", except {stuck} of which no copy is complete" if stuck else ""
         yield (
-            f"{who} has a different disk than {strange} of its ranges name (wiped or swapped): the sealed ranges are "
+            f"{name} has a different disk than {strange} of its ranges name (wiped or swapped): the sealed ranges are "
             f"copied to it from other replicas{but}; no action is needed, unless the old disk can come back"
         )
 

@@ -99,7 +99,7 @@ class Standby:
         self._bell.wake()
 
     def _wake(self) -> None:
-        """A job beside the sequencer is done."""
+        """Wake the leader after a job of its workers."""
         if self._heard is not None:
             self._heard.wake()
 

@@ -28,7 +28,7 @@ from embarcadero.watch.metrics import CONTENT_TYPE, Page, WatchedRole, write_pro
 
 
 class NodeEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One node process. `left`: for each broker after an orderly stop, its counts of settled and unsettled batches."""
+    """One node process. `left`: for each broker after an orderly stop, its counts of settled and unsettled requests."""
 
     roles: str
     pid: int

@@ -69,14 +69,14 @@ histogram embarcadero_e2e_latency_seconds{broker}: from the append time to the a
 counter embarcadero_outcomes_total{broker,outcome}: answers to batches and session requests
 counter embarcadero_duplicates_rejected_total{broker}: received batches that were already in the log (DUP_OF, DUP)
 gauge embarcadero_connections{broker}: clients connected now
-counter embarcadero_connections_total{broker}: connections accepted since the start
+counter embarcadero_connections_total{broker}: clients that have connected since the start
 counter embarcadero_connections_ended_total{broker,error}: connections closed by the broker because of the peer's error
 gauge embarcadero_pending_entries{broker}: pending entries that the sequencer has not taken
 gauge embarcadero_pending_slots{broker}: capacity for pending entries
 gauge embarcadero_unresolved_entries{broker}: entries without an outcome
 gauge embarcadero_published_index{broker}: frontier: pending entries below are published
 gauge embarcadero_read_through_index{broker}: frontier: pending entries below were taken by the sequencer
-gauge embarcadero_log_occupancy_ratio{broker}: share of the broker log with unresolved payloads
+gauge embarcadero_log_occupancy_ratio{broker}: share of the broker log that unresolved payloads occupy
 gauge embarcadero_credit_bytes{broker}: bytes that all clients together may send now
 gauge embarcadero_backpressure{broker}: 1 while the broker grants no credit
 counter embarcadero_backpressure_total{broker}: times that the broker stopped granting credit
