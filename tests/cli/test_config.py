@@ -84,12 +84,12 @@ def test_check_names_all_problems_and_exits_with_one(tmp_path: Path) -> None:
 
 def test_check_reports_valid_sources() -> None:
     """With a file and without one."""
-    assert "there is no file; the environment is right: 1 values are set" in run("config", "check").stdout
+    assert "there is no file; the environment is valid: 1 values are set" in run("config", "check").stdout
     Path("embarcadero.yaml").write_text("broker: {port: 9000}")
     shown = run("config", "check")
 
     assert shown.exit_code == 0
-    assert shown.stdout.startswith("embarcadero.yaml and the environment are right: 2 values are set")
+    assert shown.stdout.startswith("embarcadero.yaml and the environment are valid: 2 values are set")
     assert json.loads(run("config", "check", "--json").stdout)["ok"] is True
 
 

@@ -107,7 +107,7 @@ def test_a_failed_fork_is_reported_to_its_caller(tmp_path: Path) -> None:
                 await asking[0]
             return refused.value.message, (await asking[1]).pid
 
-    assert asyncio.run(asyncio.wait_for(main(), 60)) == ("can't fork: no processes left", 7)
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == ("the fork server cannot fork: no processes left", 7)
 
 
 def test_an_unread_request_awaits_no_answer(tmp_path: Path) -> None:
