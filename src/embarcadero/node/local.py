@@ -83,7 +83,7 @@ class LocalCluster(ClusterProcesses):
 
     Raises:
         AlreadyRunning: a cluster runs in `data_dir`.
-        BadValue: the configuration is impossible.
+        BadConfiguration, BadValue: the configuration is wrong.
         ClusterError: the cluster does not start, with the reason in the message.
     """
 

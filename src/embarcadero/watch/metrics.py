@@ -419,7 +419,7 @@ class WatchedSequencer:
             page.put("embarcadero_sequencer_roomless_total", counters.refused, topic=topic)
 
 
-# --- candidate --------------------------------------------------------------------------------------------------------
+# --- sequencer process ------------------------------------------------------------------------------------------------
 # A sequencer process at the endpoint: the leader of an epoch, or a standby.
 class WatchedCandidate:
     """One sequencer process, over all epochs in which it leads."""
