@@ -35,7 +35,7 @@ NO_ROLES = ("audit", "demo")
 def test_every_event_of_the_table_is_logged_somewhere() -> None:
     """And every event that a role logs is in the table."""
     text = (DOCS / "operations-systemd.md").read_text()
-    table = text.partition("| event | who | means |")[2].partition("\n\n")[0]
+    table = text.partition("| event | role | meaning |")[2].partition("\n\n")[0]
     listed = set(re.findall(r"`([a-z' ]+)`", "\n".join(line.split("|")[1] for line in table.splitlines()[2:])))
     source = "\n".join(path.read_text() for path in SOURCE.rglob("*.py") if path.parent.name not in NO_ROLES)
     told = set(re.findall(r"""(?:\.note|\.warn|tell|tell_once|report_once)\(\s*"([a-z' ]+)",?""", source))
