@@ -109,7 +109,7 @@ def test_an_impossible_measurement_is_refused(cluster: LocalCluster, log: emb.Lo
         (["--publishers", "0"], "--publishers 0"),
         (["--seconds", "0"], "--seconds 0"),
         (["--bytes", "many"], "'many' is no number"),
-        (["--records", "0"], "without records"),
+        (["--records", "0"], "needs at least one record"),
         (["--only", "read"], "a temporary topic has no records to read"),
         (["--topic", "empty", "--only", "read"], "topic empty has no records to read"),
         (["--topic", "typed"], "topic typed has a schema"),

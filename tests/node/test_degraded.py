@@ -208,7 +208,7 @@ def test_sealed_ranges_without_a_copy(cluster: Cluster) -> None:
 
     cluster.directory.replicas.register(5, "disk-5", "/replica-5", "here", 0)
     cluster.directory.replicas.drain(1)
-    (drained,) = [one for one in cluster.said() if "replica 1 is being drained" in one]
+    (drained,) = [one for one in cluster.said() if "replica 1 is draining" in one]
     assert "no copy of 1 of them is complete" in drained
     cluster.directory.topics.trim("orders", cluster.topic.lane, 10)
     assert not any("no copy" in one for one in cluster.said())

@@ -185,7 +185,8 @@ def _two_replicas(wrong: str) -> World:
 
 
 @pytest.mark.parametrize(("wrong", "says"), [
-    ("cluster", "belongs to cluster other"), ("number", "belongs to replica 4"), ("twin", "a copy of the one in replica-4"),
+    ("cluster", "belongs to cluster other"), ("number", "belongs to replica 4"),
+    ("twin", "a copy of the one in replica-4"),
 ])  # fmt: skip
 def test_folders_in_the_wrong_place(wrong: str, says: str) -> None:
     """Another cluster's, another replica's, or the same folder twice: none of them counts as a copy."""
