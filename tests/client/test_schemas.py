@@ -308,7 +308,7 @@ def test_data_that_does_not_fit_is_refused_by_column(data: Any, words: str) -> N
 @pytest.mark.parametrize("data", [[], {"id": []}, V1.empty_table(), pd.DataFrame({"id": []}), pl.DataFrame({"id": []})])
 def test_no_rows_are_refused(data: Any) -> None:
     """A batch has at least one record."""
-    with pytest.raises(BadValue, match="without records"):
+    with pytest.raises(BadValue, match="has no records"):
         fitted(data, TYPED, 0)
 
 

@@ -325,7 +325,7 @@ def test_full_disks_refuse_new_records_with_the_cause_and_the_publisher_lives(tm
             named = [refusal for refusal in refusals if "disk full" in refusal and "free some room" in refusal]
             assert named
             assert refusals[refusals.index(named[0]) :] == named
-            assert "the record was not taken" in refusals[-1]
+            assert "the record was not accepted" in refusals[-1]
         for future in taken:
             assert future.result(WAIT_S) is not None
         assert publisher.send(b"last").result(WAIT_S).seq == len(taken)
