@@ -562,7 +562,7 @@ class PublisherCore(PublishCore):
         if isinstance(error, Retriable | OutcomeUnknown):
             self._requests.back_off(now_us)
         elif self._requests.about_losses and not isinstance(error, UnknownTopic):
-            self._requests.back_off(now_us)  # a store that fails does not decide what is lost
+            self._requests.back_off(now_us)  # an error of the store does not decide about losses
         elif self._requests.about_losses:
             self._losses.forget_doubts()
         elif self._state.usable or self._state is PublisherState.FAILED:

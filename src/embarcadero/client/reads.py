@@ -52,7 +52,7 @@ _LANE = pa.field("_lane", pa.uint32(), nullable=False)
 
 ReaderCore = SubscriberCore | LanesCore
 Answer = TypeVar("Answer", bound=m.Message)
-Told = TypeVar("Told", m.PlaceIs, m.PiecesAre)
+Found = TypeVar("Found", m.PlaceIs, m.PiecesAre)
 Seen = TypeVar("Seen")
 
 
@@ -252,8 +252,8 @@ async def _table_cuts(brokers: BrokerPool, tier: Tier, lane: int, start: int, st
 
 
 async def _of_table(
-    brokers: BrokerPool, tier: Tier, ask: m.Find | m.Measure, kind: type[Told], look: Callable[[], Seen]
-) -> Told | Seen:
+    brokers: BrokerPool, tier: Tier, ask: m.Find | m.Measure, kind: type[Found], look: Callable[[], Seen]
+) -> Found | Seen:
     """Ask a broker about a table. If none can answer, this client runs `look` on a worker thread."""
     refused: EmbarcaderoError | None = None
     if any(connection.link.tables for connection in brokers.live()):
