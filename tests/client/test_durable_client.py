@@ -457,7 +457,7 @@ def test_send_raises_backpressure_with_the_cause_until_there_is_space(server: Fa
     say_full(server)
     until(lambda: publisher.pump.intake.pressure is not None)
     for call in (lambda: publisher.send(b"x"), lambda: publisher.publish([{"value": b"x"}])):
-        with pytest.raises(Backpressure, match=r"replica 1: disk full.*free some room"):
+        with pytest.raises(Backpressure, match=r"replica 1: disk full.*free some space"):
             call()
     with pytest.raises(Backpressure, match="disk full"):
         publisher.send(b"x", timeout=0.05)
