@@ -291,7 +291,7 @@ HIDDEN_PREFIX: Final = "__"
 """The prefix of topics that the cluster creates for its own use. By default, lists do not include them."""
 
 STAGING_PREFIX: Final = HIDDEN_PREFIX + "staged."
-"""The topic with this prefix and the id of another topic (16 hexadecimal digits) has the batches staged for that one."""
+"""The topic with this prefix and the id of another topic (16 hexadecimal digits) has batches staged for that topic."""
 ROUTED_TOPIC: Final = HIDDEN_PREFIX + "routed"
 """The topic with the decisions on writes into several topics."""
 

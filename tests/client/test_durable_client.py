@@ -425,7 +425,7 @@ def test_numbers_of_a_named_session_are_correct_after_a_loss(server: FakeServer,
         publisher.publish([{"value": b"%d" % number}], session_seq=number).result(10)
     server.start_anew(end=1)
     until(lambda: publisher.pump.driver.core.failed is not None)
-    with pytest.raises(SessionFenced, match="goes on at 1"):
+    with pytest.raises(SessionFenced, match="continues at 1"):
         publisher.next_session_seq()
     with pytest.raises(RecordsLost):
         publisher.close()

@@ -130,7 +130,7 @@ def test_a_topic_of_an_older_version_remembers_its_first_partitions_when_it_is_a
     [
         ({"partitioner": "md5"}, BadValue, "'murmur2' or 'crc32c'"),
         ({"key": "a"}, BadSchema, "raw records"),
-        ({"key": "c", "columns": encode_schema(V1)}, BadSchema, "no column of the schema"),
+        ({"key": "c", "columns": encode_schema(V1)}, BadSchema, "not a column of the schema"),
         ({"key": "f", "columns": encode_schema(pa.schema([("f", pa.float64())]))}, BadSchema, "is double"),
     ],
 )

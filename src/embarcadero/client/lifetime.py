@@ -141,7 +141,7 @@ def _report(pump: OpenPublisher) -> None:
     """Log if records were not stored. Without a logging configuration this goes to stderr."""
     why = f": {pump.failure}" if pump.failure is not None else ""
     if pump.unstored:
-        problem = "%d records for topic %r have an error or no outcome, and may not be stored%s; %s"
+        problem = "%d records for topic %r were not stored, or their outcome is not known%s; %s"
         _LOG.error(problem, pump.unstored, pump.topic, why, _HINT)
     for report in pump.reports():
         _LOG.error("%s", report)
