@@ -124,7 +124,7 @@ def test_buffers_that_overlap_are_added_up() -> None:
 def test_lengths_are_compared_before_a_batch_is_read() -> None:
     """Columns of nulls may have any number of records, without a byte."""
     bomb = pa.record_batch({"a": pa.Array.from_buffers(pa.null(), 1 << 30, [None])})
-    with pytest.raises(Corrupt, match="1073741824 records, its entry says 1"):
+    with pytest.raises(Corrupt, match="1073741824 records, and its entry has 1"):
         decode_batch(bomb.serialize(), bomb.schema, 1)
 
 

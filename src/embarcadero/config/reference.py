@@ -81,7 +81,7 @@ def page() -> str:
         parts.append(f"## {section}\n\n{getdoc(kind)}\n")
         parts.append(_section(key for key in KEYS.values() if key.section == section))
     parts.append("## Relations between keys\n")
-    parts.append("\n".join(f"- {', '.join(f'`{key}`' for key in keys)}: {says}." for keys, _, says in RELATIONS) + "\n")
+    parts.append("\n".join(f"- {', '.join(f'`{key}`' for key in keys)}: {message}." for keys, _, message in RELATIONS) + "\n")
     parts.append(_SEEDS)
     parts.append(_table(["name", "now"], [[f"`{name}`", _replacement(name)] for name in [*STANDS_FOR, *GONE]]))
     return "\n".join(parts)

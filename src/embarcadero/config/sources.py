@@ -298,11 +298,11 @@ def resolve(
 def broken_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[Problem]:
     """Report values that contradict each other, with the origin of the first of them."""
     found = []
-    for keys, holds, says in RELATIONS:
+    for keys, holds, message in RELATIONS:
         if not holds(*(values[full] for full in keys)):
             where = next((origins[full] for full in keys if origins[full] != DEFAULT), DEFAULT)
             are = ", ".join(f"{full} is {KEYS[full].show(values[full]) or 'empty'}" for full in keys)
-            found.append(Problem(where, "", are, says))
+            found.append(Problem(where, "", are, message))
     return found
 
 

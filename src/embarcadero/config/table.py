@@ -33,11 +33,11 @@ from embarcadero.orders import ORDER_NAMES
 
 
 class Relation(NamedTuple):
-    """A condition on the values of several keys. `holds` gets one value per key, and `says` is the message."""
+    """A condition on the values of several keys. `holds` gets one value per key, and `message` states it."""
 
     keys: tuple[str, ...]
     holds: Callable[..., bool]
-    says: str
+    message: str
 
 
 FABRIC_RELATIONS: Final = (
@@ -210,7 +210,7 @@ class FabricSizes:
 
     def __post_init__(self) -> None:
         problems = [*map(self._power_of_two, ("pending_slots", "order_slots", "chunk_bytes", "log_bytes"))]
-        problems += [broken.says for broken in FABRIC_RELATIONS if not broken.holds(*self._values(broken.keys))]
+        problems += [broken.message for broken in FABRIC_RELATIONS if not broken.holds(*self._values(broken.keys))]
         if not 0 < self.sessions <= limits.SESSIONS_PER_TOPIC_MAX:
             problems.append(f"sessions must be 1 to {limits.SESSIONS_PER_TOPIC_MAX}")
         if found := [problem for problem in problems if problem]:
@@ -427,7 +427,7 @@ class TierKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     enabled: Annotated[bool, flag("`up` runs a job that tiers topics, and restarts it when it dies.")] = False
     topics: Annotated[list[str], several(
-        "Topics that the job tiers.", default_text="all that have replicas",
+        "Topics that the job tiers.", default_text="all topics with replicas",
     )] = []
     warehouse: Annotated[str, text(
         "Location of tables: a URL such as `file:///srv/warehouse` or `s3://bucket/folder`.",
