@@ -425,7 +425,7 @@ def decode_schema(data: bytes) -> pa.Schema:
     except BadSchema:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # names that are not UTF-8 raise on access
-        raise BadSchema(f"not an Arrow schema: {error}", "send the result of pyarrow's Schema.serialize") from None
+        raise BadSchema(f"the schema is not an Arrow schema: {error}", "send the result of pyarrow's Schema.serialize") from None
 
 
 def decode_versions(columns: bytes, widths: Sequence[int]) -> TopicSchemas:
