@@ -1,4 +1,4 @@
-"""Embarcadero: a distributed shared log for Python and Spark. Publish to any broker; read one total order.
+"""Embarcadero, a distributed shared log for Python and Spark: publish to any broker, read one total order.
 
     import embarcadero as emb
 
@@ -9,7 +9,8 @@
         for batch in log.subscribe("orders"):
             print(batch.records())
 
-`emb.aio` is the asyncio twin. Errors are in `emb.errors`, all below `EmbarcaderoError`. Names load when first used.
+`emb.aio` has the same API for asyncio. Error classes are in `emb.errors`; all are subclasses of `EmbarcaderoError`.
+The heavy modules load when a name from them is first used.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _LAZY = {
     "TopicInfo": "embarcadero.client.results",
     "RAW_SCHEMA": "embarcadero.wire.schemas",
 }
-"""Where heavy names live: arrow and the event loop load when a client is first used, not for every command."""
+"""Modules that load on first use. Arrow and the event loop load with the first client, not with every command."""
 
 
 def __getattr__(name: str) -> Any:
@@ -77,10 +78,25 @@ def local(
     log_bytes: int | None = None,
     config: str | Path | Config | None = None,
 ) -> Log:
-    """Start a private cluster in child processes and connect to it; closing the log stops it.
+    """Start a private cluster in child processes and connect to it. Closing the log stops the cluster.
 
-    `data_dir` keeps its files; without, nothing is left. `config` names an `embarcadero.yaml`; whatever it says about
-    ports and folders, a private cluster takes free ones. `log.address` and `log.cluster` tell more.
+    Args:
+        brokers: Number of brokers. None: the configured number.
+        replicas: Number of replicas. 0: all records stay in memory.
+        data_dir: A folder that keeps the files of the cluster. None: a temporary folder, which is removed.
+        log_bytes: Memory for payloads, per broker.
+        config: Path of an `embarcadero.yaml`, or a `Config`. Its ports and folders are ignored: a private cluster
+            uses free ones.
+
+    Returns:
+        A connected `Log`. `log.address` has the addresses of the brokers; `log.cluster` controls the processes.
+
+    Raises:
+        ClusterError: The cluster did not start.
+
+    Example:
+        with emb.local(brokers=2) as log:
+            log.create_topic("orders")
     """
     from embarcadero.client.api.aio_log import open_log
     from embarcadero.client.api.sync_log import Log

@@ -1,13 +1,14 @@
-"""The asyncio API: the calls of `embarcadero` for programs with an event loop.
+"""The asyncio API: the same calls as `embarcadero`, for programs with an event loop.
 
     async with emb.aio.connect("127.0.0.1:9092") as log:
         async with log.publisher("orders") as publisher:
-            future = await publisher.send(b"value")     # waits for room only
+            future = await publisher.send(b"value")     # waits for space in the window
             position = await future                     # waits for the outcome
         async with log.subscribe("orders") as subscriber:
             async for batch in subscriber: ...
 
-What opens something can be awaited as well: `log = await emb.aio.connect(...)`, and closed with `await log.close()`.
+`connect`, `publisher` and `subscribe` can also be awaited. The program then closes the object itself:
+`log = await emb.aio.connect(...)`, `await log.close()`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,23 @@ from embarcadero.config import Config
 async def local(
     brokers: int | None = None, *, config: str | Path | Config | None = None, **options: Any
 ) -> AsyncIterator[Log]:
-    """A private cluster in child processes for as long as the block lasts; `options` as for `embarcadero.local`."""
+    """Run a private cluster in child processes for the duration of the block, and connect to it.
+
+    Args:
+        brokers: Number of brokers. None: the configured number.
+        config: Path of an `embarcadero.yaml`, or a `Config`.
+        options: `replicas`, `data_dir` and `log_bytes`, as for `embarcadero.local`.
+
+    Returns:
+        An asynchronous context manager that yields a connected `Log`.
+
+    Raises:
+        ClusterError: The cluster did not start.
+
+    Example:
+        async with emb.aio.local(brokers=2) as log:
+            await log.create_topic("orders")
+    """
     from embarcadero.node.local import LocalCluster
 
     cluster = await asyncio.to_thread(LocalCluster, brokers, config=config, **options)

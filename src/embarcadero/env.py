@@ -1,8 +1,8 @@
-"""The seam: what role logic needs from the world. Real processes and the simulator implement it.
+"""The environment of role logic: the interfaces that real processes and the simulator implement.
 
-Memory is `fabric.region.Fabric`; the network is frames in and frames out (sans-I/O); all else that a role gets from its
-process is in one `Env`: time is a `Clock`, disks are `Disk`, what may block goes to `Workers`. What a
-role counts goes to histograms that cost next to nothing; they are read when the metrics are scraped.
+Memory is `fabric.region.Fabric`; the network is frames in and frames out (sans-I/O). Everything else that a role gets
+from its process is in one `Env`: time is a `Clock`, disks are `Disk`, blocking calls go to `Workers`. Roles count in
+cheap histograms, which are read when the metrics are scraped.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Part = bytes | bytearray | memoryview
 
 
 class Clock(Protocol):
-    """Time as one process sees it."""
+    """The clock of one process."""
 
     def now_us(self) -> int:
-        """Monotonic microseconds, for time-outs; means nothing on another host."""
+        """Return monotonic microseconds, for timeouts. They have no meaning on another host."""
         ...
 
     def wall_us(self) -> int:
-        """Microseconds since 1970, for time stamps people read; never for safety."""
+        """Return microseconds since 1970, for timestamps that people read. No safety property depends on them."""
         ...
 
 
@@ -48,7 +48,7 @@ class SystemClock:
 
 
 Ids = Callable[[], int]
-"""Draws ids that never come twice: positive, 63 bits, so that signed 64-bit columns and Java's long hold them."""
+"""Draws unique ids: positive, 63 bits, so that they fit signed 64-bit columns and Java's long."""
 
 
 def random_id() -> int:
@@ -57,19 +57,19 @@ def random_id() -> int:
 
 
 class Journal(Protocol):
-    """Where a role reports what happened. Drivers write it down; facts are plain values, never payloads."""
+    """Receives the log events of a role. Drivers write them. Facts are plain values, never payloads."""
 
     def note(self, event: str, /, **facts: object) -> None:
-        """Something that operators may want to know."""
+        """Log an event that may interest operators."""
         ...
 
     def warn(self, event: str, /, **facts: object) -> None:
-        """Something that operators should look at."""
+        """Log an event that operators should check."""
         ...
 
 
 class SilentJournal:
-    """A journal that is not read."""
+    """A journal that drops all events."""
 
     def note(self, event: str, /, **facts: object) -> None:
         pass
@@ -79,7 +79,7 @@ class SilentJournal:
 
 
 class Doorbell(Protocol):
-    """Wakes a sleeping role on the same host. May be lost: nothing depends on it but latency."""
+    """Wakes a sleeping role on the same host. A ring may be lost: only latency depends on it."""
 
     def ring(self, who: str) -> None:
         """Wake `who`: "sequencer", or "broker-<b>.<inc>"."""
@@ -94,15 +94,15 @@ class SilentBell:
 
 
 class Steps(Protocol):
-    """Is called whenever a role gets to a named step of the protocol (steps.py)."""
+    """Receives a call at each named step of the protocol (steps.py)."""
 
     def at(self, name: str) -> None:
-        """The role is at this step. The implementation may end it here, or keep it here for a while."""
+        """The role is at this step. The implementation may end the process here, or pause it."""
         ...
 
 
 class NoSteps:
-    """Steps are not observed: in production."""
+    """Ignores all steps: the implementation in production."""
 
     def at(self, name: str) -> None:
         pass
@@ -112,15 +112,15 @@ NO_STEPS: Final[Steps] = NoSteps()
 
 
 class Workers(Protocol):
-    """Runs what may block (disk reads, fdatasync) beside the role, and passes it the result in its own thread."""
+    """Runs blocking jobs (disk reads, fdatasync) outside the role, and passes results to the role's own thread."""
 
     def run(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-        """Run `job`; later `done(result)`, or `done(error)` with what it raised. Jobs may run in any order."""
+        """Run `job`, and later `done(result)` or `done(error)`. Jobs may run in any order."""
         ...
 
 
 class Inline:
-    """Workers that do it at once: for processes that have nothing else to do meanwhile."""
+    """Workers that run each job immediately, for processes without other work."""
 
     def run(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
         try:
@@ -132,71 +132,71 @@ class Inline:
 
 # --- disks ------------------------------------------------------------------------------------------------------------
 class Missing(DiskFailed):
-    """There is no such file or folder: never written, dropped meanwhile, or deleted from outside."""
+    """There is no such file or folder: never written, dropped in the meantime, or deleted by another program."""
 
 
 class File(Protocol):
-    """One open file. Offsets are given with each call, so that threads need not share a position."""
+    """An open file. Each call has its own offset, so that threads do not share a position."""
 
     def pwrite(self, parts: Sequence[Part], offset: int) -> None:
-        """Write all parts, one after another, from `offset` on; what is between the end and there reads as zeros."""
+        """Write all parts, one after another, from `offset` on. A hole before `offset` reads as zeros."""
         ...
 
     def pread(self, size: int, offset: int) -> bytes:
-        """So many bytes; fewer only at the end of the file."""
+        """Read `size` bytes; fewer only at the end of the file."""
         ...
 
     def sync(self) -> None:
-        """Return once everything written before this call is on the disk. After an error nothing is known."""
+        """Return once all earlier writes are on the disk. After an error, the state of these writes is unknown."""
         ...
 
     def size(self) -> int:
-        """How long the file is now."""
+        """Return the current size of the file."""
         ...
 
     def truncate(self, size: int) -> None:
-        """Make it this long."""
+        """Set the size of the file."""
         ...
 
     def close(self) -> None:
-        """Let go of it. Closing twice is harmless."""
+        """Close the file. A second call does nothing."""
         ...
 
 
 class Lock(Protocol):
-    """A folder that is ours until we close this, or end."""
+    """A lock on a folder. It is held until it is closed, or the process ends."""
 
     def close(self) -> None:
-        """Give it back."""
+        """Release the lock."""
         ...
 
 
 class Disk(Protocol):
-    """Files below one folder. One suite of tests holds for the operating system's and for the simulator's.
+    """Files below one folder. One test suite checks the implementations of the operating system and the simulator.
 
-    Paths are relative, with `/`, below the disk's root. What was written counts as kept only after `sync` of the file,
-    and a name only after `sync_folder` of its folder. Everything the world does wrong arrives as a typed error:
-    DiskFull, DiskFailed (and its Missing), WrongFolder.
+    Paths are relative, with `/`, below the disk's root. Written data is kept only after `sync` of the file, and a name
+    only after `sync_folder` of its folder. Every failure of the environment is a typed error: DiskFull, DiskFailed (and
+    its Missing), WrongFolder.
     """
 
     def open(self, path: str, create: bool = False, writable: bool = False) -> File:
-        """Open a file. `create` makes a new, empty one in place of what may be there, and implies `writable`."""
+        """Open a file. `create` creates a new, empty file, replaces an existing one, and implies `writable`."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or folder of this name."""
+        """Whether there is a file or folder with this name."""
         ...
 
     def list(self, folder: str) -> list[str]:
-        """Names in a folder, sorted; "" is the root. Missing if there is no such folder."""
+        """List the names in a folder, sorted; "" is the root. Raises Missing if there is no such folder."""
         ...
 
     def make_folder(self, path: str) -> None:
-        """Have a folder; its parent exists. One that is there already is fine."""
+        """Create a folder, unless it exists. Its parent must exist."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, in place of what has it."""
+        """Rename a file. A file with the new name is replaced."""
         ...
 
     def remove(self, path: str) -> None:
@@ -212,19 +212,19 @@ class Disk(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Room that is left."""
+        """Return the free space in bytes."""
         ...
 
     def lock(self, path: str) -> Lock:
-        """Be the only holder of this file, until the lock or the disk is closed. WrongFolder if another one is."""
+        """Lock this file until the lock or the disk is closed. Raises WrongFolder if another process has the lock."""
         ...
 
     def make_id(self) -> str:
-        """A fresh random id, 32 hexadecimal digits."""
+        """Return a new random id of 32 hexadecimal digits."""
         ...
 
     def close(self) -> None:
-        """Let go of all locks."""
+        """Release all locks."""
         ...
 
 
@@ -246,7 +246,7 @@ _FEW: Final = 8
 
 
 class Histogram:
-    """How many observations were at or below each bound; `counts` has one more entry, for those above all bounds."""
+    """Counts of observations at or below each bound. `counts` has one more entry, for those above all bounds."""
 
     __slots__ = ("_bounds", "bounds", "counts", "total")
 
@@ -256,12 +256,12 @@ class Histogram:
         self.total = 0
 
     def add(self, value: int, times: int = 1) -> None:
-        """One observation, or several alike."""
+        """Add an observation, or several equal ones."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
     def add_many(self, values: npt.NDArray[Any]) -> None:
-        """Many at once."""
+        """Add many observations."""
         if len(values) <= _FEW:
             for value in values.tolist():
                 self.add(value)
@@ -274,11 +274,11 @@ class Histogram:
 # --- together ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Env:
-    """What a role gets from its process. Roles take it as their first argument, and hand it to their parts."""
+    """The environment that a process gives to a role. Roles take it as their first argument, and pass it on."""
 
     clock: Clock
     bell: Doorbell = field(default_factory=SilentBell)
     journal: Journal = field(default_factory=SilentJournal)
     workers: Workers = field(default_factory=Inline)
     steps: Steps = NO_STEPS
-    disks: Disks | None = None  # None: replicas' disks are out of reach
+    disks: Disks | None = None  # None: the disks of replicas are not reachable

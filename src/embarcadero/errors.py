@@ -1,60 +1,60 @@
-"""The error tree. Every error names the problem and what to do about it.
+"""The error tree. Every error has a message (the problem), a hint (what to do), and a page (its section in the docs).
 
 EmbarcaderoError
-├── UsageError                the caller's mistake; nothing was sent
-│   ├── BadName               a topic or session name that is not allowed
-│   ├── BadValue              an argument or option out of range
-│   │   └── BadSchema         a schema that no topic may have, or data or changes that do not fit the topic's schema
-│   ├── BadConfiguration      a file, variable or flag that is wrong; names all problems
-│   ├── OutOfSequence         a session_seq that does not continue the session
+├── UsageError                the call is wrong; nothing was sent
+│   ├── BadName               a topic or session name is not allowed
+│   ├── BadValue              an argument or option has a wrong type or is out of range
+│   │   └── BadSchema         a schema is not allowed, or data or changes do not fit the topic's schema
+│   ├── BadConfiguration      a file, variable or flag is wrong; the message lists all problems
+│   ├── OutOfSequence         a session_seq does not continue the session
 │   ├── Closed                the object was closed before this call
-│   └── Forked                a publisher, subscriber or future of the parent process, used in a forked child
-├── NotAvailable              this cluster cannot do that (yet)
-├── Refused                   the cluster said no; nothing was stored; trying again gives the same answer
-│   ├── UnknownTopic
-│   │   └── TopicReplaced     the topic that was meant is deleted, and another one has its name
-│   ├── TopicExists
-│   ├── UnknownSchema         a batch of a schema version that its topic does not have
-│   ├── UnknownSession        the session was never opened, or is long gone
+│   └── Forked                a publisher, subscriber or future of the parent process was used in a forked child
+├── NotAvailable              this cluster, version or machine cannot do this
+├── Refused                   the cluster refused the request and stored nothing; a retry gives the same answer
+│   ├── UnknownTopic          there is no topic with this name
+│   │   └── TopicReplaced     the topic was deleted, and another topic has its name
+│   ├── TopicExists           a topic with this name exists
+│   ├── UnknownSchema         a batch has a schema version that its topic does not have
+│   ├── UnknownSession        the session was never opened, or expired long ago
 │   ├── SessionFenced         another holder opened the session's name, or a gap did not close in time
 │   ├── Conflict              the same session sequence was stored before with other bytes
 │   ├── Stale                 the sequence is below the session's window
-│   ├── Lost                  the sequence was declared lost (on_gap="skip") before the batch came
-│   ├── FuturePosition        a read or a trim beyond the end of the log
-│   ├── Trimmed               a read below the start of the log
-│   ├── BadReference          the staged batch that was to be published is not there, or is another one
-│   ├── StagedGone            batches that were staged for a write, and were deleted or trimmed before it was complete
+│   ├── Lost                  the sequence was declared lost (on_gap="skip") before the batch arrived
+│   ├── FuturePosition        a read or a trim is beyond the end of the log
+│   ├── Trimmed               a read is below the start of the log
+│   ├── BadReference          the staged batch of a reference is gone, or differs from the reference
+│   ├── StagedGone            staged batches were deleted or trimmed before their write was complete
 │   ├── TierBusy              another job writes the table of this topic
-│   ├── Deposed               another job has taken the table of this topic over
+│   ├── Deposed               another job has taken over the table of this topic
 │   └── TooMany               a limit of the cluster is reached
 ├── Retriable                 nothing was stored; the same call may succeed later
 │   ├── Unreachable           no broker answers
 │   ├── Backpressure          the cluster has been full for too long
-│   └── TierUnavailable       a catalog or an object store that does not answer, is locked, or says no
-├── RecordsLost               acked with ack=1, not yet durable, and lost with the whole fabric; names the positions
-├── OutcomeUnknown            it may or may not have happened
-│   └── TimedOut              the time the caller gave is over
-│       └── LossUnknown       acked with ack=1; the publisher ended before a broker could say whether they are lost
+│   └── TierUnavailable       a catalog or an object store does not answer, is locked, or refuses access
+├── RecordsLost               records were acked with ack=1, and lost with the whole fabric; has their positions
+├── OutcomeUnknown            the operation may or may not have happened
+│   └── TimedOut              the timeout of the call passed
+│       └── LossUnknown       records were acked with ack=1, and the publisher ended before their loss was known
 ├── ManyErrors                several publishers of a log failed; also an ExceptionGroup with all their errors
-├── ProtocolError             the peer speaks nonsense, or another version
-│   ├── BadMagic
-│   ├── BadVersion
-│   ├── FrameTooLarge
-│   ├── BadFrame              a length, count or field that contradicts the rest
-│   └── OverCredit            the peer sent more than it was granted
-├── Corrupt                   wrong bytes were found, and not served
-│   ├── ChecksumMismatch
-│   ├── BadTable              a table that is not the topic's or is behind, or a file of it that is missing or damaged
-│   ├── BadSegment            a segment, index or checkpoint file that is damaged, foreign or of a newer format
-│   └── BadRegion             a fabric region with a wrong magic, version, size or generation
-└── ClusterError              starting, stopping or finding a cluster
-    ├── AlreadyRunning
-    ├── NotRunning
-    ├── PortInUse
-    ├── FabricFull            the memory file system has no room
-    ├── WrongFolder           a data folder of another cluster, another replica, a newer version, a copy, or in use
-    ├── DiskFull              a replica's disk has no room; it stops counting until it has
-    └── DiskFailed            a disk that can't be read or written; names the file and the operation
+├── ProtocolError             the peer violated the protocol, or uses another version
+│   ├── BadMagic              a frame does not start with the magic bytes
+│   ├── BadVersion            the peer uses another protocol version
+│   ├── FrameTooLarge         the length of a frame is above its limit
+│   ├── BadFrame              a length, count or field contradicts the rest of the frame
+│   └── OverCredit            the peer sent more bytes than it was granted
+├── Corrupt                   damaged data was found and not served
+│   ├── ChecksumMismatch      a header, entry or payload does not match its checksum
+│   ├── BadTable              a table does not belong to the topic or is behind it, or a file is missing or damaged
+│   ├── BadSegment            a segment, index or checkpoint file is damaged, foreign or of a newer format
+│   └── BadRegion             a fabric region has a wrong magic, version, size or generation
+└── ClusterError              starting, stopping or finding a cluster failed
+    ├── AlreadyRunning        a cluster runs in this folder
+    ├── NotRunning            no cluster runs in this folder
+    ├── PortInUse             another program listens on the port
+    ├── FabricFull            the memory file system has no space
+    ├── WrongFolder           the data folder belongs to another cluster, replica or version, is a copy, or is in use
+    ├── DiskFull              a disk has no space; a full replica does not count as a copy
+    └── DiskFailed            a disk cannot be read or written; the message has the file and the operation
 """
 
 from __future__ import annotations
@@ -67,12 +67,23 @@ if TYPE_CHECKING:
 
 
 class EmbarcaderoError(Exception):
-    """Base of all errors. `hint` says what to do."""
+    """Base class of all errors. `message` states the problem, `hint` states what to do.
+
+    The printed form also has the page of the error: `message (hint) [docs/errors.md#unknowntopic]`.
+    """
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(f"{message} ({hint})" if hint else message)
         self.message = message
         self.hint = hint
+
+    @property
+    def page(self) -> str:
+        """The section of the documentation that explains this class of errors."""
+        return f"docs/errors.md#{type(self).__name__.lower()}"
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} [{self.page}]"
 
     def __reduce__(self) -> tuple[type[EmbarcaderoError], tuple[str, str]]:
         return type(self), (self.message, self.hint)
@@ -117,7 +128,7 @@ class TierUnavailable(Retriable): ...
 
 
 class _OfRecords:
-    """An error about records: `positions` has the first record of each batch, `counts` how many records it had."""
+    """An error about records: `positions` has the first record of each batch, `counts` its number of records."""
 
     message: str
     hint: str
@@ -133,7 +144,7 @@ class _OfRecords:
 
 
 class RecordsLost(_OfRecords, EmbarcaderoError):
-    """Records that were acked and are lost."""
+    """Acked records are lost. `positions` has the first record of each batch, `counts` its number of records."""
 
 
 class OutcomeUnknown(EmbarcaderoError): ...
@@ -141,14 +152,14 @@ class TimedOut(OutcomeUnknown, TimeoutError): ...
 
 
 class LossUnknown(_OfRecords, TimedOut):
-    """Records that were acked and may be lost."""
+    """Acked records may be lost. `positions` has the first record of each batch, `counts` its number of records."""
 
 
 class ManyErrors(EmbarcaderoError, ExceptionGroup[EmbarcaderoError]):
-    """Several errors that one call has to report; `exceptions` has them, and `except*` takes them apart."""
+    """Several errors of one call. `exceptions` has them, and `except*` separates them."""
 
     def __new__(cls, message: str, errors: Sequence[EmbarcaderoError]) -> ManyErrors:
-        """An exception group is made of its message and its errors."""
+        """Create the group from a message and its errors."""
         return super().__new__(cls, message, errors)
 
     def __init__(self, message: str, errors: Sequence[EmbarcaderoError]) -> None:  # noqa: ARG002 - see __new__
@@ -158,12 +169,12 @@ class ManyErrors(EmbarcaderoError, ExceptionGroup[EmbarcaderoError]):
         return type(self), (self.message, list(self.exceptions))
 
     def derive(self, excs: Sequence[Any]) -> ExceptionGroup[Any]:
-        """A part of the group, as `except*` makes it."""
+        """Return a part of the group, for `except*`."""
         return ManyErrors(self.message, excs)
 
 
 def raise_as_one(errors: Sequence[EmbarcaderoError]) -> None:
-    """Raise all of these, if there are any. A loss stays a RecordsLost; its cause is then what failed besides."""
+    """Raise these errors, if there are any. A first RecordsLost is raised itself, with the others as its cause."""
     if len(errors) == 1:
         raise errors[0]
     if errors:
@@ -175,7 +186,7 @@ def raise_as_one(errors: Sequence[EmbarcaderoError]) -> None:
 
 
 def as_reported(error: Exception) -> EmbarcaderoError:
-    """An error that is to be raised together with others; one that is not ours becomes the cause of one that is."""
+    """Return the error if it is an EmbarcaderoError. Otherwise wrap it: it becomes the cause."""
     if isinstance(error, EmbarcaderoError):
         return error
     wrapped = EmbarcaderoError(f"unexpected {type(error).__name__}: {error}", "report it: this is a bug")
@@ -184,7 +195,7 @@ def as_reported(error: Exception) -> EmbarcaderoError:
 
 
 def fresh(error: EmbarcaderoError) -> EmbarcaderoError:
-    """A copy to raise: raising one object in many threads would mix up their tracebacks."""
+    """Return a copy to raise. One object that is raised in many threads would mix their tracebacks."""
     kind, arguments = error.__reduce__()
     return kind(*arguments)
 
@@ -215,23 +226,23 @@ class DiskFailed(ClusterError): ...
 
 
 LATER = (Retriable, DiskFull, DiskFailed)
-"""What a call of the store ends with when it did nothing, and may be made again later."""
+"""Errors of the store after which nothing has changed, and the call may be repeated later."""
 
 
 def _tree(root: type[EmbarcaderoError]) -> dict[str, type[EmbarcaderoError]]:
     found = {root.__name__: root}
     for child in root.__subclasses__():
-        if child is not ManyErrors:  # made here, of other errors
+        if child is not ManyErrors:  # it never travels: clients create it from other errors
             found.update(_tree(child))
     return found
 
 
 BY_NAME: dict[str, type[EmbarcaderoError]] = _tree(EmbarcaderoError)
-"""Errors by class name: the name is the code that travels over the wire."""
+"""Error classes by name. The name is the code on the wire."""
 
 
 def from_wire(code: str, message: str, hint: str = "") -> EmbarcaderoError:
-    """The typed error that a peer reported."""
+    """Return the typed error that a peer reported."""
     return BY_NAME.get(code, EmbarcaderoError)(message, hint)
 
 
@@ -241,6 +252,6 @@ class InvariantBroken(AssertionError):
 
 
 def invariant(holds: bool | object, message: str) -> None:
-    """Stop at once when something that must always hold does not."""
+    """Raise InvariantBroken unless a condition that must always hold is true."""
     if not holds:
         raise InvariantBroken(message)

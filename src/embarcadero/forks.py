@@ -1,8 +1,8 @@
-"""Objects that must change in a forked child: the child has their memory, and none of the threads that served them.
+"""Objects that must change in a forked child: the child has their memory, but not their threads.
 
-A fork copies one thread only. Locks that other threads held stay locked in the child, event loops share their epoll
-descriptor with the parent, and sockets are the parent's. So each object that registers here is told, in the child and
-before anything else runs there, to let go of all that without a system call that the parent could notice.
+A fork copies one thread only. Locks of other threads stay locked in the child, event loops share their epoll descriptor
+with the parent, and so do sockets. So each registered object gets a call in the child before other code runs there. It
+releases these resources without a system call that affects the parent.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from embarcadero.errors import EmbarcaderoError
 
 
 class Forkable(Protocol):
-    """Something that has to know of a fork."""
+    """An object that must change after a fork."""
 
     def _after_fork(self) -> None:
-        """In the child, in its only thread: take no lock, wait for nothing."""
+        """Runs in the child, in its only thread. It takes no lock and does not wait."""
         ...
 
 
 _KNOWN: weakref.WeakSet[Any] = weakref.WeakSet()
-_ABANDONED: list[object] = []  # of the parent: kept, because destructors would act on what it still uses
+_ABANDONED: list[object] = []  # objects of the parent: their destructors would affect resources that it still uses
 
 
 def tell_of_forks(known: Forkable) -> None:
-    """Have `known._after_fork()` called in every child that is forked while `known` lives."""
+    """Register an object: `known._after_fork()` runs in every child that is forked while `known` exists."""
     _KNOWN.add(known)
 
 
 def abandon(*things: object) -> None:
-    """Keep objects of the parent process for as long as the child lives, unused."""
+    """Keep objects of the parent process, unused, as long as the child lives."""
     _ABANDONED.extend(things)
 
 
 def blank(descriptor: int) -> None:
-    """Let go of a descriptor without freeing its number, which objects of the parent still have."""
+    """Release a descriptor without freeing its number, which objects of the parent still have."""
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -48,7 +48,7 @@ def blank(descriptor: int) -> None:
 
 
 class RefusingLock:
-    """Stands where a lock was: taking it raises an error."""
+    """Replaces a lock: taking it raises an error."""
 
     def __init__(self, error: EmbarcaderoError) -> None:
         self._error = error
@@ -60,7 +60,7 @@ class RefusingLock:
 
 
 def _in_child() -> None:
-    """Tell every object, whatever becomes of the others. Python prints what is raised here, and runs the child."""
+    """Call every object, also after the failure of another. Python prints an error from here, and the child runs."""
     failures: list[Exception] = []
     for known in list(_KNOWN):
         try:
@@ -68,7 +68,7 @@ def _in_child() -> None:
         except Exception as error:
             failures.append(error)
     if failures:
-        raise ExceptionGroup("objects of embarcadero that may not work in this forked child", failures)
+        raise ExceptionGroup("some objects of embarcadero may not work in this forked child", failures)
 
 
 os.register_at_fork(after_in_child=_in_child)

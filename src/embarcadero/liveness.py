@@ -1,6 +1,6 @@
-"""Whether a process is still the one that it was, and whether it is alive.
+"""The identity of processes, and their liveness.
 
-Numbers of processes are used again, so a process is named by a mark: this run of the machine, its number, its start.
+The system reuses process ids, so a process is identified by a mark: the boot of the machine, its id, its start time.
 Heartbeat timeouts are measured on the local clock. Time during which this process was paused does not count.
 """
 
@@ -16,21 +16,21 @@ from typing import Final, Generic, TypeVar
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _STAT_BYTES_MAX = 4_096
 _USER_FIELD, _SYSTEM_FIELD = 11, 12
-"""Of /proc/<pid>/stat, counted after the command's name: the processor's time that it has had, in ticks."""
+"""Fields of /proc/<pid>/stat, counted after the command's name: the processor time of the process, in ticks."""
 _START_FIELD = 19
-"""Likewise: when the process started, in ticks since the machine did."""
+"""Likewise: the start time of the process, in ticks since the boot."""
 
 
 @cache
 def _boot() -> str:
-    """This run of the machine: no process sees another one."""
+    """Return the id of this boot of the machine. It does not change while a process runs."""
     return _BOOT.read_text().strip()
 
 
 def process_mark(pid: int) -> str:
-    """What names one process for ever: this run of the machine, its number, and when it started; "" if it is gone.
+    """Return the unique mark of a process: the boot of the machine, its id and its start time; "" if it has ended.
 
-    Every transaction of a store asks for all who hold leases, so it reads without a file object.
+    Every transaction of a store checks all holders of leases, so this reads without a file object.
     """
     try:
         fields = _stat(pid)
@@ -42,12 +42,12 @@ def process_mark(pid: int) -> str:
 
 
 def ticks_if_stopped(pid: int) -> int | None:
-    """The processor's time that a stopped process (SIGSTOP) has had; None if it is not stopped, or gone."""
+    """Return the processor time of a stopped process (SIGSTOP). None: it is not stopped, or has ended."""
     try:
         fields = _stat(pid)
     except OSError:
         return None
-    stopped = len(fields) > _SYSTEM_FIELD and fields[0] == b"T"  # "t" is a debugger's
+    stopped = len(fields) > _SYSTEM_FIELD and fields[0] == b"T"  # "t" is a stop by a debugger
     return int(fields[_USER_FIELD]) + int(fields[_SYSTEM_FIELD]) if stopped else None
 
 
@@ -60,13 +60,13 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def same_process(mark: str) -> bool:
-    """Whether the process that was marked is still running."""
+    """Whether the marked process is still running."""
     parts = mark.split("/")
     return len(parts) == 3 and parts[1].isdigit() and process_mark(int(parts[1])) == mark
 
 
 def _mark_without_proc(pid: int) -> str:
-    """Where there is no /proc: the number is all there is."""
+    """Return a mark on systems without /proc: it has only the process id."""
     if Path("/proc/self/stat").exists():
         return ""
     try:
@@ -80,14 +80,14 @@ def _mark_without_proc(pid: int) -> str:
 
 # --- heartbeats -------------------------------------------------------------------------------------------------------
 _LOOK_US_MAX: Final = 500_000
-"""A longer time between two looks was a pause of this process: a role that beat meanwhile gets time to do it again."""
+"""A longer interval between two looks was a pause of this process. A role then gets time for another heartbeat."""
 
 Who = TypeVar("Who", bound=Hashable)
 
 
 @dataclass(slots=True)
 class _Pulse:
-    """The last heartbeat of one incarnation, when we looked last, and how long it has been the same."""
+    """The last heartbeat of an incarnation, the time of the last look, and how long the heartbeat has not changed."""
 
     beat: int
     looked_us: int
@@ -95,13 +95,13 @@ class _Pulse:
 
 
 class Pulses(Generic[Who]):
-    """The heartbeats of some incarnations."""
+    """The heartbeats of several incarnations."""
 
     def __init__(self) -> None:
         self._pulses: dict[Who, _Pulse] = {}
 
     def silent_us(self, who: Who, beat: int, now_us: int) -> int:
-        """Look once more: for how long its heart has stood still."""
+        """Note a look at a heartbeat, and return for how long it has not changed."""
         pulse = self._pulses.get(who)
         if pulse is None or pulse.beat != beat:
             pulse = self._pulses[who] = _Pulse(beat, now_us)
@@ -110,7 +110,7 @@ class Pulses(Generic[Who]):
         return pulse.silent_us
 
     def keep(self, known: set[Who]) -> set[Who]:
-        """Forget all others. Returns them."""
+        """Forget all other incarnations, and return them."""
         gone = self._pulses.keys() - known
         for who in gone:
             del self._pulses[who]

@@ -1,4 +1,4 @@
-"""Orders by name and by number: what users write, and what they are shown."""
+"""Orders by name and by number: parsing and display."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from embarcadero.errors import BadValue
 from embarcadero.types import Order
 
 ORDER_NAMES: Final = {"none": Order.NONE, "local": Order.BROKER, "total": Order.TOTAL, "strong": Order.STRONG}
-"""The names that users may write instead of numbers."""
+"""Names for users, as an alternative to numbers."""
 
 _NAMES: Final = {order: name for name, order in ORDER_NAMES.items()}
 
 
 def parse_order(given: int | str) -> Order:
-    """Return the order that a name or a number stands for. Raises BadValue."""
+    """Parse the name or the number of an order. Raises BadValue."""
     if isinstance(given, str) and given.strip().lower() in ORDER_NAMES:
         return ORDER_NAMES[given.strip().lower()]
     number = given.strip() if isinstance(given, str) else given
@@ -23,18 +23,18 @@ def parse_order(given: int | str) -> Order:
             return order
     raise BadValue(
         f"order {given!r} does not exist",
-        'use "total" (2: one total order), "strong" (5: and each publisher\'s order), "local" (1: an order per broker '
-        'and publisher) or "none" (0: an order per broker)',
+        'use "total" (2: one total order), "strong" (5: it also keeps the order of each publisher), "local" (1: an '
+        'order per broker that keeps the order of each publisher) or "none" (0: an order per broker)',
     )
 
 
 def order_name(order: int) -> str:
-    """Return the name of an order that exists."""
+    """Return the name of an order."""
     return _NAMES[Order(order)]
 
 
 def order_label(order: int) -> str:
-    """Return number and name, as people are shown an order."""
+    """Return number and name of an order, for people."""
     return f"{int(order)} ({order_name(order)})"
 
 
@@ -45,6 +45,6 @@ def session_order(topic: str, topic_order: int, asked: int | str) -> Order:
         return wanted
     allowed = '"total" or "strong"' if has is Order.TOTAL else f'"{order_name(has)}"'
     raise BadValue(
-        f"topic {topic!r} has order {order_label(has)}: it takes no sessions of order {order_label(wanted)}",
-        f"use {allowed}, or leave it out",
+        f"topic {topic!r} has order {order_label(has)}, which does not allow sessions of order {order_label(wanted)}",
+        f"use {allowed}, or omit the order",
     )

@@ -1,4 +1,4 @@
-"""Fixtures for pytest: a private cluster for the test session, and a fresh topic for each test.
+"""Fixtures for pytest: a private cluster for the test session, and a new topic for each test.
 
 In a `conftest.py`:
 
@@ -17,15 +17,20 @@ In a test:
     def test_with_another_kind_of_topic(embarcadero_log, embarcadero_topic):
         assert embarcadero_log.describe(embarcadero_topic).partitions == 4
 
-Fixtures: `embarcadero_cluster` (the processes; kill some with `kill_broker`, `kill_sequencer`), `embarcadero_address`
-(for `emb.connect` and `emb.aio.connect`), `embarcadero_log` (a client, shared by all tests), `embarcadero_topic` (a
-name; deleted after the test). Override `embarcadero_options` to change the cluster:
+Fixtures:
+
+- `embarcadero_cluster`: the processes. `kill_broker` and `kill_sequencer` kill some of them.
+- `embarcadero_address`: the addresses for `emb.connect` and `emb.aio.connect`.
+- `embarcadero_log`: a client, shared by all tests.
+- `embarcadero_topic`: the name of a topic, which is deleted after the test.
+
+Override `embarcadero_options` to change the cluster:
 
     @pytest.fixture(scope="session")
     def embarcadero_options():
         return {"brokers": 4, "log_bytes": 64 << 20}
 
-The cluster listens on free ports of the loopback interface, keeps everything in memory, and ends with the session.
+The cluster listens on free ports of the loopback interface. It keeps all data in memory and stops with the session.
 """
 
 from __future__ import annotations
@@ -48,39 +53,39 @@ _NAME_CHARS = 60
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker `embarcadero_topic`."""
     config.addinivalue_line("markers", f"{_MARK}(**options): options of create_topic for the topic of this test")
 
 
 @pytest.fixture(scope="session")
 def embarcadero_options() -> dict[str, Any]:
-    """How the cluster is started: arguments of `embarcadero.local`. Override it to change them."""
+    """Return the arguments of `embarcadero.local` for the cluster. Override this fixture to change them."""
     return {"brokers": 2, "log_bytes": 32 * MIB}
 
 
 @pytest.fixture(scope="session")
 def embarcadero_cluster(embarcadero_options: dict[str, Any]) -> Iterator[LocalCluster]:
-    """The processes of a private cluster."""
+    """Run a private cluster; `kill_broker` and `kill_sequencer` kill its processes."""
     with LocalCluster(**embarcadero_options) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def embarcadero_address(embarcadero_cluster: LocalCluster) -> str:
-    """Addresses of its brokers, as `connect` takes them."""
+    """Return the addresses of the brokers, in the form that `connect` accepts."""
     return ",".join(embarcadero_cluster.addresses)
 
 
 @pytest.fixture(scope="session")
 def embarcadero_log(embarcadero_address: str) -> Iterator[Log]:
-    """A client of the cluster. Close publishers and subscribers that you open; the client closes itself."""
+    """Connect to the cluster. Tests close the publishers and subscribers that they open, but not this client."""
     with connect(embarcadero_address) as log:
         yield log
 
 
 @pytest.fixture
 def embarcadero_topic(embarcadero_log: Log, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of a fresh topic, made with the options of the mark `embarcadero_topic`."""
+    """Create a topic with the options of the mark `embarcadero_topic`, and return its name."""
     options: dict[str, Any] = {}
     for mark in reversed(list(request.node.iter_markers(_MARK))):
         options |= mark.kwargs
@@ -88,5 +93,5 @@ def embarcadero_topic(embarcadero_log: Log, request: pytest.FixtureRequest) -> I
     name = f"{readable}-{uuid4().hex[:8]}"
     embarcadero_log.create_topic(name, **options)
     yield name
-    with suppress(UnknownTopic):  # the test may have done it
+    with suppress(UnknownTopic):  # the test may have deleted it
         embarcadero_log.delete_topic(name)

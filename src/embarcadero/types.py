@@ -1,8 +1,12 @@
-"""The words of the system as types. No logic lives here.
+"""The terms of the system as types, without logic.
 
-topic: a named log.  lane: one append-only order index with one writer.  index: dense number of a batch in its lane.
-seq: dense number of a record in its lane.  session: one publisher's idempotent stream into one topic.
-incarnation: one run of a broker.  handle (of a region): the small number by which entries name a broker incarnation.
+- topic: a named log.
+- lane: an append-only order index with one writer.
+- index: the dense number of a batch in its lane.
+- seq: the dense number of a record in its lane.
+- session: the idempotent stream of one publisher into one topic.
+- incarnation: one run of a broker.
+- handle (of a region): the small number of a broker incarnation in entries.
 """
 
 from __future__ import annotations
@@ -16,17 +20,17 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 NO_SESSION = 0xFFFF_FFFF
-"""A session handle that names no session."""
+"""The session handle for no session."""
 
 NO_INDEX = 0xFFFF_FFFF_FFFF_FFFF
-"""An index or seq that names no position; 0 is a real position."""
+"""The index or seq for no position; 0 is a real position."""
 
 NO_HANDLE = 0xFFFF
-"""A region handle that names no broker incarnation."""
+"""The region handle for no broker incarnation."""
 
 
 class Order(IntEnum):
-    """How strongly a topic, or one session in it, is ordered. `orders.py` has the names that users write."""
+    """The order of a topic, or of a session in it. `orders.py` has the names for users."""
 
     NONE = 0
     BROKER = 1
@@ -35,7 +39,7 @@ class Order(IntEnum):
 
 
 class Ack(IntEnum):
-    """When a publish counts as done."""
+    """When a publish is acknowledged."""
 
     NONE = 0
     ORDERED = 1
@@ -43,14 +47,14 @@ class Ack(IntEnum):
 
 
 class OnGap(StrEnum):
-    """What is done when a gap of a strong session does not close in time."""
+    """The action when a gap of a strong session does not close in time."""
 
     FENCE = "fence"
     SKIP = "skip"
 
 
 class EntryKind(IntEnum):
-    """Kinds of entries. Those below 16 appear in the order index; the others only in pending rings."""
+    """Kinds of entries. Kinds below 16 appear in the order index; the others only in pending rings."""
 
     BATCH = 1
     SESSION_OPEN = 2
@@ -62,30 +66,30 @@ class EntryKind(IntEnum):
 
 
 BATCH_KIND: Final = int(EntryKind.BATCH)
-"""As a plain number: numpy compares with these several times as quickly as with members of enums."""
+"""As a plain number: numpy compares with plain numbers several times faster than with enum members."""
 
 
 class Outcome(IntEnum):
-    """What became of a pending entry. Those below 16 mean that the batch (or request) is in the log."""
+    """The outcome of a pending entry. Values below 16 mean that the batch (or request) is in the log."""
 
     ORDERED = 1
-    DUP_OF = 2  # stored before, at the index given
-    DUP = 3  # stored before, too long ago to name the index
+    DUP_OF = 2  # stored before, at the given index
+    DUP = 3  # stored before, too long ago to know the index
     OPENED = 4
     CLOSED = 5
-    NOTED = 6  # an attach or detach was taken note of
-    STALE = 16  # below the session's window; the publisher settled it long ago
+    NOTED = 6  # an attach or detach was noted
+    STALE = 16  # below the session's window: the publisher settled it long ago
     LOST = 17  # its sequence was skipped; it will never appear
     CONFLICT = 18  # the same sequence was stored with other bytes
-    FENCED = 19  # the session is fenced; `extra` tells the next sequence expected
+    FENCED = 19  # the session is fenced; `extra` is its next expected sequence
     UNKNOWN_SESSION = 20
-    BACKPRESSURE = 21  # not stored: beyond the session's window, or bounds reached; send again later
+    BACKPRESSURE = 21  # not stored: above the session's window, or a limit is reached; send again later
     UNKNOWN_TOPIC = 22
     TOO_MANY_SESSIONS = 23
-    UNKNOWN_SCHEMA = 24  # the topic has no such version of its schema
-    NAME_HELD = 25  # not by the holder that the asker knows of; `session` tells by whom
-    UNDECIDED = 26  # another copy waits, or it can't be told yet what became of it; send again later to learn it
-    NO_REFERENCE = 27  # not stored: the staged batch that it names is not there; `extra` is a ReferenceFault
+    UNKNOWN_SCHEMA = 24  # the topic does not have this version of its schema
+    NAME_HELD = 25  # by another session than the request names; `session` is the holder
+    UNDECIDED = 26  # another copy waits, or its outcome is not known yet; send again later to get the outcome
+    NO_REFERENCE = 27  # not stored: the staged batch of the reference does not exist; `extra` is a ReferenceFault
 
     @property
     def stored(self) -> bool:
@@ -96,13 +100,13 @@ class Outcome(IntEnum):
 class ReferenceFault(IntEnum):
     """Why a batch by reference was refused with NO_REFERENCE."""
 
-    GONE = 1  # nothing can be read at its position: it was trimmed, or lost, or never was there
-    ANOTHER_TOPIC = 2  # the lane is not one of that topic: the topic was deleted, or made again
+    GONE = 1  # its position has no readable batch: it was trimmed, was lost, or never existed
+    ANOTHER_TOPIC = 2  # the lane does not belong to that topic: the topic was deleted, or created again
     DIFFERS = 3  # the batch at its position has another size, count or checksum
 
 
 REQUEST_OUTCOMES: Final = frozenset((Outcome.OPENED, Outcome.CLOSED, Outcome.NOTED, Outcome.NAME_HELD))
-"""These are never the outcome of a batch."""
+"""Outcomes of requests, never of batches."""
 
 
 class GapKind(IntEnum):
@@ -111,13 +115,13 @@ class GapKind(IntEnum):
     SKIPPED = 1
     TRIMMED = 2
     LOST = 3
-    END_OF_LANE = 4  # the lane is closed and ends here: nothing is missing, and nothing more will come
-    NEVER_DURABLE = 5  # passed over by a restart: for a reader of durable records nothing was ever there
+    END_OF_LANE = 4  # the lane is closed and ends here: no record is missing, and no more will follow
+    NEVER_DURABLE = 5  # skipped by a restart: for a reader of durable records, no record ever existed there
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """Where a batch or a record is: its lane, the batch's index, the record's seq."""
+    """The position of a batch or a record: its lane, the batch's index, the record's seq."""
 
     lane: int
     index: int
@@ -125,18 +129,18 @@ class Position:
 
 
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-"""A number that signed 64-bit columns, and Java's long, hold."""
+"""A number that fits signed 64-bit columns and Java's long."""
 
 
 class LanePosition(NamedTuple):
-    """A position in one lane: the index of a batch, and the seq of its first record. It compares like a tuple."""
+    """A position in a lane: the index of a batch, and the seq of its first record. It compares like a tuple."""
 
     index: U63  # type: ignore[assignment]  # hides tuple.index
     seq: U63
 
 
 FIRST_POSITION: Final = LanePosition(0, 0)
-"""Where every lane starts."""
+"""The start of every lane."""
 
 
 class SessionKey(NamedTuple):
@@ -155,10 +159,10 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """A batch in a topic of order 0 or 1, named so that it can be published elsewhere by reference.
+    """A reference to a batch in a topic of order 0 or 1, to publish it into another topic.
 
-    `topic_id`, `lane` and `index` say where it is; `size`, `count` and `crc` are those of its payload. `schema` is the
-    version, in the topic that it is to be published into, by which the payload was encoded; 0: raw records.
+    `topic_id`, `lane` and `index` are its position; `size`, `count` and `crc` are facts of its payload. `schema` is the
+    version of the target topic's schema with which the payload was encoded; 0: raw records.
     """
 
     topic_id: int
@@ -171,7 +175,7 @@ class StagedBatch:
 
 
 class Gap(NamedTuple):
-    """A typed hole. SKIPPED: session sequences [start, stop) of `session`. TRIMMED, LOST, NEVER_DURABLE: indices.
+    """A typed gap. SKIPPED: session sequences [start, stop) of `session`. TRIMMED, LOST, NEVER_DURABLE: indices.
 
     END_OF_LANE: `start` and `stop` are the index at which the lane ends.
     """
@@ -183,16 +187,16 @@ class Gap(NamedTuple):
 
 
 Holes = Sequence[Span]
-"""Spans of seqs that a restart passed over: no record can be read there, now or later."""
+"""Spans of seqs that a restart skipped: no record is readable there, now or later."""
 
 
 def count_outside(start: int, stop: int, holes: Holes) -> int:
-    """How many positions of [start, stop) are in none of the holes, which do not overlap."""
+    """Count the positions of [start, stop) outside all holes, which do not overlap."""
     return max(0, stop - start - sum(max(0, min(stop, to) - max(start, from_)) for from_, to in holes))
 
 
 def united(spans: Iterable[Span]) -> list[Span]:
-    """The same positions as spans that neither overlap nor touch, in order."""
+    """Merge spans: the same positions, as ordered spans that neither overlap nor touch."""
     found: list[Span] = []
     for start, stop in sorted(spans):
         if found and start <= found[-1].stop:
@@ -204,11 +208,14 @@ def united(spans: Iterable[Span]) -> list[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Where a lane ends: the next index and seq to be ordered, and to be durable; and where its readable part starts.
+    """The ends of a lane, and the start of its readable part.
 
-    `hot_index` and `hot_seq` are where the part begins that brokers serve: above the start, what is below is only in
-    the topic's table. Of a topic of order 0 or 1 all count the batches and records of all lanes; `lanes` has the tail
-    of each. `holes` are the spans of seqs above the start that restarts passed over: use `records` to count.
+    - `index`, `seq`: the ordered end, which is the next position to be ordered.
+    - `durable_index`, `durable_seq`: the durable end.
+    - `start_index`, `start_seq`: the start of the readable part.
+    - `hot_index`, `hot_seq`: the start of the part that brokers serve. Records below it are only in the topic's table.
+    - `lanes`: in a topic of order 0 or 1, the tail of each lane; the other numbers are then sums over the lanes.
+    - `holes`: spans of seqs above the start that restarts skipped. `records` counts without them.
     """
 
     lane: int
@@ -224,12 +231,12 @@ class Tail:
     holes: tuple[Span, ...] = ()
 
     def records(self, start: int, stop: int) -> int:
-        """How many records have start <= seq < stop: seqs in `holes` are none. Of one lane."""
+        """Count the records with start <= seq < stop in one lane. Seqs in `holes` are not records."""
         return count_outside(start, stop, self.holes)
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True):
-    """Where a piece of a lane ends: the index and seq after its last batch; and about how many bytes it has."""
+    """The end of a piece of a lane: the index and seq after its last batch, and its approximate size."""
 
     index: int
     seq: int
@@ -237,25 +244,25 @@ class Cut(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReaderProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a reader says it is: by lane the next index and seq that it has not dealt with."""
+    """The progress that a reader has reported: by lane, the next index and seq that it has not processed."""
 
     reader: str
     places: dict[int, LanePosition]
-    ago_s: float = 0.0  # since it said so
-    lag: int | None = None  # records between there and the end; None: not counted
+    ago_s: float = 0.0  # since the report
+    lag: int | None = None  # records between the reported position and the end; None: not counted
 
 
 class TopicLane(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One lane of a topic of order 0 or 1, as the store holds it: the batches that one broker incarnation took."""
+    """A lane of a topic of order 0 or 1, as in the store: the batches that one broker incarnation received."""
 
     lane: int
     topic: int  # the lane number of its topic
     broker: int
     incarnation: int
     handle: int
-    end: int | None = None  # where it ends; None while it is open
+    end: int | None = None  # the index of its end; None while it is open
     end_seq: int | None = None
-    removed: bool = False  # closed, and its memory was given back: nothing is left to read
+    removed: bool = False  # closed, and its memory was freed: it has no readable record
     kept: int | None = None  # the fabric was lost, and [kept, end) with it
 
     @property
@@ -265,7 +272,7 @@ class TopicLane(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def region(self) -> str:
-        """Name of its order ring in the fabric."""
+        """The name of its order ring in the fabric."""
         return f"broker-{self.broker}.{self.incarnation}/order-{self.lane}"
 
 
@@ -276,35 +283,35 @@ PARTITIONERS = (MURMUR2, CRC32C)
 
 
 def id_text(topic_id: int) -> str:
-    """Print a topic's id as 16 hexadecimal digits: as a number, JavaScript would round it."""
+    """Print a topic's id as 16 hexadecimal digits: JavaScript would round a number."""
     return f"{topic_id:016x}"
 
 
 HIDDEN_PREFIX: Final = "__"
-"""Names of topics that the cluster makes for itself begin with this. Lists leave them out unless asked for."""
+"""The prefix of topics that the cluster creates for its own use. By default, lists do not include them."""
 
 STAGING_PREFIX: Final = HIDDEN_PREFIX + "staged."
-"""The topic with this prefix and the id of another topic (16 hexadecimal digits) holds what is staged for that one."""
+"""The topic with this prefix and the id of another topic (16 hexadecimal digits) has batches staged for that topic."""
 ROUTED_TOPIC: Final = HIDDEN_PREFIX + "routed"
-"""The home of writes into several topics: its log has their decisions."""
+"""The topic with the decisions on writes into several topics."""
 
 
 JOBS_PREFIX: Final = HIDDEN_PREFIX + "jobs."
-"""The topic with this prefix and the id of another topic holds the facts of jobs that write into that one."""
+"""A topic with this prefix and the id of another topic has the facts of jobs that write into that topic."""
 
 
 def staging_topic(topic_id: int) -> str:
-    """Return the name of the topic that holds what is staged for the topic with this id."""
+    """Return the name of the topic with the batches that are staged for the topic with this id."""
     return STAGING_PREFIX + id_text(topic_id)
 
 
 def jobs_topic(topic_id: int) -> str:
-    """Return the name of the topic that holds the facts of jobs that write into the topic with this id."""
+    """Return the name of the topic with the facts of jobs that write into the topic with this id."""
     return JOBS_PREFIX + id_text(topic_id)
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as the store holds it. `lanes` is filled in for those who ask: orders 0 and 1 have one per broker."""
+    """A topic, as in the store. Answers fill in `lanes` for orders 0 and 1: one per broker incarnation."""
 
     name: str
     lane: int
@@ -316,38 +323,38 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     gap_timeout_ms: int = 30_000
     session_ttl_s: int = 86_400
     schema_version: int = 0  # newest version of its schema; 0: raw records
-    retention_bytes: int = 0  # whole sealed segments go beyond this; 0: no bound
-    retention_s: int = 0  # and after this long; 0: no bound
-    id: int = 0  # random, 63 bits: another topic of the same name has another one; 0: not given yet
-    had_no_id: bool = False  # an upgrade gave the id: session checkpoints on disk without an id may be this topic's
-    partitioner: str = CRC32C  # how keys choose partitions; a record without this field is of a time without a choice
-    key: str = ""  # the column whose values choose partitions; "": none, or raw records, which have keys of their own
-    first_partitions: int = 0  # how many it was created with; 0: as many as now, or not known
-    created_us: int = 0  # when, by the clock of the broker that was asked; 0: not known
+    retention_bytes: int = 0  # whole sealed segments are removed above this size; 0: no limit
+    retention_s: int = 0  # and after this time; 0: no limit
+    id: int = 0  # random, 63 bits: differs between topics with the same name; 0: not assigned yet
+    had_no_id: bool = False  # an upgrade assigned the id: session checkpoints on disk without an id may belong to it
+    partitioner: str = CRC32C  # how keys choose partitions; stored topics without this field are older than the choice
+    key: str = ""  # the column whose values choose partitions; "": none, or raw records, which have their own keys
+    first_partitions: int = 0  # its number of partitions when it was created; 0: the current number, or not known
+    created_us: int = 0  # time of creation, by the clock of the creating broker; 0: not known
     lanes: list[TopicLane] = []
 
     @property
     def checkpoint_ids(self) -> tuple[int, ...]:
-        """The ids that session checkpoints of this topic on disk may carry."""
+        """The ids that session checkpoints of this topic on disk may have."""
         return (self.id, 0) if self.had_no_id or not self.id else (self.id,)
 
     @property
     def hidden(self) -> bool:
-        """Whether the cluster made it for itself."""
+        """Whether the cluster created it for its own use."""
         return self.name.startswith(HIDDEN_PREFIX)
 
 
 FROM_TABLE: Final = 0x80
-"""A flag of a batch's entry as a broker sends it: the payload was encoded again from the columns of the topic's table.
+"""A flag of a batch's entry that a broker sends: the payload was encoded again from the columns of the topic's table.
 
-`size` and `crc` are those of the payload that is sent; `location` is the CRC32C of the payload that was published.
+`size` and `crc` belong to the sent payload; `location` is the CRC32C of the published payload.
 """
 
 
 class Hole(msgspec.Struct, frozen=True, array_like=True):
-    """Positions of a lane that a loss of memory passed over: indices [start, stop), seqs [start_seq, stop_seq).
+    """Positions of a lane that a loss of memory skipped: indices [start, stop), seqs [start_seq, stop_seq).
 
-    `never_durable`: nothing there ever was durable.
+    `never_durable`: no record there was ever durable.
     """
 
     start: int
@@ -358,38 +365,41 @@ class Hole(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
-    """The table of a topic, as the store holds it. Positions are (index, seq) by lane.
+    """The table of a topic, as in the store. Positions are (index, seq) by lane.
 
-    What is below a lane's frontier is in the table; what is below its start is gone for all readers. `metadata` is the
-    file that describes the table as of these frontiers. Whoever writes the table does so in an epoch of its own.
+    The table has all records of a lane below its frontier. Records below its start are removed for all readers.
+    `metadata` is the file that describes the table as of these frontiers. Each writer of the table has its own epoch.
     """
 
-    id: str  # random, made with the table, of which it is a property: another table of the same name has another one
+    id: str  # random, a property of the table: differs between tables with the same name
     warehouse: str
     table: str  # its identifier in the catalog
     metadata: str = ""
     frontiers: dict[int, LanePosition] = {}
     starts: dict[int, LanePosition] = {}
-    hot_retention_s: int = 0  # so long brokers keep what is in the table
+    hot_retention_s: int = 0  # how long brokers keep records that are in the table
     epoch: int = 0
     holder: str = ""
     lease: int = 0
-    advanced_us: int = 0  # when a frontier was last told, by the clock of the broker that was told
-    topic_id: int = 0  # the id of the topic whose records it holds; 0: the topic had none when it was made
-    properties: dict[str, str] = {}  # how the store is reached, without secrets: endpoint, region, addressing
-    engine: str = ""  # what writes the files: "spark" or "process"; "auto" before it is known
-    holes: dict[int, list[Hole]] = {}  # below the frontiers, oldest first: the ranges beside them are forgotten in time
+    advanced_us: int = 0  # time of the last announced frontier, by the clock of the broker that received it
+    topic_id: int = 0  # the id of its topic; 0: the topic had no id when the table was created
+    properties: dict[str, str] = {}  # how to reach the store, without secrets: endpoint, region, addressing
+    engine: str = ""  # the writer of the files: "spark" or "process"; "auto" before it is known
+    holes: dict[int, list[Hole]] = {}  # below the frontiers, oldest first: they outlive the ranges around them
 
     def frontier(self, lane: int) -> LanePosition:
-        """The position below which a lane is in the table."""
+        """Return the position below which the table has all records of a lane."""
         return LanePosition(*self.frontiers.get(lane, FIRST_POSITION))
 
     def start(self, lane: int) -> LanePosition:
-        """The position at which a lane's part in the table starts; at its frontier if there is nothing."""
+        """Return the start of a lane's part in the table. It is the frontier if the table has no record of the lane."""
         return min(LanePosition(*self.starts.get(lane, FIRST_POSITION)), self.frontier(lane))
 
     def gap(self, lane: int, start: int, stop: int, durable: bool) -> Gap:
-        """Positions that the table lacks: LOST. For a reader of durable records NEVER_DURABLE, if nothing there was."""
+        """Return a gap for positions that the table lacks: LOST, or for readers of durable records NEVER_DURABLE.
+
+        It is NEVER_DURABLE only if no record there was ever durable.
+        """
         at = start
         for hole in self.holes.get(lane, ()) if durable else ():
             if hole.never_durable and hole.start <= at:
@@ -398,21 +408,21 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def store(self) -> str:
-        """The store of the table's files, for messages: its endpoint, if one is known, and the warehouse."""
+        """The store of the table's files, for messages: its endpoint, if known, and the warehouse."""
         endpoint = next((value for key, value in self.properties.items() if key.endswith(".endpoint")), "")
         return f"{endpoint}, warehouse {self.warehouse}" if endpoint else f"warehouse {self.warehouse}"
 
 
 class MemberState(StrEnum):
-    """Life of one broker incarnation."""
+    """The state of a broker incarnation."""
 
     LIVE = "live"
-    DEAD = "dead"  # replaced or gone; its regions still hold data
+    DEAD = "dead"  # replaced or ended; its regions still have data
     REMOVED = "removed"  # its regions may be unlinked
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One incarnation of one broker as the store holds it."""
+    """An incarnation of a broker, as in the store."""
 
     broker: int
     incarnation: int
@@ -434,15 +444,15 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaState(StrEnum):
-    """Life of one replica incarnation."""
+    """The state of a replica incarnation."""
 
     LIVE = "live"
-    DRAINING = "draining"  # takes no new ranges; its ranges move away
-    DEAD = "dead"  # replaced or gone
+    DRAINING = "draining"  # gets no new ranges; its ranges move to other replicas
+    DEAD = "dead"  # replaced or ended
 
 
 class ReplicaRef(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica incarnation as a range names it. `disk` tells a wiped disk from the one that was there."""
+    """A replica incarnation, as in a range. `disk` distinguishes a wiped disk from the original one."""
 
     replica: int
     incarnation: int
@@ -455,11 +465,11 @@ class ReplicaRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One incarnation of one replica as the store holds it."""
+    """An incarnation of a replica, as in the store."""
 
     replica: int
     incarnation: int
-    disk: str  # random, made with the replica's folder
+    disk: str  # random, created with the replica's folder
     folder: str  # absolute path of its folder
     host: str
     pid: int
@@ -467,17 +477,21 @@ class ReplicaMember(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ref(self) -> ReplicaRef:
-        """As ranges name it."""
+        """Its reference in ranges."""
         return ReplicaRef(replica=self.replica, incarnation=self.incarnation, disk=self.disk)
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """A contiguous span of a lane with one replica set. Only a lane's last one is open; a sealed one never changes.
+    """A contiguous span of a lane with one set of replicas. Only the last range of a lane is open.
 
-    `number` counts from 1 in its lane. Positions between the end of a range and the start of the next one are lost:
-    with `never_durable`, nothing there ever was durable; else (ranges of earlier versions, and of a loss that an
-    operator accepted) something may have been. One
-    that is trimmed away is forgotten, or empty and without replicas as long as lost positions after it are to be told.
+    A sealed range never changes. `number` counts from 1 in the lane.
+
+    Positions between the end of a range and the start of the next one are lost. With `never_durable`, no record there
+    was ever durable. Otherwise (ranges of earlier versions, and losses that an operator accepted) a record may have
+    been durable.
+
+    A range that is completely trimmed is removed. It stays, empty and without replicas, as long as readers must get the
+    gap of lost positions after it.
     """
 
     lane: int
@@ -502,35 +516,35 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lost_spans(ranges: Sequence[Range]) -> list[Span]:
-    """Spans of indices [from, to) of one lane that are between its ranges: lost with the memory, oldest first."""
+    """Return the spans of indices between the ranges of a lane, oldest first. They are lost with the memory."""
     return [Span(old.end, new.start) for old, new in pairwise(ranges) if old.end is not None and old.end < new.start]
 
 
 class RangeKey(NamedTuple):
-    """A range of a lane. No range has the number 0: it stands for the lane itself, or for its folder."""
+    """A range of a lane. The number 0 means the lane itself, or its folder."""
 
     lane: int
     number: int
 
 
 class Trouble(IntFlag):
-    """Bits of the health word in a replica's durable lines; 0 is well."""
+    """Bits of the health word in a replica's durable lines; 0 means healthy."""
 
     DISK_FULL = 1
     DISK_FAILED = 2
     READ_ONLY = 4
-    DAMAGED = 8  # a copy is incomplete or damaged, and being repaired
+    DAMAGED = 8  # a copy is incomplete or damaged, and is being repaired
 
 
 WHAT_TO_DO = {
-    Trouble.DISK_FULL: "free some room; it goes on by itself",
-    Trouble.DISK_FAILED: "look at the disk; `replica drain` moves its copies elsewhere",
-    Trouble.READ_ONLY: "make the folder writable; it goes on by itself",
-    Trouble.DAMAGED: "nothing, while other replicas have the records: it is repaired from them",
+    Trouble.DISK_FULL: "free some space; the replica then continues by itself",
+    Trouble.DISK_FAILED: "check the disk; `replica drain` moves its copies to other replicas",
+    Trouble.READ_ONLY: "make the folder writable; the replica then continues by itself",
+    Trouble.DAMAGED: "no action is needed while other replicas have the records: they repair it",
 }
-"""What an operator can do about each trouble."""
+"""The action of an operator for each trouble."""
 
 
 def health_in_words(word: int) -> list[str]:
-    """Each trouble of a health word, with what to do about it."""
+    """Describe each trouble of a health word, with the action for it."""
     return [f"{(bit.name or '').lower().replace('_', ' ')}: {WHAT_TO_DO[bit]}" for bit in Trouble if word & bit]

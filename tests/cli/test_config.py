@@ -74,8 +74,8 @@ def test_check_names_all_problems_and_exits_with_one(tmp_path: Path) -> None:
 
     assert shown.exit_code == 1
     assert shown.stdout.splitlines() == [
-        "bad.yaml:3: broker.prot: is no key; did you mean broker.port?",
-        "bad.yaml:2: broker.port: 'x' is no number; write one such as 9092",
+        "bad.yaml:3: broker.prot: is not a key; did you mean broker.port?",
+        "bad.yaml:2: broker.port: 'x' is not a number; write a number such as 9092",
     ]
     told = run("config", "check", "bad.yaml", "--json")
     assert told.exit_code == 1
@@ -118,8 +118,8 @@ def test_commands_take_a_configuration(command: list[str]) -> None:
     shown = run(*command, "--config", "bad.yaml")
 
     assert shown.exit_code == 2
-    assert "bad.yaml:1: broker.prot: is no key" in shown.stderr
-    assert "bad.yaml:2: log.level: 'loud' does not exist" in shown.stderr
+    assert "bad.yaml:1: broker.prot: is not a key" in shown.stderr
+    assert "bad.yaml:2: log.level: 'loud' is not a choice of this key" in shown.stderr
     assert "--config FILE" in run(*command, "--help").stdout
 
 

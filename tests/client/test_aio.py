@@ -411,7 +411,7 @@ def test_a_taken_over_session_name_fails_the_publisher() -> None:
 
     async def body(server: FakeServer, log: Any) -> None:
         publisher = await log.publisher("t", session="me", linger_ms=0)
-        with pytest.raises(emb.errors.BadValue, match="cuts batches by time"):
+        with pytest.raises(emb.errors.BadValue, match="forms batches by time"):
             await publisher.send(b"mine")
         await (await publisher.publish([{"value": b"mine"}]))
         server.do(lambda: server.cluster.open(OpenSession(topic="t", name="me")))

@@ -425,7 +425,7 @@ def test_numbers_of_a_named_session_are_correct_after_a_loss(server: FakeServer,
         publisher.publish([{"value": b"%d" % number}], session_seq=number).result(10)
     server.start_anew(end=1)
     until(lambda: publisher.pump.driver.core.failed is not None)
-    with pytest.raises(SessionFenced, match="goes on at 1"):
+    with pytest.raises(SessionFenced, match="continues at 1"):
         publisher.next_session_seq()
     with pytest.raises(RecordsLost):
         publisher.close()
@@ -457,7 +457,7 @@ def test_send_raises_backpressure_with_the_cause_until_there_is_space(server: Fa
     say_full(server)
     until(lambda: publisher.pump.intake.pressure is not None)
     for call in (lambda: publisher.send(b"x"), lambda: publisher.publish([{"value": b"x"}])):
-        with pytest.raises(Backpressure, match=r"replica 1: disk full.*free some room"):
+        with pytest.raises(Backpressure, match=r"replica 1: disk full.*free some space"):
             call()
     with pytest.raises(Backpressure, match="disk full"):
         publisher.send(b"x", timeout=0.05)

@@ -226,7 +226,7 @@ def test_losing_an_acked_record_that_should_be_durable_is_another_message() -> N
     world.settle()
     lost = world.core.take_losses()
     assert lost is not None
-    assert "broken promise" in str(lost)
+    assert "promise is broken" in str(lost)
     assert "ack=2" in lost.message
 
 
@@ -397,7 +397,7 @@ def test_a_lost_named_session_is_not_taken_from_its_next_holder(taken: bool) -> 
     world.connect()
     world.settle()
     assert isinstance(world.core.failed, SessionFenced)
-    assert ("goes on at 0" in str(world.core.failed)) is not taken
+    assert ("continues at 0" in str(world.core.failed)) is not taken
     assert stored(world) == []
     assert isinstance(batch.error, SessionFenced)
     lost = world.core.take_losses()

@@ -46,7 +46,7 @@ def test_a_number_that_the_caller_knows_never_moves_to_the_position_of_a_lost_ba
     assert stored(world) == [b"0", b"1"]
     assert lost_indices(world) == [2, 3]
     assert isinstance(world.core.failed, SessionFenced)
-    assert "goes on at 2" in str(world.core.failed)
+    assert "continues at 2" in str(world.core.failed)
     assert [type(batch.error) for batch in late] == [SessionFenced] * 2, "they are not in the log"
     assert world.core.closed
     if named:

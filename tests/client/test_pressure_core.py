@@ -38,7 +38,7 @@ def test_a_full_disk_is_named_and_ends_with_the_next_ack() -> None:
     assert isinstance(pressure, Backpressure)
     assert isinstance(pressure, Retriable)
     assert "replica 1: disk full" in str(pressure)
-    assert "free some room" in str(pressure)
+    assert "free some space" in str(pressure)
     world.cluster.make_durable()
     world.settle()
     assert batch.position is not None

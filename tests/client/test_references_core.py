@@ -121,7 +121,7 @@ def test_a_staged_batch_that_cannot_be_read_for_long_is_named() -> None:
     batch = refer(world, stage(world, 6, b"staged"))
     world.run(lambda: batch.done)
     assert isinstance(batch.error, Backpressure)
-    assert "index 6 of lane 4096 could not be read" in str(batch.error)
+    assert "index 6 of lane 4096 was not readable" in str(batch.error)
 
 
 def test_brokers_of_an_earlier_version_get_no_references() -> None:
@@ -193,5 +193,5 @@ def test_a_reference_that_no_frame_can_hold_is_refused_before_anything_is_sent(w
 
 def test_a_reference_into_a_missing_partition_is_refused() -> None:
     """The broker would end the connection, with all publishers on it."""
-    with pytest.raises(BadValue, match="partition 1 of 1"):
+    with pytest.raises(BadValue, match="partition 1 does not exist: the topic has 1"):
         intake().reference_piece(StagedBatch(77, 4096, 0, 100, 2, 1), 1)

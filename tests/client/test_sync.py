@@ -119,7 +119,7 @@ def test_publish_names_the_columns_that_differ(log: Any) -> None:
             (pa.table({"value": [1]}), "value.*int64"),
             (pa.table({"value": [b"x"], "other": [1]}), "other.*unknown"),
             (pa.table({"text": ["x"]}), "value.*missing"),
-            (pa.table({"value": pa.array([], pa.binary())}), "without records"),
+            (pa.table({"value": pa.array([], pa.binary())}), "has no records"),
             (pa.table({"value": pa.array([None], pa.binary())}), "nulls"),
             ("text", "Table or RecordBatch"),
         ):
@@ -349,7 +349,7 @@ def test_named_sessions_continue(log: Any) -> None:
 def test_send_in_a_named_session_is_refused_with_the_reason(log: Any) -> None:
     """It would cut batches by time: a program that sent everything again after a restart stored records twice."""
     with log.publisher("t", session="import-7") as publisher:
-        with pytest.raises(BadValue, match=r"cuts batches by time.*session_seq.*next_session_seq"):
+        with pytest.raises(BadValue, match=r"forms batches by time.*session_seq.*next_session_seq"):
             publisher.send(b"x")
         assert publisher.next_session_seq() == 0
         publisher.publish([{"value": b"y"}], session_seq=0).result(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import shlex
 from collections.abc import Iterator
@@ -141,6 +142,18 @@ def test_every_error_has_its_anchor_on_the_page_of_errors() -> None:
     headings = re.findall(r"^### (\w+)$", (DOCS / "errors.md").read_text(), re.MULTILINE)
 
     assert sorted(headings) == sorted({"EmbarcaderoError", *dict(_bases(errors.EmbarcaderoError))})
+
+
+@pytest.mark.parametrize("name", sorted({"EmbarcaderoError", *dict(_bases(errors.EmbarcaderoError))}))
+def test_a_printed_error_ends_with_its_anchor(name: str) -> None:
+    """`str(error)` is message, hint and the section of the page; also after pickling, and in another process."""
+    kind = getattr(errors, name)
+    error = kind("m", [errors.Closed("x", "y")]) if kind is errors.ManyErrors else kind("m", "h")
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert str(error).endswith(f" [docs/errors.md#{name.lower()}]")
+    assert (str(copy), copy.hint) == (str(error), error.hint)
+    assert kind is errors.ManyErrors or str(error).startswith("m (h) [")
 
 
 def test_the_error_tree_on_the_page_is_the_tree_of_the_code() -> None:

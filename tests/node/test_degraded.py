@@ -98,7 +98,7 @@ def test_too_few_copies_can_be_written(cluster: Cluster) -> None:
 
     assert "1 of the 2 copies that make a record durable can be written: ack=2" in said[0]
     assert "replica add" in said[0]
-    assert any("replica 2: disk full: free some room" in one for one in said)
+    assert any("replica 2: disk full: free some space" in one for one in said)
 
 
 @pytest.mark.parametrize("trouble", list(Trouble))

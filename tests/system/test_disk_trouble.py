@@ -278,7 +278,7 @@ def test_full_disks(tmp_path: Path) -> None:
             limits.enter_context(files_limited(cluster.pids()[f"replica:{full}"], 50_001))
             for topic in ("one", "three"):
                 publish(log, topic, 10, 90)
-            until(lambda: says(cluster, f"replica {full}", "disk full", "free some room"))
+            until(lambda: says(cluster, f"replica {full}", "disk full", "free some space"))
             for other in {0, 1, 2} - {full}:
                 limits.enter_context(files_limited(cluster.pids()[f"replica:{other}"], 50_001))
             waiting = {}
@@ -322,10 +322,10 @@ def test_full_disks_refuse_new_records_with_the_cause_and_the_publisher_lives(tm
                 except Backpressure as error:
                     refusals.append(str(error))
                 time.sleep(0.05)
-            named = [refusal for refusal in refusals if "disk full" in refusal and "free some room" in refusal]
+            named = [refusal for refusal in refusals if "disk full" in refusal and "free some space" in refusal]
             assert named
             assert refusals[refusals.index(named[0]) :] == named
-            assert "the record was not taken" in refusals[-1]
+            assert "the record was not accepted" in refusals[-1]
         for future in taken:
             assert future.result(WAIT_S) is not None
         assert publisher.send(b"last").result(WAIT_S).seq == len(taken)

@@ -99,7 +99,7 @@ def test_invalid_times_are_refused_with_advice(log: Any, topic: str) -> None:
     with log.subscribe(topic) as subscriber:
         with pytest.raises(BadValue, match="no time"):
             subscriber.seek(time=5)
-        with pytest.raises(BadValue, match="one place"):
+        with pytest.raises(BadValue, match="exactly one position"):
             subscriber.seek(seq=1, time=datetime.now(UTC))
 
 

@@ -247,7 +247,7 @@ def test_the_batch_of_a_record_or_an_index_is_found(log: Any, topic: str) -> Non
     assert log.position_of(topic, seq=end.seq) == emb.Position(lane, end.index, end.seq)
     with pytest.raises(FuturePosition):
         log.position_of(topic, seq=end.seq + 1)
-    with pytest.raises(BadValue, match="one place"):
+    with pytest.raises(BadValue, match="exactly one position"):
         log.position_of(topic)
 
     async def found() -> emb.Position:

@@ -145,7 +145,7 @@ def test_a_compression_bomb_has_no_effect(log: Any) -> None:
     log.create_topic("bomb", schema=pa.schema([("x", pa.binary())]))
     bomb = pa.record_batch({"x": pa.array([bytes(DECODED_BYTES_MAX)])})
     with log.publisher("bomb") as publisher:
-        with pytest.raises(BadValue, match="a batch has at most"):
+        with pytest.raises(BadValue, match="limit of a batch"):
             publisher.publish(bomb)
         _publish_bytes(publisher, encoded(bomb, "zstd"), 1)
         publisher.publish([{"x": b"after"}]).result(30)
@@ -236,12 +236,12 @@ def test_the_command_line_creates_and_shows_keys(log: Any) -> None:
     create = ["topic", "create", "clicks", "--schema", "user:int64!, page:string", "--brokers", log.address]
     wrong = CliRunner().invoke(app, [*create, "--key", "nowhere"])
     assert wrong.exit_code
-    assert "no column of the schema" in wrong.output
+    assert "not a column of the schema" in wrong.output
     assert not CliRunner().invoke(app, [*create, "--key", "user", "--partitioner", "crc32c"]).exit_code
     told = CliRunner().invoke(app, ["topic", "describe", "clicks", "--json", "--brokers", log.address]).output
     facts = json.loads(told)
     assert (facts["key"], facts["partitioner"], facts["first_partitions"]) == ("user", "crc32c", 1)
-    with pytest.raises(BadValue, match="can't change"):
+    with pytest.raises(BadValue, match="cannot change"):
         log.alter_topic("clicks", key="page")
 
 

@@ -121,7 +121,7 @@ def test_reference_of_another_length(length: int) -> None:
         (b"GET ", BadMagic, "HTTP"),
         (b"\x16\x03\x01\x02", BadMagic, "TLS"),
         (b"\x00\x00\x01\x02", BadMagic, "HTTP or TLS"),
-        (b"EM\x02\x01", BadVersion, "version 2, this side speaks version 1"),
+        (b"EM\x02\x01", BadVersion, "version 2, and this side uses version 1"),
         (b"EM\x01\x02", BadFrame, "BATCH frame is not allowed"),
         (b"EM\x01\x63", BadFrame, "kind 99"),
     ],

@@ -116,6 +116,7 @@ def print_error(error: BaseException) -> None:
         typer.secho(f"error: {error.message}", err=True, fg=typer.colors.RED)
         if error.hint:
             typer.secho(f"hint: {error.hint}", err=True)
+        typer.secho(f"see: {error.page}", err=True)
     else:
         typer.secho(f"error: {type(error).__name__}: {error}", err=True, fg=typer.colors.RED)
         typer.secho("hint: this is a bug of Embarcadero; EMBARCADERO_DEBUG=1 prints the traceback", err=True)

@@ -1,4 +1,4 @@
-"""What callers may ask for, and how they write it. A refusal names the value and what is allowed; nothing was sent."""
+"""The arguments of callers, and their checks. An error has the value and the allowed values; nothing was sent."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _PORT_DIGITS_MAX: Final = 9  # Python refuses to read numbers of thousands of di
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[tuple[str, int]]:
-    """`host:port`, several with commas or as a list."""
+    """Parse `host:port`; several are separated by commas, or in a list."""
     texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     found = [_address(text.strip()) for text in texts if text.strip()]
     if not found:
-        raise BadValue("no broker address", "give at least one host:port")
+        raise BadValue("there is no broker address", "pass at least one host:port")
     return list(dict.fromkeys(found))
 
 
@@ -55,21 +55,21 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def broker_addresses(config: Config) -> list[str]:
-    """Where a client looks for brokers when it is given no addresses."""
+    """Return the configured addresses of brokers, for a client without explicit addresses."""
     host = config.broker.advertised_host or config.broker.host
     port = config.broker.advertised_port or config.broker.port or PORT_DEFAULT
     return config.client.brokers or [f"{host}:{port}"]
 
 
 def checked_ack(ack: int) -> Ack:
-    """When a publish counts as done."""
+    """Check and convert an `ack`. Raises BadValue."""
     if isinstance(ack, bool) or ack not in list(Ack):
-        raise BadValue(f"ack {ack!r} does not exist", "use 0 (sent), 1 (ordered) or 2 (durable)")
+        raise BadValue(f"unknown ack {ack!r}", "use 0 (sent), 1 (ordered) or 2 (durable)")
     return Ack(ack)
 
 
 def checked_durable(ack: int, topic: Topic) -> None:
-    """Nothing is ever durable in a topic without replicas."""
+    """Raise BadValue for ack=2 in a topic without replicas: no record is ever durable there."""
     if ack == Ack.DURABLE and topic.replicas == 0:
         raise BadValue(
             f"ack=2 waits until records are durable, and topic {topic.name!r} has no replicas",
@@ -78,22 +78,23 @@ def checked_durable(ack: int, topic: Topic) -> None:
 
 
 def asked_order(order: int | str | None, topic: Topic) -> int | None:
-    """Return the order to ask for: without a choice a session is strong where that is possible. Raises BadValue."""
+    """Return the order to request. By default a session is strong where that is possible. Raises BadValue."""
     if order is not None:
         return int(session_order(topic.name, topic.order, order))
     return None if topic.order <= Order.BROKER else int(Order.STRONG)
 
 
 def check_read(read: str, group: str | None = None) -> None:
-    """Which frontier a reader sees, and with whom it shares."""
+    """Check the arguments `read` and `group` of a reader. Raises BadValue, NotAvailable."""
     if read not in ("ordered", "durable"):
-        raise BadValue(f"read {read!r} does not exist", 'use "ordered" or "durable"')
+        raise BadValue(f"unknown read mode {read!r}", 'use "ordered" or "durable"')
     if group is not None:
-        raise NotAvailable("consumer groups come with a later version", "use one subscriber per process")
+        hint = "use one subscriber per process; with partitions=... they can divide a topic"
+        raise NotAvailable("this version has no consumer groups", hint)
 
 
 class Configured(Enum):
-    """Stands for a value that the configuration has."""
+    """The type of AS_CONFIGURED, which stands for a configured value."""
 
     AS_CONFIGURED = "as configured"
 
@@ -103,11 +104,11 @@ class Configured(Enum):
 
 AS_CONFIGURED: Final = Configured.AS_CONFIGURED
 Timeout = float | Configured | None
-"""How long a question may take: seconds, None for as long as it takes, or what the configuration says."""
+"""The timeout of a request: seconds, None for no limit, or AS_CONFIGURED."""
 
 
 def patience_s(timeout: Timeout, configured_s: float) -> float:
-    """Seconds to wait; inf for as long as it takes."""
+    """Return the seconds to wait; inf for no limit."""
     if timeout is None:
         return inf
     seconds = configured_s if isinstance(timeout, Configured) else timeout
@@ -116,14 +117,14 @@ def patience_s(timeout: Timeout, configured_s: float) -> float:
 
 
 def check_timeout(timeout: float | None) -> None:
-    """How long to wait: None is for ever."""
+    """Raise BadValue unless this is a timeout in seconds, or None for no limit."""
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (number and timeout >= 0):
-        raise BadValue(f"timeout {timeout!r}", "use seconds, or None to wait for as long as it takes")
+        raise BadValue(f"timeout {timeout!r} is not valid", "use seconds from 0 on, or None for no limit")
 
 
 class TopicChanges(TypedDict, total=False):
-    """What `alter_topic` may be given; what can't change is there so that the refusal says why."""
+    """The options of `alter_topic`. Options that cannot change are included, so that the error has the reason."""
 
     schema: pa.Schema
     partitions: int
@@ -138,16 +139,18 @@ class TopicChanges(TypedDict, total=False):
 
 
 def checked_changes(changes: TopicChanges) -> dict[str, Any]:
-    """Changes of a topic as they travel."""
+    """Check the changes of a topic, and convert them for the wire. Raises BadValue."""
     given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     for name in ("partitioner", "key"):
         if name in given:
-            why = "records that are stored would be in other partitions than later ones of their key"
-            raise BadValue(f"{name} of a topic can't change: {why}", "create another topic")
+            why = "stored records would be in other partitions than later records with the same key"
+            raise BadValue(f"the {name} of a topic cannot change: {why}", "create another topic")
     if unknown := given.keys() - TopicChanges.__annotations__.keys():
-        raise BadValue(f"a topic has no {sorted(unknown)[0]!r}", f"use {', '.join(TopicChanges.__annotations__)}")
+        problem = f"a topic has no option {sorted(unknown)[0]!r}"
+        raise BadValue(problem, f"use {', '.join(TopicChanges.__annotations__)}")
     if not given:
-        raise BadValue("nothing to alter", f"give one of {', '.join(TopicChanges.__annotations__)}")
+        problem = "alter_topic was called without a change"
+        raise BadValue(problem, f"pass one of {', '.join(TopicChanges.__annotations__)}")
     if "order" in given:
         given["order"] = int(parse_order(given["order"]))
     if "schema" in given:
@@ -156,27 +159,27 @@ def checked_changes(changes: TopicChanges) -> dict[str, Any]:
 
 
 def close_patience(error: BaseException | None) -> float:
-    """How long to wait for outcomes at the end of a block: not for long when Ctrl-C or a cancellation ended it."""
+    """Return the timeout for outcomes at the end of a block: a short one after Ctrl-C or a cancellation."""
     return CLOSE_TIMEOUT_S if error is None or isinstance(error, Exception) else CLOSE_INTERRUPTED_S
 
 
 class PublisherArguments(TypedDict, total=False):
-    """The options of a publisher as callers give them."""
+    """The options of a publisher, as callers pass them."""
 
     ack: int  # 0: handed to a connection; 1: ordered (default); 2: durable, in a topic with replicas
     session: str | None  # a name under which the session can be continued later
-    order: int | str | None  # of its session; None: "strong" in topics of orders 2 and 5, else as the topic
-    session_at: int | None  # the sequence of its first batch, whatever is in already; with a name, orders 2 and 5
+    order: int | str | None  # of the session; None: "strong" in topics of orders 2 and 5, otherwise as the topic
+    session_at: int | None  # sequence of the first batch, even if the log has it; needs a name, orders 2 and 5
     linger_ms: float  # how long a record may wait for others
     batch_bytes: int
-    window_bytes: int  # how much may be without an outcome before callers have to wait
-    compression: str | None  # "lz4" or "zstd"; None: as it is
-    delivery_timeout: float  # seconds after which the publisher gives up
+    window_bytes: int  # bytes that may be without an outcome; above that, callers wait
+    compression: str | None  # "lz4", "zstd" or None
+    delivery_timeout: float  # seconds without an outcome after which the publisher fails
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherOptions:
-    """How a publisher makes batches and when it gives up."""
+    """The checked options of a publisher."""
 
     ack: int = int(Ack.ORDERED)
     session: str | None = None
@@ -193,28 +196,27 @@ class PublisherOptions:
         if self.order is not None:
             parse_order(self.order)
         if self.session is not None and not 0 < len(self.session.encode()) <= SESSION_NAME_BYTES_MAX:
-            raise BadName(
-                f"a session name of {len(self.session.encode())} bytes", f"use 1 to {SESSION_NAME_BYTES_MAX}, or None"
-            )
+            problem = f"the session name has {len(self.session.encode())} bytes"
+            raise BadName(problem, f"use 1 to {SESSION_NAME_BYTES_MAX} bytes, or None")
         if self.session_at is not None and not (self.session and 0 <= self.session_at <= SESSION_SEQUENCE_MAX):
             raise BadValue(
-                f"session_at {self.session_at} of session {self.session!r}",
+                f"session_at {self.session_at} of session {self.session!r} is not valid",
                 f"use 0 to {SESSION_SEQUENCE_MAX}, and give the session a name",
             )
         if not 0 <= self.linger_ms <= 60_000:
-            raise BadValue(f"linger_ms {self.linger_ms}", "use 0 to 60000")
+            raise BadValue(f"linger_ms {self.linger_ms} is out of range", "use 0 to 60000")
         if not 0 < self.batch_bytes <= FRAME_BYTES_MAX:
-            raise BadValue(f"batch_bytes {self.batch_bytes}", f"use 1 to {FRAME_BYTES_MAX}")
+            raise BadValue(f"batch_bytes {self.batch_bytes} is out of range", f"use 1 to {FRAME_BYTES_MAX}")
         if self.window_bytes <= 0:
-            raise BadValue(f"window_bytes {self.window_bytes}", "use at least 1")
+            raise BadValue(f"window_bytes {self.window_bytes} is out of range", "use at least 1")
         if self.compression not in (None, *COMPRESSIONS):
-            raise BadValue(f"compression {self.compression!r}", 'use "lz4", "zstd", or None')
+            raise BadValue(f"unknown compression {self.compression!r}", 'use "lz4", "zstd", or None')
         if not self.delivery_timeout > 0:
-            raise BadValue(f"delivery_timeout {self.delivery_timeout}", "use seconds above 0")
+            raise BadValue(f"delivery_timeout {self.delivery_timeout} is out of range", "use seconds above 0")
 
 
 def publisher_options(usual: ClientKeys, asked: PublisherArguments) -> PublisherOptions:
-    """What a caller asked for, and the configuration's word for the rest."""
+    """Complete the options of a caller with the configured defaults."""
     defaults: PublisherArguments = {
         "ack": usual.ack,
         "linger_ms": usual.linger_ms,
@@ -227,11 +229,11 @@ def publisher_options(usual: ClientKeys, asked: PublisherArguments) -> Publisher
 
 
 StartPosition = str | int | datetime
-"""Where a reader starts, as callers write it."""
+"""The start of a reader, as callers write it."""
 
 
 class Lookup(NamedTuple):
-    """What a position is asked for by: "earliest", "latest", "index", "seq" or "time" (these are words of the wire)."""
+    """A position to look up, by "earliest", "latest", "index", "seq" or "time" (words of the wire)."""
 
     by: str
     value: int
@@ -245,22 +247,22 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def start_lookup(start: StartPosition) -> Lookup:
-    """Where to read from: "earliest", "latest", the seq of a record, or an append time."""
+    """Convert a start: "earliest", "latest", the seq of a record, or an append time. Raises BadValue."""
     if isinstance(start, datetime):
         return Lookup("time", time_us(start))
     if isinstance(start, str):
         if start not in ("earliest", "latest"):
             hint = 'use "earliest", "latest", the seq of a record, or a datetime with a time zone'
-            raise BadValue(f"{start!r} is no place in a log", hint)
+            raise BadValue(f"unknown position {start!r}", hint)
         return Lookup(start, 0)
     return Lookup("seq", _number("seq", start))
 
 
 def seek_lookup(where: str | None, seq: int | None, index: int | None, time: datetime | None) -> Lookup:
-    """Where to seek: exactly one of the four."""
+    """Convert the target of a seek: exactly one of the four. Raises BadValue."""
     if [where, seq, index, time].count(None) != 3:
         hint = 'use seek("earliest"), seek("latest"), seek(seq=...), seek(index=...) or seek(time=...)'
-        raise BadValue("seek to one place", hint)
+        raise BadValue("this call needs exactly one position", hint)
     if index is not None:
         return Lookup("index", _number("index", index))
     if time is not None:
@@ -269,14 +271,14 @@ def seek_lookup(where: str | None, seq: int | None, index: int | None, time: dat
 
 
 def trim_lookup(seq: int | None, index: int | None, time: datetime | None) -> Lookup:
-    """What to trim before: exactly one of the three."""
+    """Convert the limit of a trim: exactly one of the three. Raises BadValue."""
     if [seq, index, time].count(None) != 2:
-        raise BadValue("trim before one place", "use before_seq=..., before_index=... or before_time=...")
+        raise BadValue("trim needs exactly one position", "use before_seq=..., before_index=... or before_time=...")
     return seek_lookup(None, seq, index, time)
 
 
 def time_us(when: Any) -> int:
-    """Microseconds since 1970 of a datetime with a time zone."""
+    """Convert a datetime with a time zone to microseconds since 1970. Raises BadValue."""
     if not isinstance(when, datetime):
         raise BadValue(f"{when!r} is no time", "use a datetime with a time zone: datetime.now(UTC)")
     if when.tzinfo is None or when.utcoffset() is None:
@@ -291,7 +293,7 @@ def time_us(when: Any) -> int:
 
 def _number(what: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise BadValue(f"{what} {value!r} is no place in a log", f"use a {what} from 0 on")
+        raise BadValue(f"{value!r} is not a valid {what}", f"use a {what} from 0 on")
     return value
 
 
@@ -316,14 +318,14 @@ def parse_time(text: str) -> datetime:
     return when
 
 
-_SCHEMA_HINT = 'write "id:int64!, name:string, tags:list<string>"; "!" is for columns that are never null'
+_SCHEMA_HINT = 'write "id:int64!, name:string, tags:list<string>"; "!" means that the column is never null'
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:,\s*(?:tz=)?([^\]]+))?\]")
 _DECIMAL = re.compile(r"decimal(?:128)?\((\d{1,2}),\s*(-?\d{1,2})\)")
 _SCHEMA_FILE_BYTES_MAX = 1 << 20
 
 
 def parse_schema(text: str) -> pa.Schema:
-    """A schema from its short form, or from a file: .json (types by name, or a list of fields) or .arrow."""
+    """Parse the short form of a schema, or read a file: .json (types by name, or a list of fields) or .arrow."""
     path = Path(text)
     if path.suffix in {".json", ".arrow", ".arrows", ".feather", ".ipc"}:
         return _from_file(path)
@@ -338,15 +340,15 @@ def _from_file(path: Path) -> pa.Schema:
         with path.open("rb") as file:
             return _from_json(json.loads(file.read(_SCHEMA_FILE_BYTES_MAX)))
     except OSError as error:
-        raise BadSchema(f"can't read {path}: {error.strerror or error}", "name a file that exists") from None
+        raise BadSchema(f"cannot read {path}: {error.strerror or error}", "check the path") from None
     except (pa.ArrowException, ValueError) as error:
         if isinstance(error, BadSchema):
             raise
-        raise BadSchema(f"{path} holds no schema: {error}", "use JSON, or an Arrow file, stream or schema") from None
+        raise BadSchema(f"{path} has no schema: {error}", "use JSON, or an Arrow file, stream or schema") from None
 
 
 def _arrow_schema(source: Any) -> pa.Schema:
-    """The schema of an Arrow file; of a stream, or of a schema alone."""
+    """Read the schema of an Arrow file, a stream, or a serialized schema."""
     try:
         return pa.ipc.open_file(source).schema
     except pa.ArrowInvalid:
@@ -360,12 +362,12 @@ def _from_json(found: Any) -> pa.Schema:
     if isinstance(found, dict):
         return pa.schema([_field(f"{name}:{kind}") for name, kind in found.items()])
     if not isinstance(found, list) or not all(isinstance(f, dict) and {"name", "type"} <= f.keys() for f in found):
-        raise BadSchema("this JSON is no schema", 'write {"id": "int64!"} or [{"name": "id", "type": "int64"}]')
+        raise BadSchema("this JSON is not a schema", 'write {"id": "int64!"} or [{"name": "id", "type": "int64"}]')
     return pa.schema([pa.field(str(f["name"]), _type(str(f["type"])), bool(f.get("nullable", True))) for f in found])
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Split at commas that are in no bracket."""
+    """Split at commas outside brackets."""
     depth, part = 0, ""
     for letter in text:
         depth += (letter in "<[(") - (letter in ">])")
@@ -380,7 +382,7 @@ def _parts(text: str) -> Iterator[str]:
 def _field(text: str) -> pa.Field:
     name, colon, kind = (part.strip() for part in text.partition(":"))
     if not colon or not name or not kind:
-        raise BadSchema(f"{text.strip()!r} is no column", _SCHEMA_HINT)
+        raise BadSchema(f"{text.strip()!r} is not a column", _SCHEMA_HINT)
     return pa.field(name, _type(kind.removesuffix("!").strip()), nullable=not kind.endswith("!"))
 
 
@@ -391,7 +393,7 @@ def _type(text: str) -> pa.DataType:
         try:
             return pa.decimal128(int(found[1]), int(found[2]))
         except ValueError as error:
-            raise BadSchema(f"there is no type {text!r}: {error}", _SCHEMA_HINT) from None
+            raise BadSchema(f"unknown type {text!r}: {error}", _SCHEMA_HINT) from None
     if text.startswith("list<") and text.endswith(">"):
         return pa.list_(_type(text[5:-1].strip().removeprefix("item: ")))
     if text.startswith("struct<") and text.endswith(">"):
@@ -403,5 +405,5 @@ def _type(text: str) -> pa.DataType:
     try:
         return pa.type_for_alias(text)
     except ValueError:
-        hint = f"types are Arrow's: int64, bool, binary ...; {_SCHEMA_HINT}"
-        raise BadSchema(f"there is no type {text!r}", hint) from None
+        hint = f"use a type of Arrow: int64, bool, binary ...; {_SCHEMA_HINT}"
+        raise BadSchema(f"unknown type {text!r}", hint) from None

@@ -1,4 +1,4 @@
-"""Batches of a publisher on their way: stamped, in the window, on a route; and the errors they may end with."""
+"""Batches of a publisher: their stamps, the window, the routes, and the errors with which they may end."""
 
 from __future__ import annotations
 
@@ -37,37 +37,41 @@ from embarcadero.wire.codec import HEADER_BYTES, FrameKind, FullReceived
 _HEADER_BYTES = HEADER_BYTES[FrameKind.BATCH]
 
 REFUSALS: dict[Outcome, tuple[type[EmbarcaderoError], str, str]] = {
-    Outcome.CONFLICT: (Conflict, "was stored before with other bytes", "two publishers use one session's sequences"),
-    Outcome.LOST: (Lost, "was declared lost before it came", "send the records again as a new batch"),
-    Outcome.STALE: (Stale, "is below the session's window", "it was settled long ago"),
-    Outcome.UNKNOWN_SCHEMA: (UnknownSchema, "has a schema that its topic has not", "open the publisher again"),
-    Outcome.UNKNOWN_TOPIC: (UnknownTopic, "has no topic any more", "the topic was deleted"),
-    Outcome.NO_REFERENCE: (BadReference, "names a staged batch that is not there", "stage its records again"),
+    Outcome.CONFLICT: (
+        Conflict,
+        "was stored before with other bytes",
+        "give each publisher a session of its own, and repeat the work identically",
+    ),
+    Outcome.LOST: (Lost, "was declared lost before it arrived", "send the records again as a new batch"),
+    Outcome.STALE: (Stale, "is below the session's window", "its outcome was decided long ago: read the log"),
+    Outcome.UNKNOWN_SCHEMA: (UnknownSchema, "has a schema version that the topic lacks", "open the publisher again"),
+    Outcome.UNKNOWN_TOPIC: (UnknownTopic, "belongs to a topic that was deleted", "create the topic again"),
+    Outcome.NO_REFERENCE: (BadReference, "references a staged batch that does not exist", "stage its records again"),
 }
 FINAL_REFUSALS = frozenset({Outcome.CONFLICT, Outcome.LOST})
-"""Refusals that hold for every copy of the batch that was ever sent."""
+"""Refusals that apply to every copy of the batch."""
 
 
 _FAULTS = {
     ReferenceFault.GONE: (
-        "lane {0.lane} has no batch at index {0.index}: it was trimmed, or lost",
+        "lane {0.lane} has no batch at index {0.index}: it was trimmed or lost",
         "stage its records again",
     ),
     ReferenceFault.ANOTHER_TOPIC: (
-        "lane {0.lane} is not one of the topic with id {0.topic_id:016x}: that was deleted, or made again",
+        "lane {0.lane} does not belong to the topic with id {0.topic_id:016x}: the topic was deleted or created again",
         "stage its records again",
     ),
     ReferenceFault.DIFFERS: (
-        "the batch at index {0.index} of lane {0.lane} has not the size {0.size}, the count {0.count} and the checksum "
+        "the batch at index {0.index} of lane {0.lane} does not have size {0.size}, count {0.count} and checksum "
         "{0.crc:08x}",
-        "publish what `staged()` of its future returned, unchanged",
+        "pass the result of `staged()` unchanged",
     ),
 }
 
 
 @dataclass(slots=True, eq=False)
 class OutBatch:
-    """One stamped batch. It ends exactly once: with a position (None: stored too long ago to name it) or an error."""
+    """A stamped batch. It ends exactly once, with a position (None: stored too long ago to know it) or an error."""
 
     sequence: int
     payload: Any
@@ -80,135 +84,135 @@ class OutBatch:
     position: Position | None = None
     error: EmbarcaderoError | None = None
     done: bool = False
-    token: Any = None  # the driver's
-    link: int | None = None  # the connection it is in flight on
+    token: Any = None  # belongs to the driver
+    link: int | None = None  # the connection on which it is in flight
     sent: bool = False
-    doubts: int = 0  # copies sent that were not answered
-    refusals: int = 0  # times the cluster asked to send it again later
-    reference: StagedBatch | None = None  # it names this one instead of carrying it: `payload` is the frame's body
+    doubts: int = 0  # copies without an answer
+    refusals: int = 0  # how often the cluster asked for a later retry
+    reference: StagedBatch | None = None  # the staged batch that it references: `payload` is then the frame's body
 
-    def goes_out(self, link: int) -> None:
-        """A copy is sent on a connection."""
+    def on_sent(self, link: int) -> None:
+        """Note that a copy is sent on a connection."""
         self.link, self.sent = link, True
         self.doubts += 1
 
-    def comes_back(self) -> None:
-        """The connection of the copy in flight is gone: what became of that copy is not known."""
+    def on_link_lost(self) -> None:
+        """Note that the connection was lost: the outcome of the copy in flight is not known."""
         self.link = None
 
     def refused(self, verdict: Outcome) -> None:
-        """The cluster answered the copy in flight, and did not store it. UNDECIDED leaves the copy in doubt."""
+        """Note that the cluster did not store the copy in flight. UNDECIDED leaves the copy in doubt."""
         self.link = None
         self.doubts -= verdict is not Outcome.UNDECIDED
 
-    def put_off(self) -> None:
-        """The cluster asked to send it again later."""
+    def deferred(self) -> None:
+        """Note that the cluster asked for a later retry."""
         self.refusals += 1
 
     def never_stored(self) -> None:
-        """No copy that was sent is in the log."""
+        """Note that the log has no copy of the batch."""
         self.doubts = 0
 
     def end(self, position: Position | None, error: EmbarcaderoError | None) -> None:
-        """The batch has its outcome."""
+        """Set the outcome."""
         self.link, self.position, self.error, self.done = None, position, error, True
 
 
 def refusal(outcome: Outcome, batch: OutBatch, extra: int = 0) -> EmbarcaderoError:
-    """The error of a batch that the cluster refused for good. `extra` is the ack's."""
+    """Return the error of a batch that the cluster refused permanently. `extra` is a field of the ack."""
     kind, problem, hint = REFUSALS[outcome]
     if outcome is Outcome.NO_REFERENCE and batch.reference is not None and extra in _FAULTS:
         why, hint = _FAULTS[ReferenceFault(extra)]
         problem = f"{problem}: {why.format(batch.reference)}"
     if batch.doubts and outcome not in FINAL_REFUSALS:
-        unknown = f"batch {batch.sequence} {problem}, but nobody told what became of an earlier copy"
-        return OutcomeUnknown(unknown, "read the log to find out")
+        unknown = f"batch {batch.sequence} {problem}, and the outcome of an earlier copy is not known"
+        return OutcomeUnknown(unknown, "read the log to find out if it is stored")
     return kind(f"batch {batch.sequence} {problem}", hint)
 
 
 def no_references(batch: OutBatch) -> EmbarcaderoError:
-    """The error of a batch by reference when no connected broker takes any."""
+    """Return the error of a batch by reference when no connected broker accepts references."""
     if batch.doubts:
         return OutcomeUnknown(
-            f"batch {batch.sequence} was sent by reference, and the brokers that are left take no references",
-            "read the log to find out",
+            f"batch {batch.sequence} was sent by reference, and the connected brokers do not accept references",
+            "read the log to find out if it is stored",
         )
     return NotAvailable(
-        f"batch {batch.sequence} names a staged batch, and no connected broker takes batches by reference",
-        "upgrade the brokers, or publish the bytes themselves: publish_encoded(payload, count)",
+        f"batch {batch.sequence} references a staged batch, and no connected broker accepts references",
+        "upgrade the brokers, or publish the bytes with publish_encoded(payload, count)",
     )
 
 
 def beyond_window(batch: OutBatch) -> EmbarcaderoError:
-    """The error of a batch that could not be recognised if it came again."""
+    """Return the error of a batch whose retry could not be recognised."""
     return BadValue(
-        f"batch {batch.sequence} is the {SESSION_WINDOW + 1}th or a later one of a session opened at a sequence",
+        f"batch {batch.sequence} is above the limit of {SESSION_WINDOW} batches for a session opened at a sequence",
         f"send at most {SESSION_WINDOW} batches: make them larger, or spread the records over more sessions",
     )
 
 
 def ended_with(cause: EmbarcaderoError, batch: OutBatch) -> EmbarcaderoError:
-    """The error of an unsettled batch when its publisher ends: the cause itself only if no copy can be in the log."""
+    """Return the error of an unsettled batch when its publisher ends: the cause only if the log has no copy."""
     if not batch.doubts and isinstance(cause, BadReference):
-        return Refused(f"batch {batch.sequence} was not sent, as its session ended: {cause.message}", cause.hint)
+        return Refused(f"batch {batch.sequence} was not sent because its session ended: {cause.message}", cause.hint)
     if not batch.doubts:
         return cause
     kind = TimedOut if isinstance(cause, TimedOut) else OutcomeUnknown
-    return kind(
-        f"batch {batch.sequence} was sent but its outcome is not known: {cause.message}", "read the log to find out"
-    )
+    problem = f"batch {batch.sequence} was sent, and its outcome is not known: {cause.message}"
+    return kind(problem, "read the log to find out if it is stored")
 
 
-def no_room(topic: str, full: FullReceived) -> Backpressure:
-    """The error of a call for whose record the cluster has had no room for long. The publisher goes on."""
-    again = "the record was not taken, and nothing is lost; try again later"
+def cluster_full(topic: str, full: FullReceived) -> Backpressure:
+    """Return the error of a call for which the cluster has been full for too long. The publisher continues."""
+    again = "the record was not accepted, earlier records are not lost: send it again later"
     if full.lane < 0:
-        problem, why = f"the brokers' memory has no room for a batch of {topic!r}", "publish less, or make it larger"
+        problem = f"the brokers' memory has no space for a batch of {topic!r}"
+        why = "publish less, or enlarge fabric.log_bytes"
     elif full.replica < 0:
-        problem, why = f"the replicas' disks do not keep up with {topic!r}", "see: embarcadero status"
+        problem, why = f"the replicas' disks do not keep up with {topic!r}", "see `embarcadero status`"
     else:
         words = health_in_words(full.trouble) or ["in trouble"]
         problem = f"records of {topic!r} do not become durable: replica {full.replica}: {words[0].partition(': ')[0]}"
-        why = words[0].partition(": ")[2] or "see: embarcadero status"
+        why = words[0].partition(": ")[2] or "see `embarcadero status`"
     return Backpressure(problem, f"{again}. {why}")
 
 
 def undelivered(topic: str, oldest: OutBatch, timeout_us: int, usable: int, full: int) -> EmbarcaderoError:
-    """Why a publisher ends whose oldest batch has waited too long. `usable`: links that its open session can use."""
+    """Return the error of a publisher whose oldest batch has waited too long. `usable`: links of its open session."""
     seconds = timeout_us / 1e6
     if oldest.doubts:
-        return TimedOut(f"no outcome within {seconds:g} s", "see whether the cluster is up: embarcadero status")
+        problem = f"a batch of {topic!r} has no outcome after {seconds:g} s"
+        return TimedOut(problem, "check whether the cluster is up: `embarcadero status`")
     if not usable:
-        return Unreachable(
-            f"no broker took a batch of {topic!r} within {seconds:g} s", "see whether it is up: embarcadero status"
-        )
+        problem = f"no broker accepted a batch of {topic!r} within {seconds:g} s"
+        return Unreachable(problem, "check whether the cluster is up: `embarcadero status`")
     if oldest.reference is not None and oldest.refusals and not full:
         staged = f"the staged batch at index {oldest.reference.index} of lane {oldest.reference.lane}"
         return Backpressure(
-            f"{staged} could not be read for {seconds:g} s, and was not published into {topic!r}",
-            "it is not durable yet, or its replicas are in trouble: embarcadero status",
+            f"{staged} was not readable for {seconds:g} s, and was not published into {topic!r}",
+            "it is not durable yet, or its replicas are in trouble: see `embarcadero status`",
         )
     return Backpressure(
-        f"the cluster had no room for a batch of {topic!r} for {seconds:g} s ({full} of {usable} brokers full)",
-        "publish less, or make the brokers' logs larger",
+        f"the cluster had no space for a batch of {topic!r} for {seconds:g} s ({full} of {usable} brokers are full)",
+        "publish less, or enlarge fabric.log_bytes",
     )
 
 
 class BatchWindow:
-    """Batches of one session that have no outcome yet, by their sequence; `low` and `next` bound these sequences.
+    """Batches of one session without an outcome, by sequence. `low` and `next` bound these sequences.
 
-    A batch waits in the queue (a heap, so that the oldest goes first), is in flight, or waits out a refusal. `at`: the
-    session was opened at that sequence, and it must be possible to recognise all of its batches again.
+    A batch is queued (a heap, so that the oldest goes first), in flight, or deferred after a refusal. `at`: the session
+    was opened at that sequence, and every batch must be recognisable when it is sent again.
     """
 
     def __init__(self, bytes_max: int, at: int | None) -> None:
         self._bytes_max, self._at = bytes_max, at
-        self.first: int | None = None  # the sequence of the first batch; known once the session is open
+        self.first: int | None = None  # the sequence of the first batch; None before the session is open
         self.low = self.next = 0
         self._unsettled: dict[int, OutBatch] = {}
         self._bytes = 0
         self._queue: list[int] = []
-        self._later: list[tuple[int, int]] = []  # (when, sequence) of batches that wait out a refusal
+        self._later: list[tuple[int, int]] = []  # (when, sequence) of deferred batches
         self._settled: list[OutBatch] = []
 
     def __len__(self) -> int:
@@ -225,25 +229,25 @@ class BatchWindow:
 
     @property
     def complete(self) -> bool:
-        """Whether a session opened at a sequence has had all batches that can be recognised again."""
+        """Whether a session opened at a sequence has reached its limit of recognisable batches."""
         return self._at is not None and self._added >= SESSION_WINDOW
 
     def has_room(self, size: int) -> bool:
-        """Whether `add` may take a batch of `size` bytes now. One that is larger than the window goes alone."""
+        """Whether `add` accepts a batch of `size` bytes now. A batch larger than the window is accepted alone."""
         if not self._unsettled or self.complete:
             return True
         return self.next - self.low < SESSION_WINDOW and self._bytes + size <= self._bytes_max
 
     def get(self, sequence: int) -> OutBatch | None:
-        """The unsettled batch with a sequence."""
+        """Return the unsettled batch with a sequence."""
         return self._unsettled.get(sequence)
 
     def unsettled(self) -> list[OutBatch]:
-        """All batches without an outcome."""
+        """Return all batches without an outcome."""
         return list(self._unsettled.values())
 
     def add(self, batch: OutBatch) -> bool:
-        """Take the batch that has the sequence `next`. False if it is one too many to be recognised again."""
+        """Add the batch with the sequence `next`. False if it is above the limit of recognisable batches."""
         recognised = not self.complete
         self.next += 1
         self._unsettled[batch.sequence] = batch
@@ -251,7 +255,7 @@ class BatchWindow:
         return recognised
 
     def settle(self, batch: OutBatch, position: Position | None, error: EmbarcaderoError | None) -> None:
-        """Give a batch its outcome."""
+        """Set the outcome of a batch."""
         del self._unsettled[batch.sequence]
         self._bytes -= batch.size
         batch.end(position, error)
@@ -260,69 +264,70 @@ class BatchWindow:
             self.low += 1
 
     def take_settled(self) -> list[OutBatch]:
-        """Batches that finished since the last call, in the order of finishing."""
+        """Take the batches that were settled since the last call, in the order of settling."""
         settled, self._settled = self._settled, []
         return settled
 
-    # --- what is to be sent ---
+    # --- the queue ---
     def queue(self, batch: OutBatch) -> None:
-        """The batch is to be sent, or sent again."""
+        """Queue a batch to be sent, or sent again."""
         heappush(self._queue, batch.sequence)
 
     def queue_all(self) -> None:
-        """Everything unsettled is to be sent again."""
+        """Queue every unsettled batch again."""
         for batch in self._unsettled.values():
-            batch.comes_back()
+            batch.on_link_lost()
         self._later.clear()
         self._queue = list(self._unsettled)
         heapify(self._queue)
 
     def queue_none(self) -> None:
-        """Nothing is sent any more."""
+        """Clear the queue: no batch is sent any more."""
         self._queue.clear()
         self._later.clear()
 
     def queued(self) -> OutBatch | None:
-        """The oldest batch that is to be sent."""
+        """Return the oldest queued batch."""
         while self._queue:
             batch = self._unsettled.get(self._queue[0])
             if batch is not None and batch.link is None:
                 return batch
-            heappop(self._queue)  # settled, or sent again, since it was queued
+            heappop(self._queue)  # it was settled, or sent again, after it was queued
         return None
 
     def take_queued(self) -> None:
-        """The batch that `queued` returned is sent."""
+        """Remove the batch that `queued` returned: it is sent."""
         heappop(self._queue)
 
     def defer(self, batch: OutBatch, until_us: int) -> None:
-        """The cluster asked to send the batch again later."""
+        """Send the batch again later, as the cluster asked."""
         heappush(self._later, (until_us, batch.sequence))
 
     def queue_due(self, now_us: int) -> None:
-        """Queue the deferred batches whose time has come."""
+        """Queue the deferred batches that are due."""
         while self._later and self._later[0][0] <= now_us:
             heappush(self._queue, heappop(self._later)[1])
 
     @property
     def due_us(self) -> int | None:
-        """When the first deferred batch is to be queued."""
+        """When the first deferred batch is due."""
         return self._later[0][0] if self._later else None
 
     def defers_before(self, sequence: int) -> bool:
-        """Whether an older batch waits out a refusal."""
+        """Whether an older batch is deferred."""
         return any(deferred < sequence for _, deferred in self._later)
 
-    # --- numbers ---
+    # --- sequences ---
     def outside(self, expected: int) -> list[int]:
-        """Numbers of unsettled batches that are not in a session which expects the sequence `expected` next."""
+        """Return the sequences of unsettled batches at or above `expected`, the next sequence of the session."""
         return [sequence for sequence in self._unsettled if sequence >= expected]
 
     def renumber(self, expected: int, outside: Iterable[int]) -> None:
-        """Number the batches that are not in the session from `expected` on.
+        """Renumber the batches that the session does not have, from `expected` on.
 
-        When first opened, a named session goes on behind its last holder's batches. Later, only batches move whose
-        numbers the caller does not know: after a loss, a strong session has no gap, so they take the lost numbers.
+        When it is first opened, a named session continues after the batches of its last holder. Later, this renumbers
+        only batches whose sequences the caller does not know. A strong session has no gap after a loss, so these
+        batches take the lost sequences.
         """
         moving = [self._unsettled.pop(sequence) for sequence in sorted(outside)]
         for number, batch in enumerate(moving, expected):
@@ -334,21 +339,21 @@ class BatchWindow:
 
 
 class LinkRoute:
-    """What this publisher has on one link."""
+    """The state of a publisher on one link."""
 
     __slots__ = ("asked", "carried", "full", "in_flight", "link", "since_us")
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.in_flight: dict[int, OutBatch] = {}
-        self.asked: int | None = None  # our request that it has not answered
-        self.since_us = 0  # since when it has owed us something without a break
-        self.full: FullReceived | None = None  # why the broker has no room for us, and has said so
-        self.carried = False  # batches without acks went out, and it has not said that they arrived
+        self.asked: int | None = None  # the open request
+        self.since_us = 0  # since when the broker has owed an answer without interruption
+        self.full: FullReceived | None = None  # why the broker is full, as it reported
+        self.carried = False  # batches without acks were sent, and their arrival is not confirmed
 
     @property
     def owes(self) -> bool:
-        """Whether the broker has something to answer."""
+        """Whether the broker owes an answer."""
         return bool(self.in_flight) or self.asked is not None
 
     def _starts_owing(self, now_us: int) -> None:
@@ -356,40 +361,40 @@ class LinkRoute:
             self.since_us = now_us
 
     def ask(self, owner: object, now_us: int) -> int:
-        """A request goes out: its number."""
+        """Return the number of a request that is sent now."""
         self._starts_owing(now_us)
         self.asked = self.link.ask(owner)
         return self.asked
 
     def answered(self, request: int) -> bool:
-        """Whether this answers our request, once."""
+        """Whether this answers the open request, which is then closed."""
         if self.asked != request:
             return False
         self.asked = None
         return True
 
     def carry(self, batch: OutBatch, unanswered: bool, now_us: int) -> None:
-        """A batch goes out; an `unanswered` one gets no ack."""
+        """Note that a batch is sent. An `unanswered` batch gets no ack."""
         self.link.spend(_HEADER_BYTES + batch.size)
         self._starts_owing(now_us)
         self.in_flight[batch.sequence] = batch
         self.carried |= unanswered
-        batch.goes_out(self.link.number)
+        batch.on_sent(self.link.number)
 
     def arrived(self) -> None:
-        """The broker answered to something that was sent after all batches."""
+        """Note that the broker answered a request that was sent after all batches."""
         self.carried = False
 
     def credited(self) -> None:
-        """The broker has room in its memory."""
+        """Note that the broker has space in its memory."""
         if self.full is not None and self.full.lane < 0:
             self.full = None
 
 
 class LinkRoutes:
-    """All links of a publisher, and the choice of one for the next batch.
+    """All links of a publisher, and the choice of a link for the next batch.
 
-    `pinned`: one link takes all batches for as long as it is there and not full for long.
+    `pinned`: one link carries all batches, as long as it exists and is not full for too long.
     """
 
     def __init__(self, pinned: bool) -> None:
@@ -397,7 +402,7 @@ class LinkRoutes:
         self._routes: dict[int, LinkRoute] = {}
         self._turn = 0
         self._pin = -1
-        self.full_us = 0  # when a broker last said that it has no room for us
+        self.full_us = 0  # when a broker last reported that it is full
 
     def __len__(self) -> int:
         return len(self._routes)
@@ -406,57 +411,57 @@ class LinkRoutes:
         return iter(list(self._routes.values()))
 
     def get(self, number: int) -> LinkRoute | None:
-        """What is on a link."""
+        """Return the route of a link."""
         return self._routes.get(number)
 
     def add(self, link: Link) -> None:
-        """A connection is ready for use."""
+        """Add a connection that is ready for use."""
         self._routes[link.number] = LinkRoute(link)
 
     def remove(self, number: int) -> LinkRoute | None:
-        """A connection is gone: what was on it."""
+        """Remove the route of a lost connection and return it."""
         return self._routes.pop(number, None)
 
     @property
     def asking(self) -> bool:
-        """Whether a request is under way."""
+        """Whether a request is open."""
         return any(route.asked is not None for route in self._routes.values())
 
     @property
     def carried(self) -> bool:
-        """Whether batches without acks went out that may not have arrived yet."""
+        """Whether batches without acks were sent that may not have arrived yet."""
         return any(route.carried for route in self._routes.values())
 
     @property
     def references(self) -> bool:
-        """Whether a broker takes batches by reference."""
+        """Whether a broker accepts batches by reference."""
         return any(route.link.references for route in self._routes.values())
 
     def forget_requests(self) -> None:
-        """Answers that still come change nothing."""
+        """Close all requests. Later answers are ignored."""
         for route in self._routes.values():
             route.asked = None
 
     def begin_at(self, turn: int) -> None:
-        """Publishers begin at different brokers. What was in flight does not count any more."""
+        """Start the rotation at a link that differs between publishers. Clear the batches in flight."""
         self._turn = turn
         for route in self._routes.values():
             route.in_flight.clear()
 
     def landed(self, batch: OutBatch) -> None:
-        """The batch has its outcome."""
+        """Remove a batch with an outcome from its link."""
         if batch.link is not None and (route := self._routes.get(batch.link)) is not None:
             route.in_flight.pop(batch.sequence, None)
 
     # --- the choice ---
     def choose(self, size: int, by_reference: bool, alone: bool) -> LinkRoute | None:
-        """The link for a batch frame of `size` bytes, if one has the credit."""
+        """Return a link with credit for a batch frame of `size` bytes."""
         return self._pick_pinned(size, by_reference) if self._pinned else self.pick(size, by_reference, alone)
 
     def pick(self, size: int, by_reference: bool, alone: bool) -> LinkRoute | None:
-        """The next link, round-robin, with credit for `size` bytes; a batch that is alone takes the last one again.
+        """Return the next link, round-robin, with credit for `size` bytes. A lone batch uses the last link again.
 
-        One at a time, batches gain nothing from many brokers, and a broker that has just worked is a quick one.
+        Batches that are sent one at a time gain nothing from many brokers, and a broker that was just active is fast.
         """
         routes = list(self._routes.values())
         first = self._turn - alone
@@ -468,24 +473,24 @@ class LinkRoutes:
         return None
 
     def _pick_pinned(self, size: int, by_reference: bool) -> LinkRoute | None:
-        """The session's own link, if it has credit for `size` bytes; another one once that is gone or long full."""
+        """Return the session's link if it has credit for `size` bytes. Choose another when it is lost or full."""
         if self._pin not in self._routes or (by_reference and not self._routes[self._pin].link.references):
             links = [number for number, route in self._routes.items() if route.link.references or not by_reference]
             self._pin = links[self._turn % len(links)] if links else -1
         route = self._routes.get(self._pin)
         return route if route is not None and route.link.room() >= size else None
 
-    # --- brokers without room ---
+    # --- full brokers ---
     def is_full(self, route: LinkRoute, full: FullReceived, now_us: int) -> None:
-        """There has been no room for long, in the broker or in a lane. A pinned session looks for another broker."""
+        """Note that a broker or a lane has been full for too long. A pinned session chooses another broker."""
         self.full_us = now_us
-        if route.full is None or full.lane >= 0:  # the cause in a lane says more than that memory is full
+        if route.full is None or full.lane >= 0:  # a cause in a lane is more specific than full memory
             route.full = full
         if self._pin == route.link.number and full.lane < 0:
             self._pin, self._turn = -1, self._turn + 1
 
     def has_room(self, route: LinkRoute) -> None:
-        """A batch that came this way is stored: its broker has room, and the lane's disks go on for all brokers."""
+        """Note that a batch of this route is stored: the broker has space, and the disks of the lane make progress."""
         if not self.full_us:
             return
         route.full = None
@@ -494,10 +499,10 @@ class LinkRoutes:
                 other.full = None
 
     def why_waiting(self, oldest: OutBatch, durable: bool) -> FullReceived | None:
-        """Why the oldest batch does not get on, if its broker has said that it is full."""
+        """Return why the oldest batch waits, if its broker has reported that it is full."""
         if oldest.link is not None:
             full = self._routes[oldest.link].full if oldest.link in self._routes else None
-            slow_disks = full is not None and full.lane >= 0 and not durable  # they do not delay this ack
+            slow_disks = full is not None and full.lane >= 0 and not durable  # slow disks do not delay this ack
             return None if slow_disks else full
         if oldest.refusals or all(route.link.room() < oldest.size for route in self._routes.values()):
             return next((route.full for route in self._routes.values() if route.full is not None), None)

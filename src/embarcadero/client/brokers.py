@@ -1,10 +1,12 @@
-"""All connections of one client: one per live broker, kept up, shared by its publishers and subscribers.
+"""The connections of a client: one per live broker, shared by its publishers and subscribers.
 
-A `BrokerConnection` moves bytes between a socket and frames over asyncio, and decides nothing. A `BrokerPool` keeps the
-connections: any broker names the others (Welcome, MembersAre), and each of them gets a keeper, a task that connects,
-and connects again with growing pauses for as long as the broker is a member. The addresses that the user gave are only
-needed to find the first broker, and again when none is left: then the pool tries all addresses at which brokers ever
-were, because the whole cluster may have been started anew. A `CoreDriver` runs one core on the pool.
+A `BrokerConnection` moves bytes between a socket and frames over asyncio, and decides nothing. A `BrokerPool` has the
+connections. Any broker names the others (Welcome, MembersAre), and each of them gets a keeper: a task that connects,
+and reconnects with growing pauses, as long as the broker is a member.
+
+The addresses of the user are only needed to find the first broker, and again when all connections are lost. The pool
+then tries every known address of a broker, because the whole cluster may have restarted. A `CoreDriver` runs one core
+on the pool.
 """
 
 from __future__ import annotations
@@ -70,37 +72,37 @@ Answer = TypeVar("Answer", bound=Message)
 
 
 def now_us() -> int:
-    """The clock of all client drivers."""
+    """Return the time of the clock that all client drivers use."""
     return time.monotonic_ns() // 1000
 
 
 class Owned(NamedTuple):
-    """A frame, and the core that asked for it if it is an answer."""
+    """A frame, and the core that owns the request if the frame is an answer."""
 
     event: Event
     owner: object | None
 
 
 class Listener(Protocol):
-    """Who hears what a connection receives."""
+    """Receives the events of a connection."""
 
     def on_events(self, connection: BrokerConnection, events: list[Owned], now_us: int) -> None:
-        """Frames came in; answers to `Connection.ask` are not among them."""
+        """Frames arrived. Answers to `BrokerConnection.ask` are not among them."""
         ...
 
     def on_lost(self, connection: BrokerConnection) -> None:
-        """The connection is gone."""
+        """The connection was lost."""
         ...
 
 
 class BrokerConnection(asyncio.BufferedProtocol):
-    """Moves bytes between a socket and frames. Owner of its Link."""
+    """Moves bytes between a socket and frames. Owns its Link."""
 
     def __init__(self, number: int, listener: Listener, scratch: memoryview) -> None:
         self.link = Link(number, now_us())
         self.broker = -1
         self.address = ("", 0)
-        self.error: EmbarcaderoError | None = None  # why it ended, if that is known
+        self.error: EmbarcaderoError | None = None  # why it ended, if known
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._descriptor = -1
@@ -109,7 +111,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         tell_of_forks(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: the socket is the parent's. Without a copy here it ends when the parent closes it."""
+        """In a forked child, release the copy of the socket, so that the parent can close the connection."""
         if self._descriptor >= 0:
             blank(self._descriptor)
         abandon(self, self._transport)
@@ -140,14 +142,14 @@ class BrokerConnection(asyncio.BufferedProtocol):
             self.error = Unreachable(f"the connection broke: {exc}")
         if not self.lost.done():
             self.lost.set_result(None)
-        gone = self.error or Unreachable("the broker hung up", "see its log")
+        gone = self.error or Unreachable("the broker closed the connection", "see its log")
         for owner in self.link.owners():
             if isinstance(owner, asyncio.Future) and not owner.done():
                 owner.set_exception(fresh(gone))
         self._listener.on_lost(self)
 
     def welcomed(self, welcome: Welcome, address: Address) -> None:
-        """The broker at `address` said who it is and what it can do."""
+        """Take the identity and the abilities of the broker at `address` from its Welcome."""
         self.broker, self.address = welcome.broker, address
         self.link.welcomed(welcome)
 
@@ -158,18 +160,18 @@ class BrokerConnection(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def write(self, buffers: list[Any]) -> None:
-        """Write frames; nothing waits. What may be queued is bounded by credit."""
+        """Write frames without waiting. Credit limits the size of the queue."""
         if self._transport is not None and not self._transport.is_closing():
             write_frames(self._transport, self._descriptor, buffers)
 
     def drop(self, error: EmbarcaderoError | None = None) -> None:
-        """Hang up at once."""
+        """Abort the connection."""
         self.error = self.error or error
         if self._transport is not None:
             self._transport.abort()
 
-    async def ask(self, message: Message, timeout: float) -> AnyMessage:  # noqa: ASYNC109 - it must end the request too
-        """Ask a question. Raises the error in a Failed, Unreachable when the connection goes, or TimeoutError."""
+    async def ask(self, message: Message, timeout: float) -> AnyMessage:  # noqa: ASYNC109 - it also ends the request
+        """Send a request and wait. Raises the error of a Failed, Unreachable on a lost connection, or TimeoutError."""
         if not self.usable:
             raise fresh(self.error or Unreachable("the connection is closed"))
         answer: asyncio.Future[AnyMessage] = asyncio.get_running_loop().create_future()
@@ -185,15 +187,15 @@ class BrokerConnection(asyncio.BufferedProtocol):
         return found
 
     def _sort(self, event: Event) -> Owned | None:
-        """Settle what is between the broker and this connection; everything else has an owner or concerns all."""
+        """Handle frames for this connection itself. Return other frames with their owner, or None for all cores."""
         if isinstance(event, CreditReceived):
-            self.link.grant(event.total)  # here, because it may come before anybody uses the connection
+            self.link.grant(event.total)  # here, because it may arrive before a core uses the connection
         if not isinstance(event, ControlReceived | FetchedReceived):
             return Owned(event, None)
         owner = self.link.owner(event.request)
         if isinstance(event, ControlReceived):
             message = event.message
-            if event.request == 0 and isinstance(message, Failed):  # why the broker is about to hang up
+            if event.request == 0 and isinstance(message, Failed):  # why the broker will close the connection
                 self.error = from_wire(message.code, message.message, message.hint)
                 return None
             if isinstance(owner, asyncio.Future):
@@ -206,7 +208,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 async def open_connection(
     number: int, host: str, port: int, listener: Listener, scratch: memoryview, patience_s: float = CONNECT_TIMEOUT_S
 ) -> tuple[BrokerConnection, Welcome]:
-    """Connect and say hello. Raises Unreachable, or what the broker said against us."""
+    """Connect and exchange Hello and Welcome. Raises Unreachable, or the broker's reason to refuse."""
     loop = asyncio.get_running_loop()
     connection = None
     try:
@@ -220,17 +222,18 @@ async def open_connection(
         if connection is not None:
             connection.drop()
         if isinstance(error, TimeoutError):
-            raise Unreachable(f"{host}:{port} does not answer within {patience_s:g} s") from None
+            raise Unreachable(f"{host}:{port} did not answer within {patience_s:g} s") from None
         if isinstance(error, OSError) and not isinstance(error, EmbarcaderoError):
             raise Unreachable(f"{host}:{port}: {error.strerror or error}") from None
         raise
     if not isinstance(welcome, Welcome):
         connection.drop()
-        raise Unreachable(f"{host}:{port} answers a hello with {type(welcome).__name__}", "is it a broker?")
+        problem = f"{host}:{port} answered Hello with {type(welcome).__name__}"
+        raise Unreachable(problem, "check that the address belongs to a broker")
     if welcome.version != PROTOCOL_VERSION:
         connection.drop()
         raise BadVersion(
-            f"{host}:{port} chose protocol version {welcome.version}, this client speaks {PROTOCOL_VERSION}",
+            f"{host}:{port} chose protocol version {welcome.version}, and this client supports {PROTOCOL_VERSION}",
             "use a client of the same release",
         )
     connection.welcomed(welcome, (host, port))
@@ -238,31 +241,31 @@ async def open_connection(
 
 
 class _Pauses:
-    """Growing pauses between tries to connect; short ones again after a connection that has lasted."""
+    """Growing pauses between attempts to connect. They are short again after a stable connection."""
 
     def __init__(self) -> None:
         self._next = _PAUSE_FIRST_S
         self._since = 0.0
 
     def connected(self) -> None:
-        """There is a connection."""
+        """Note the time of a connection."""
         self._since = asyncio.get_running_loop().time()
 
     def lost(self) -> bool:
-        """It is gone. True if it had lasted: then pauses are short again, and the first may be left out."""
+        """Note that the connection was lost. True if it was stable: pauses are short again, the first is optional."""
         if asyncio.get_running_loop().time() - self._since < _PAUSE_LAST_S:
             return False
         self._next = _PAUSE_FIRST_S
         return True
 
     async def wait(self) -> None:
-        """Let some time pass; the next time, more."""
+        """Wait for the current pause, and make the next one longer."""
         await asyncio.sleep(self._next)
         self._next = min(2 * self._next, _PAUSE_LAST_S)
 
 
 class BatchLimits(NamedTuple):
-    """What the brokers of a cluster take in one batch."""
+    """The largest batch and record that the brokers of a cluster accept."""
 
     record_bytes: int  # of one record
     frame_bytes: int  # of a batch with its overhead
@@ -270,7 +273,7 @@ class BatchLimits(NamedTuple):
 
 
 class AddressBook:
-    """Where brokers are: by their ids, and wherever any was at any time, the newest last."""
+    """Addresses of brokers: the current one by broker id, and all known ones, the newest last."""
 
     def __init__(self, seeds: list[Address]) -> None:
         self._seeds = seeds
@@ -278,19 +281,19 @@ class AddressBook:
         self._ever: dict[Address, None] = {}
 
     def clear(self) -> None:
-        """Forget which broker is where. Addresses stay."""
+        """Forget the broker of each address. Known addresses stay."""
         self._by_broker = {}
 
     def of(self, broker: int) -> Address:
-        """Where a broker is."""
+        """Return the address of a broker."""
         return self._by_broker[broker]
 
     def found(self, broker: int, address: Address) -> None:
-        """A broker answered at an address. What another broker says of its address comes first."""
+        """Note that a broker answered at an address. An address that a member list has takes precedence."""
         self._by_broker.setdefault(broker, address)
 
     def member(self, broker: int, address: Address) -> None:
-        """A broker says where a member is."""
+        """Note the address of a broker in a member list."""
         self._by_broker[broker] = address
         self._ever.pop(address, None)
         self._ever[address] = None
@@ -298,7 +301,7 @@ class AddressBook:
             del self._ever[next(iter(self._ever))]
 
     def all(self) -> list[Address]:
-        """All addresses at which there may be a broker: those that the user gave first."""
+        """Return all known addresses of brokers, those of the user first."""
         return list(dict.fromkeys([*self._seeds, *self._ever]))
 
     @property
@@ -319,16 +322,16 @@ class BrokerPool:
     ) -> None:
         self._addresses, self.settings = AddressBook(seeds), settings
         self._closed = False
-        self.cluster = cluster  # the LocalCluster that `local` started: it stays for as long as records may be sent
-        self.table_properties = table_properties  # key=value, by which tables of topics are reached
+        self.cluster = cluster  # the LocalCluster of `local`: it must exist as long as records may be sent
+        self.table_properties = table_properties  # key=value pairs to reach tables of topics
         self.limits = BatchLimits(RECORD_BYTES_MAX, FRAME_BYTES_MAX, RECORDS_PER_BATCH_MAX)
         self.loop = asyncio.get_running_loop()
         self._begin()
         tell_of_forks(self)
 
     def _begin(self) -> None:
-        """Have no connection, no publisher and no reader."""
-        self._lapsed = False  # after a fork: there is no connection yet
+        """Start without connections, publishers and readers."""
+        self._lapsed = False  # after a fork, before the first connection
         self._starting: asyncio.Task[None] | None = None
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._made = 0
@@ -338,7 +341,7 @@ class BrokerPool:
         self._drivers: dict[ClientCore, CoreDriver] = {}
         self._sessions: dict[SessionKey, tuple[PublishCore, CoreDriver]] = {}
         self._turn = 0
-        self._changed = asyncio.Event()  # a connection came or went
+        self._changed = asyncio.Event()  # a connection was opened or lost
         self._finder: asyncio.Task[None] | None = None
         self._guard: asyncio.Task[None] | None = None
         self.pumps: set[lifetime.OpenPublisher] = set()  # publishers that are not closed
@@ -346,16 +349,16 @@ class BrokerPool:
 
     # --- forks ---
     def _after_fork(self) -> None:
-        """In a forked child: leave all connections to the parent. The first question makes new ones."""
+        """In a forked child, leave all connections to the parent. The first request opens new ones."""
         tasks = [task for task in (*self._keepers.values(), self._finder, self._guard, self._starting) if task]
         for task in tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is the parent's
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # it runs in the parent
         abandon(tasks, self._live, self._drivers, self._changed, self.pumps)
         self._begin()
         self._lapsed = True
 
     async def ready(self, patience_s: float) -> None:
-        """Connect again in a forked child, on the event loop that runs there. Otherwise there is nothing to do."""
+        """In a forked child, connect again on the event loop that runs there. Otherwise do nothing."""
         if not self._lapsed or self._closed:
             return
         if self._starting is None:
@@ -368,7 +371,8 @@ class BrokerPool:
         except TimeoutError as error:
             if isinstance(error, EmbarcaderoError):
                 raise
-            raise Unreachable(f"no broker answers within {patience_s:g} s", "is the cluster up?") from None
+            hint = "start the cluster, or check the addresses"
+            raise Unreachable(f"no broker answered within {patience_s:g} s", hint) from None
 
     def _started(self, task: asyncio.Task[None]) -> None:
         self._starting = None
@@ -376,7 +380,7 @@ class BrokerPool:
 
     # --- connecting ---
     async def start(self, patience_s: float) -> None:
-        """Connect to the first seed that answers. Raises Unreachable, naming every address that was tried."""
+        """Connect to the first seed that answers. Raises Unreachable with every address that was tried."""
         connection, welcome = await self._find(self._addresses.seeds, patience_s)
         self._adopt(connection, welcome)
         self._finder = asyncio.get_running_loop().create_task(self._find_when_alone())
@@ -403,14 +407,14 @@ class BrokerPool:
         if problems and all(isinstance(error, TooMany) for error in problems):
             raise fresh(problems[0])
         why = "; ".join(sorted(error.message for error in problems))
-        raise Unreachable(f"no broker answers at {tried}: {why}", "is the cluster up?")
+        raise Unreachable(f"no broker answered at {tried}: {why}", "start the cluster, or check the addresses")
 
     async def _open(self, address: Address, patience_s: float) -> tuple[BrokerConnection, Welcome]:
         self._made += 1
         return await open_connection(self._made, *address, self, self._scratch, patience_s)
 
     async def _find_when_alone(self) -> None:
-        """When every connection is gone the members may have moved: ask wherever brokers were, and the seeds."""
+        """When all connections are lost, the members may have moved: try the seeds and every known address."""
         pauses = _Pauses()
         while True:
             pauses.connected()
@@ -424,7 +428,7 @@ class BrokerPool:
                     self._adopt(*await self._find(self._addresses.all(), self.settings.connect_timeout_s))
 
     def _adopt(self, connection: BrokerConnection, welcome: Welcome) -> None:
-        """Use a connection that found its broker; keep it up from now on."""
+        """Use a connection that found its broker, and start a keeper for it."""
         broker = welcome.broker
         self._addresses.found(broker, connection.address)
         if (old := self._keepers.pop(broker, None)) is not None:
@@ -433,7 +437,7 @@ class BrokerPool:
         self._welcomed(connection, welcome)
 
     async def _keep(self, broker: int, connection: BrokerConnection | None = None) -> None:
-        """Connect to a broker again and again, until it is no member."""
+        """Keep a connection to a broker, as long as it is a member."""
         pauses = _Pauses()
         while True:
             if connection is None:
@@ -447,7 +451,7 @@ class BrokerPool:
             await connection.lost
             connection = None
             if not pauses.lost():
-                await pauses.wait()  # a broker may hang up after each welcome
+                await pauses.wait()  # a broker may close the connection after each Welcome
 
     def _welcomed(self, connection: BrokerConnection, welcome: Welcome) -> None:
         if not connection.usable:
@@ -465,7 +469,7 @@ class BrokerPool:
             driver.run()
 
     def _members(self, brokers: list[BrokerAddress]) -> None:
-        """Keep one connection to each of these, and none to others."""
+        """Keep one connection to each of these brokers, and none to others."""
         for member in brokers:
             self._addresses.member(member.broker, (member.host, member.port))
             if member.handle != NO_HANDLE:
@@ -477,9 +481,9 @@ class BrokerPool:
             if not any(connection.broker == broker for connection in self._live.values()):
                 self._keepers.pop(broker).cancel()
 
-    # --- what connections tell ---
+    # --- events of connections ---
     def on_events(self, connection: BrokerConnection, events: list[Owned], now: int) -> None:
-        """Give each frame to the core it belongs to."""
+        """Pass each frame to its core."""
         number = connection.link.number
         if number not in self._live:
             return
@@ -509,11 +513,11 @@ class BrokerPool:
         if driver is None:
             return {}
         if isinstance(core, PublishCore):
-            self._sessions[core.key] = core, driver  # it may just have been opened
+            self._sessions[core.key] = core, driver  # its session may just have been opened
         return {driver: None}
 
     def _flow(self, number: int, event: CreditReceived | FullReceived, now: int) -> dict[CoreDriver, None]:
-        """Credit belongs to the connection; publishers take turns in being the first to use it."""
+        """Pass credit to the publishers. It belongs to the connection, so another publisher is first each time."""
         publishers = [core for core in self._drivers if isinstance(core, PublishCore)]
         first = self.next_turn() % max(1, len(publishers))
         publishers = publishers[first:] + publishers[:first]
@@ -525,7 +529,7 @@ class BrokerPool:
         return {self._drivers[core]: None for core in publishers}
 
     def on_lost(self, connection: BrokerConnection) -> None:
-        """A connection is gone; its keeper makes a new one."""
+        """Note that a connection was lost. Its keeper opens a new one."""
         number = connection.link.number
         if self._live.pop(number, None) is None:
             return
@@ -536,7 +540,7 @@ class BrokerPool:
 
     # --- for drivers ---
     def attach(self, driver: CoreDriver) -> None:
-        """Give a core all connections, now and later."""
+        """Pass all current and later connections to a core."""
         if self._closed:
             raise Closed("the log is closed", "connect again")
         self._drivers[driver.core] = driver
@@ -545,51 +549,52 @@ class BrokerPool:
         driver.run()
 
     def detach(self, driver: CoreDriver) -> None:
-        """Forget a core."""
+        """Remove a core."""
         self._drivers.pop(driver.core, None)
         for key in [key for key, found in self._sessions.items() if found[1] is driver]:
             del self._sessions[key]
 
     def write(self, number: int, buffers: list[Any]) -> None:
-        """Write frames of a core."""
+        """Write frames of a core to a connection."""
         if (connection := self._live.get(number)) is not None:
             connection.write(buffers)
 
     def abandon(self, number: int) -> None:
-        """Drop a connection that a core gave up."""
+        """Drop a connection that a core has abandoned."""
         if (connection := self._live.get(number)) is not None:
             connection.drop(Unreachable("the broker was silent for too long"))
 
     def use_table_properties(self, properties: Sequence[str]) -> None:
-        """Reach the files of tables by these `key=value` from now on."""
+        """Use these `key=value` pairs to reach the files of tables."""
         self.table_properties = properties
 
-    # --- questions ---
+    # --- requests ---
     def next_turn(self) -> int:
-        """A number that spreads users over connections."""
+        """Return a number that distributes users over connections."""
         self._turn += 1
         return self._turn
 
     def live(self) -> list[BrokerConnection]:
-        """All connections that may be used."""
+        """Return all usable connections."""
         return list(self._live.values())
 
     async def ask(
         self,
         message: Message,
         kind: type[Answer],
-        timeout: float | None = None,  # noqa: ASYNC109 - it must end the request too
+        timeout: float | None = None,  # noqa: ASYNC109 - it also ends the request
         *,
         again: bool = True,
     ) -> Answer:
-        """Ask any broker, and expect an answer of this kind. BadFrame, if it is of another one.
+        """Send a request to any broker, and expect an answer of this kind. Raises BadFrame for another kind.
 
-        `again`: the question may be asked twice, so a lost answer is asked for elsewhere. Without a `timeout` it takes
-        at most `client.request_timeout_s`.
+        `again`: the request may be repeated, so after a lost answer another broker is asked. The default timeout is
+        `client.request_timeout_s`.
         """
         answer = await self._ask(message, self.settings.request_timeout_s if timeout is None else timeout, again)
         if not isinstance(answer, kind):
-            raise BadFrame(f"{type(message).__name__} was answered with {type(answer).__name__}", "report it: a bug")
+            problem = f"a broker answered {type(message).__name__} with {type(answer).__name__}"
+            raise BadFrame(problem, "report it: this is a bug")
         return answer
 
     async def _ask(self, message: Message, timeout: float, again: bool) -> AnyMessage:  # noqa: ASYNC109
@@ -603,32 +608,33 @@ class BrokerPool:
                 return await connection.ask(message, min(left, self.settings.resend_after_s) if again else left)
             except TimeoutError:
                 if not again or left <= self.settings.resend_after_s:
-                    raise TimedOut(f"no answer to {name} within {timeout:g} s", "it may still happen") from None
+                    problem = f"no broker answered {name} within {timeout:g} s"
+                    raise TimedOut(problem, "it may still be carried out: check before you repeat it") from None
             except TierUnavailable:
-                raise  # about a store behind the broker: asking again at once does not help
+                raise  # about a store behind the broker: an immediate retry does not help
             except Retriable as error:
                 if connection.usable or again:
                     if asyncio.get_running_loop().time() + _RETRY_S > deadline:
                         raise
                     await asyncio.sleep(_RETRY_S)
                     continue
-                raise OutcomeUnknown(
-                    f"the connection was lost before {name} was answered: {error.message}", "see whether it happened"
-                ) from None
+                problem = f"the connection was lost before the answer to {name}: {error.message}"
+                raise OutcomeUnknown(problem, "check whether the request was carried out") from None
 
     async def _any(self, deadline: float, what: str) -> BrokerConnection:
-        """A connection, in turn; waits for one."""
+        """Wait for a usable connection, and return the next one in rotation."""
         while not (usable := [connection for connection in self._live.values() if connection.usable]):
             self._changed.clear()
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._changed.wait()
             except TimeoutError:
-                raise Unreachable(f"no broker to ask for {what}", "is the cluster up?") from None
+                problem = f"no broker is connected: there was no answer to {what}"
+                raise Unreachable(problem, "check that the cluster is up: `embarcadero status`") from None
         return usable[self.next_turn() % len(usable)]
 
     async def close(self) -> None:
-        """Hang up everywhere."""
+        """Stop all drivers and tasks, and drop all connections."""
         self._closed = True
         for driver in list(self._drivers.values()):
             driver.stop()
@@ -643,14 +649,14 @@ class BrokerPool:
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> list[Any]:
-    """End tasks; how each of them ended."""
+    """Cancel tasks, and return their results or errors."""
     for task in tasks:
         task.cancel()
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class CoreDriver:
-    """Runs one core on the connections of `brokers`. After every event for the core, `run` must be called."""
+    """Runs one core on the connections of `brokers`. Call `run` after every event for the core."""
 
     core: ClientCore
 
@@ -662,7 +668,7 @@ class CoreDriver:
         self.stopped = False
 
     def run(self) -> None:
-        """Write what the core wants written, drop what it gave up, and see to its next timer."""
+        """Write the frames of the core, drop its abandoned connections, and set its next timer."""
         for number, buffers in self.core.take_output():
             self._brokers.write(number, buffers)
         for number in self.core.take_abandoned():
@@ -672,7 +678,7 @@ class CoreDriver:
     def _plan(self) -> None:
         due = self.core.next_timer_us()
         if due is None or self.stopped or (self._timer is not None and self._timer_us <= due):
-            return  # a timer that rings early is harmless, and cheaper than moving it each time
+            return  # an early timer is harmless, and cheaper than a new timer each time
         if self._timer is not None:
             self._timer.cancel()
         self._timer_us = due
@@ -684,7 +690,7 @@ class CoreDriver:
         self.run()
 
     def stop(self) -> None:
-        """Let go of connections and timers."""
+        """Release connections and timers."""
         if not self.stopped:
             self.stopped = True
             self._brokers.detach(self)

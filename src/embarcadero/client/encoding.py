@@ -1,4 +1,4 @@
-"""Tables on their way out: completed to the topic's schema, checked, cut into batches that fit a frame."""
+"""Encoding of published data: rows and tables are fitted to the topic's schema, checked, and split into batches."""
 
 from __future__ import annotations
 
@@ -23,8 +23,15 @@ from embarcadero.wire.schemas import (
     TopicSchemas,
     compressed,
     list_entries_max,
+    lone_payload,
     named,
+    plain_batch,
+    raw_batch,
 )
+
+Headers = Mapping[str, bytes]
+GivenRecord = tuple[bytes, float | int, bytes | None, Headers | None]
+"""Value, time, key, headers. A float is the clock's time in seconds; an int is a given time in microseconds."""
 
 _KEPT_BYTES = 32 * MIB
 _BYTES_TYPES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
@@ -33,27 +40,27 @@ _RAW_TYPES = {field.name: field.type for field in RAW_SCHEMA if field.name not i
 
 @cache
 def _payload_pool() -> pa.MemoryPool:
-    """Where payloads are allocated: the C library, told to keep what is freed.
+    """Return the pool for payloads: the C library, configured to keep freed memory.
 
-    Arrow's own pool gives memory back within milliseconds, sooner than acks come; getting it again for every batch
-    costs a page fault and a cleared page for every 4 KiB, an eighth of all time at full speed.
+    Arrow's own pool returns memory to the system within milliseconds, before acks arrive. New memory for every batch
+    would cost a page fault and a cleared page for each 4 KiB: an eighth of all time at full speed.
     """
-    np.empty(_KEPT_BYTES, dtype=np.uint8)  # freed at once: blocks up to this size are kept from now on
+    np.empty(_KEPT_BYTES, dtype=np.uint8)  # freed immediately: the C library then keeps blocks up to this size
     return pa.system_memory_pool()
 
 
 # --- fitting a schema -------------------------------------------------------------------------------------------------
 def fitted(data: Any, schemas: TopicSchemas, now_us: int, record_bytes_max: int = RECORD_BYTES_MAX) -> Tabular:
-    """`data` as Arrow with exactly the columns of the topic, checked. Nothing but its columns' order changes."""
+    """Return `data` as checked Arrow data with exactly the columns of the topic. Values never change."""
     wanted = schemas.newest
     if isinstance(data, pa.RecordBatch | pa.Table) and data.schema.equals(wanted):
-        table = data  # as it should be: the quick way
+        table = data  # the fast path: it has the topic's schema
     elif schemas.typed:
         table = to_arrow(data, {field.name: field.type for field in wanted})
     else:
         table = _completed(to_arrow(data, _RAW_TYPES), now_us)
     if not table.num_rows:
-        raise BadValue("a table without records", "publish at least one record")
+        raise BadValue("the table has no records", "publish at least one record")
     table = _without_nulls(_arranged(table, wanted, schemas.version))
     if not schemas.typed:
         _check_records(table, record_bytes_max)
@@ -74,7 +81,7 @@ def _arranged(data: Tabular, wanted: pa.Schema, version: int) -> Tabular:
 
 
 def _differences(schema: pa.Schema, wanted: pa.Schema) -> list[str]:
-    """What can't be put right by another order, or by nulls where a column that may be null is missing."""
+    """Return the differences that neither another order of columns nor nulls for missing nullable columns resolve."""
     problems = [f"column {name!r} is there twice" for name in sorted(set(schema.names)) if schema.names.count(name) > 1]
     if problems:
         return problems
@@ -95,7 +102,7 @@ def _without_nulls(data: Tabular) -> Tabular:
 
 
 def _completed(data: Tabular, now_us: int) -> Tabular:
-    """Raw records from `value` alone, or with any of the other columns; values and keys may be text."""
+    """Complete the columns of raw records: only `value` is required. Values and keys may be text."""
     present = [name for name in data.schema.names if name in RAW_SCHEMA.names]
     if "value" not in present or len(present) != len(data.schema):
         return data
@@ -115,20 +122,19 @@ def _check_records(data: Tabular, record_bytes_max: int) -> None:
     if times.min() < TIMESTAMP_US_MIN or times.max() > TIMESTAMP_US_MAX:
         raise BadValue(f"timestamps from {times.min()} to {times.max()} us", "use times of the years 1 to 9999")
     if data.get_total_buffer_size() <= record_bytes_max:
-        return  # no record can be larger than all of them
+        return  # no record is larger than all together
     keys = pc.fill_null(pc.binary_length(data.column("key")), 0)
     longest = pc.max(pc.add(keys, pc.binary_length(data.column("value")))).as_py()
     if longest > record_bytes_max:
-        raise BadValue(f"a record of {longest} bytes", f"records have at most {record_bytes_max} bytes")
+        problem = f"a record has {longest} bytes, and the limit is {record_bytes_max}"
+        raise BadValue(problem, "split it into several records, or store it elsewhere and publish its address")
 
 
 # --- partitions -------------------------------------------------------------------------------------------------------
-def by_partition(
-    data: Tabular, partitions: int, key: str | None, partitioner: str
-) -> list[tuple[int | None, Tabular]]:
-    """Rows grouped by the partition of their `key` column, in order of first appearance; a group keeps its rows' order.
+def by_partition(data: Tabular, partitions: int, key: str | None, partitioner: str) -> list[tuple[int | None, Tabular]]:
+    """Group rows by the partition of their `key` column, in the order of first appearance. Groups keep row order.
 
-    None: rows whose key is null, or all rows of data without a key column.
+    The partition None has rows with a null key, or all rows if there is no key column.
     """
     if partitions == 1:
         return [(0, data)]
@@ -150,9 +156,9 @@ def by_partition(
 def pieces(
     data: Tabular, batch_bytes: int, bytes_max: int, compression: str | None, records_max: int = RECORDS_PER_BATCH_MAX
 ) -> Iterator[tuple[int, pa.Buffer]]:
-    """Cut into batches: how many records each has, and its payload.
+    """Split data into batches: the number of records and the payload of each.
 
-    A RecordBatch stays one batch if it fits a frame: whoever made it chose its size. A Table is cut by `batch_bytes`.
+    A RecordBatch stays one batch if it fits a frame: its author chose its size. A Table is split by `batch_bytes`.
     """
     most = bytes_max if isinstance(data, pa.RecordBatch) else batch_bytes
     rows = min(records_max, max(1, data.num_rows * most // max(1, data.nbytes)))
@@ -172,8 +178,9 @@ def _fitting(batch: pa.RecordBatch, bytes_max: int, compression: str | None) -> 
             return
     if batch.num_rows == 1:
         raise BadValue(
-            f"a record that needs {batch.nbytes} bytes and has {entries} entries in lists and maps",
-            f"a batch has at most {bytes_max} bytes and {entries_max} entries",
+            f"a record needs {batch.nbytes} bytes and has {entries} entries in lists and maps, and the limit of a "
+            f"batch is {bytes_max} bytes and {entries_max} entries",
+            "split it into several records",
         )
     half = batch.num_rows // 2
     yield from _fitting(batch.slice(0, half), bytes_max, compression)
@@ -181,7 +188,7 @@ def _fitting(batch: pa.RecordBatch, bytes_max: int, compression: str | None) -> 
 
 
 def list_entries(column: pa.Array) -> int:
-    """Entries in all lists and maps of a column, as readers count them before they unpack a batch."""
+    """Count the entries in all lists and maps of a column, as readers do before they decode a batch."""
     kind = column.type
     if pa.types.is_struct(kind):
         return sum(list_entries(column.field(number)) for number in range(kind.num_fields))
@@ -199,7 +206,7 @@ def list_entries(column: pa.Array) -> int:
 
 
 def encoded(batch: pa.RecordBatch, compression: str | None) -> pa.Buffer:
-    """A payload, compressed if asked and where that makes it smaller."""
+    """Encode a batch. Compression is used if it is requested and makes the payload smaller."""
     if compression is not None:
         payload = compressed(batch, compression)
         if payload.size < batch.nbytes:
@@ -207,37 +214,53 @@ def encoded(batch: pa.RecordBatch, compression: str | None) -> pa.Buffer:
     return batch.serialize(memory_pool=_payload_pool())
 
 
+def encoded_records(records: list[GivenRecord], plain: bool, compression: str | None) -> Any:
+    """Encode raw records. `plain`: none has a key, headers or a given time."""
+    if plain and len(records) == 1 and compression is None:
+        return lone_payload(records[0][0], records[0][1])
+    return encoded(_raw_records(records, plain), compression)
+
+
+def _raw_records(records: list[GivenRecord], plain: bool) -> pa.RecordBatch:
+    """Make columns of raw records. (zip(*records) iterates over all of them together, which is ten times slower.)"""
+    values, times = [record[0] for record in records], [record[1] for record in records]
+    if plain:
+        return plain_batch(values, times)
+    times_us = [when if type(when) is int else round(when * 1e6) for when in times]
+    return raw_batch([record[2] for record in records], values, [record[3] for record in records], times_us)
+
+
 Tabular = Any
-"""A pyarrow Table or RecordBatch; pyarrow has no types of its own to check."""
+"""A pyarrow Table or RecordBatch. pyarrow has no type annotations."""
 
 _ACCEPTED = (
-    "publish takes an Arrow Table or RecordBatch, a pandas or polars DataFrame, a list of dicts, a dict of columns"
+    "publish accepts an Arrow Table or RecordBatch, a pandas or polars DataFrame, a list of dicts, a dict of columns"
 )
 _ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
 
 
 def to_arrow(data: Any, wanted: Mapping[str, pa.DataType]) -> Tabular:
-    """`data` as Arrow. Arrow comes back as it is; what else there is takes the wanted types where it loses nothing."""
+    """Convert `data` to Arrow, with the wanted types if nothing is lost. Arrow data is returned unchanged."""
     if isinstance(data, pa.Table | pa.RecordBatch):
         return data
     if _is_frame("pandas", data):
         if not data.columns.is_unique:
             raise BadSchema(f"columns {list(data.columns)} have a name twice", "rename one of them")
-        return _table({name: data[name] for name in data.columns}, wanted)  # its index is no column
-    if hasattr(data, "__arrow_c_stream__"):  # polars, and others that speak Arrow
+        return _table({name: data[name] for name in data.columns}, wanted)  # the index is not a column
+    if hasattr(data, "__arrow_c_stream__"):  # polars, and other libraries with the Arrow interface
         table = _stream(data)
         return _table({name: _cast(name, table.column(name), wanted.get(name)) for name in table.column_names}, wanted)
     if isinstance(data, Mapping):
         return _table(data, wanted)
     if isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview):
         return _table(_columns(data), wanted)
-    raise BadValue(f"a {type(data).__name__} can't be published", f"{_ACCEPTED}; send() takes bytes")
+    raise BadValue(f"a {type(data).__name__} can't be published", f"{_ACCEPTED}; send() accepts bytes")
 
 
 def _stream(data: Any) -> pa.Table:
     if _is_frame("polars", data):
         for name, kind in data.schema.items():
-            if str(kind) == "Object":  # polars would hand out the addresses of the objects
+            if str(kind) == "Object":  # polars would return the addresses of the objects
                 raise BadSchema(f"column {name!r} holds Python objects", "give it a type that Arrow has")
     try:
         return data.to_arrow() if _is_frame("polars", data) else pa.table(data)
@@ -246,7 +269,7 @@ def _stream(data: Any) -> pa.Table:
 
 
 def _is_frame(library: str, data: Any) -> bool:
-    """Whether it is a DataFrame of a library, which its owner has then loaded."""
+    """Whether it is a DataFrame of this library. The library is then loaded already."""
     module = sys.modules.get(library)
     return module is not None and isinstance(data, module.DataFrame)
 
@@ -264,12 +287,12 @@ def _table(columns: Mapping[Any, Any], wanted: Mapping[str, pa.DataType]) -> pa.
     arrays = {}
     for name, values in columns.items():
         if not isinstance(name, str):
-            raise BadSchema(f"column {name!r} has no text as its name", "rename it")
+            raise BadSchema(f"the name of column {name!r} is not text", "rename it")
         arrays[name] = _array(name, values, wanted.get(name))
     lengths = {len(array) for array in arrays.values()}
     if len(lengths) > 1:
-        told = ", ".join(f"{name}: {len(array)}" for name, array in arrays.items())
-        raise BadSchema(f"columns of different lengths ({told})", "give every column as many values")
+        sizes = ", ".join(f"{name}: {len(array)}" for name, array in arrays.items())
+        raise BadSchema(f"the columns have different lengths ({sizes})", "pass the same number of values per column")
     return pa.table(arrays)
 
 
@@ -278,7 +301,8 @@ def _array(name: str, values: Any, kind: pa.DataType | None) -> Any:
         return values
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise BadSchema(
-            f"column {name!r} is one {type(values).__name__}, not values", "rows are a list of dicts, columns are lists"
+            f"column {name!r} is one {type(values).__name__}, not a list of values",
+            "pass rows as a list of dicts, or columns as lists",
         )
     try:
         if not isinstance(values, Sequence) and not hasattr(values, "__array__"):
@@ -288,7 +312,7 @@ def _array(name: str, values: Any, kind: pa.DataType | None) -> Any:
         if kind is not None and isinstance(values, Sequence) and may_lose(kind):
             for number, value in enumerate(values):
                 if loses(value, kind):
-                    raise ValueError(f"{value!r} in row {number} would lose something")
+                    raise ValueError(f"{value!r} in row {number} would lose a part of its value")
         return pa.array(values, kind)
     except _ERRORS as error:
         what = "Arrow" if kind is None else str(kind)
@@ -299,21 +323,22 @@ def _cast(name: str, column: Any, kind: pa.DataType | None) -> Any:
     try:
         return column if kind is None or column.type == kind else column.cast(kind)
     except _ERRORS as error:
-        raise BadSchema(f"column {name!r} is {column.type}, not {kind}: {error}", "convert it before") from None
+        problem = f"column {name!r} is {column.type}, not {kind}: {error}"
+        raise BadSchema(problem, "convert it before you publish it") from None
 
 
 _UNITS_US = {"s": 1_000_000, "ms": 1_000}
 
 
 def may_lose(kind: pa.DataType) -> bool:
-    """Whether values of this type have to be looked at one by one."""
+    """Whether values of this type must be checked one by one."""
     if kind.num_fields:
         return True
     return bool(kinds.is_integer(kind) or kinds.is_date(kind)) or getattr(kind, "unit", "us") in _UNITS_US
 
 
 def loses(value: Any, kind: pa.DataType) -> bool:
-    """Whether something of a value would be gone. Values of a wrong kind are not judged: Arrow refuses those."""
+    """Whether a conversion would lose a part of the value. Arrow refuses values of a wrong kind."""
     if value is None or isinstance(value, str | bytes):
         return False
     if kinds.is_integer(kind):

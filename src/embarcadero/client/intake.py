@@ -1,14 +1,16 @@
-"""The way in: records of many callers become batches, in order, and the event loop hands these to a publisher's core.
+"""The intake of a publisher: records of many callers become batches, in order, and go to the publisher's core.
 
 The `Intake` is thread-safe and knows no event loop. Records gather in one open builder per partition. A builder is
-sealed when it is full, or when it lingered long enough, or on demand; sealed batches leave in the order of sealing. A
-record is one tuple in one list, so an exception between two instructions (Ctrl-C) can't leave half a record behind.
-`pending_bytes` counts everything from `add` until its batch is settled: that is the window, and callers wait while it
-is full. A builder is given room in advance: most records then cost one lock, one subtraction and one append, in
-`Publisher.send` itself. That way in is open (`current`) only while the event loop knows of the builder: an interrupted
-call may have begun one and announced it to no one.
+sealed when it is full, after the linger time, or on demand. Sealed batches leave in the order of sealing. A record is
+one tuple in one list, so an exception between two instructions (Ctrl-C) cannot leave half a record.
 
-The `Pump` is the event loop's half: it seals what lingered, submits and closes. Its `PublisherDriver` runs the core.
+`pending_bytes` counts every record from `add` until its batch is settled. This is the window: callers wait while it is
+full. A builder gets space in advance, so most records cost one lock, one subtraction and one append, in
+`Publisher.send` itself. This fast path (`current`) is open only while the event loop knows the builder. An interrupted
+call may have created a builder that the event loop does not know.
+
+The `Pump` runs in the event loop: it seals batches after their linger time, submits them, and closes the publisher. Its
+`PublisherDriver` runs the core.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from embarcadero.client import lifetime
 from embarcadero.client.arguments import PublisherOptions, asked_order, checked_ack, checked_durable
 from embarcadero.client.batches import OutBatch
 from embarcadero.client.brokers import BrokerPool, CoreDriver, now_us
-from embarcadero.client.encoding import by_partition, encoded, fitted, pieces
+from embarcadero.client.encoding import GivenRecord, by_partition, encoded_records, fitted, pieces
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.results import BatchResult, Receipt, RecordFuture, TopicInfo, Waitable
 from embarcadero.client.session import PublisherSettings, merged
@@ -51,26 +53,15 @@ from embarcadero.forks import abandon, tell_of_forks
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORD_OVERHEAD_BYTES, RECORDS_PER_BATCH_MAX
 from embarcadero.types import NO_INDEX, Ack, StagedBatch
 from embarcadero.wire.partitioners import partition_of
-from embarcadero.wire.schemas import (
-    TIMESTAMP_US_MAX,
-    TIMESTAMP_US_MIN,
-    TopicSchemas,
-    lone_payload,
-    plain_batch,
-    raw_batch,
-)
-
-Headers = Mapping[str, bytes]
-GivenRecord = tuple[bytes, float | int, bytes | None, Headers | None]
-"""Value, time, key, headers. A float is a clock's time in seconds, an int is a given one in microseconds."""
+from embarcadero.wire.schemas import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, TopicSchemas
 
 FRAME_OVERHEAD_BYTES = 8 * 1024
-"""What an Arrow message adds to a batch's columns, at most."""
+"""The most that an Arrow message adds to the columns of a batch."""
 _HEADER_OVERHEAD_BYTES = 24
-_NO_MORE = 1 << 62  # bytes of a sealed builder: whatever comes, it is full
+_NO_MORE = 1 << 62  # bytes of a sealed builder: no record fits
 _U16, _U32 = (1 << 16) - 1, (1 << 32) - 1
-_ANY = -1  # a partition that is chosen when the batch takes its place in the order
-_POLL_S = 0.001  # how often a congested publisher is looked at, at most
+_ANY = -1  # the partition is chosen when the batch gets its number
+_POLL_S = 0.001  # shortest interval between two looks at a congested publisher
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -78,7 +69,7 @@ invariant(FRAME_BYTES_MAX < RECORD_OVERHEAD_BYTES * RECORDS_PER_BATCH_MAX, "a ba
 
 
 class Builder:
-    """Records of one batch to be. `room` is how many bytes may be added before anybody has to be asked."""
+    """Records of a batch that is still open. `room` is the number of bytes that may be added without another check."""
 
     __slots__ = ("charged", "opened_s", "partition", "plain", "records", "result", "room", "sealed")
 
@@ -87,7 +78,7 @@ class Builder:
         self.records: list[GivenRecord] = []
         self.plain = True  # no record has a key, headers or a given time
         self.room = 0
-        self.charged = 0  # bytes of the window that it holds: used ones and room
+        self.charged = 0  # its bytes of the window: used ones and room
         self.sealed = False
         self.opened_s = time.monotonic()
 
@@ -102,7 +93,7 @@ def _nothing() -> bytes:
 
 
 class Sealed:
-    """A batch that gets no more records. `cost` is what it takes of the window."""
+    """A batch that gets no more records. `cost` is its bytes of the window."""
 
     reference: StagedBatch | None = None
 
@@ -112,18 +103,18 @@ class Sealed:
 
     @cached_property
     def payload(self) -> memoryview:
-        """Its bytes, encoded when first asked for: in the event loop's thread, not in the caller's."""
-        make, self._make = self._make, _nothing  # the records are let go
+        """Its bytes, encoded on first use: in the event loop's thread, not in the caller's."""
+        make, self._make = self._make, _nothing  # releases the records
         return memoryview(make())
 
     @property
     def size(self) -> int:
-        """Bytes of its payload, or of the one that it names."""
+        """Size of its payload, or of the payload that it references."""
         return self.payload.nbytes
 
 
 class SealedReference(Sealed):
-    """A batch that names a staged one instead of having a payload."""
+    """A batch that references a staged batch instead of carrying a payload."""
 
     def __init__(self, partition: int, result: BatchResult, staged: StagedBatch) -> None:
         super().__init__(partition, result, staged.count, staged.size, _nothing)
@@ -131,19 +122,19 @@ class SealedReference(Sealed):
 
     @property
     def size(self) -> int:
-        """Bytes of the payload that it names."""
+        """Size of the payload that it references."""
         return self.cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeSettings:
-    """The topic that records are for, and how large records, batches and the window may be."""
+    """The topic, and the largest sizes of records, batches and the window."""
 
     topic: str
     schemas: TopicSchemas
     partitions: int
     partitioner: str
-    key: str  # the column of keys
+    key: str  # name of the key column
     session: str | None = None
     compression: str | None
     batch_bytes: int
@@ -154,17 +145,17 @@ class IntakeSettings:
 
     @property
     def piece_bytes(self) -> int:
-        """At how many bytes a table is cut."""
+        """Size of the batches into which a table is split."""
         return min(self.batch_bytes, self.frame_bytes_max - FRAME_OVERHEAD_BYTES)
 
     @property
     def record_bytes(self) -> int:
-        """How large a record may be."""
+        """Largest size of a record."""
         return min(self.record_bytes_max, self.frame_bytes_max - FRAME_OVERHEAD_BYTES)
 
     @property
     def key_column(self) -> str | None:
-        """The column of keys; None: rows have none."""
+        """Name of the key column. None: rows have no key."""
         return self.key or (None if self.schemas.typed else "key")
 
 
@@ -177,19 +168,19 @@ class Intake:
         self.sealed_total = 0  # batches sealed so far: each takes one sequence of the session
         self._partitions, self.window_bytes = settings.partitions, settings.window_bytes
         self._record_bytes_max = settings.record_bytes
-        # a batch is full before it has too many records
+        # full by bytes before it has too many records
         self._batch_bytes = min(settings.piece_bytes, RECORD_OVERHEAD_BYTES * settings.records_max)
         self._open: dict[int, Builder] = {}
-        self.current: Builder | None = None  # the quick way in: the builder of a topic with one partition
-        self._keyless = 0  # partition of records without a key; moves on with each batch
+        self.current: Builder | None = None  # the fast path: the builder of a topic with one partition
+        self._keyless = 0  # partition of records without a key; rotates with each batch
         self._sealed: deque[Sealed] = deque()
         self.unsettled: dict[BatchResult, None] = {}
         self.pending_bytes = 0
         self._sealed_records = 0  # of batches that are sealed and not settled
-        self.news = False  # a batch was begun or sealed since the event loop last looked
-        self.refusal: EmbarcaderoError | None = None  # why nothing more is taken
-        self.pressure: Backpressure | None = None  # why the cluster has had no room for long; the publisher lives
-        self._lost: RecordsLost | None = None  # what the next call has to report
+        self.news = False  # a batch was created or sealed since the event loop last looked
+        self.refusal: EmbarcaderoError | None = None  # why no record is accepted any more
+        self.pressure: Backpressure | None = None  # why the cluster has been full for too long; not permanent
+        self._lost: RecordsLost | None = None  # losses that the next call reports
 
     @property
     def lock(self) -> Any:
@@ -197,29 +188,29 @@ class Intake:
         return self.condition.lock
 
     def refuse_all(self, error: EmbarcaderoError) -> None:
-        """After a fork, in the child: every call gets this error."""
+        """After a fork, in the child: every call raises this error."""
         self.condition.refuse(error)
 
-    # --- all below: call with `lock` held; `condition` is where to wait, without it ---
+    # --- all below: call with `lock` held; wait on `condition` without it ---
     def is_full(self) -> bool:
-        """Whether adding has to wait. Room that was given and not used does not count."""
+        """Whether adding must wait. Space that a builder has reserved and not used does not count."""
         if (builder := self._open.get(0)) is not None:
             self._take_room(builder)
         return self.pending_bytes >= self.window_bytes and self.refusal is None
 
     def end(self, why: EmbarcaderoError) -> None:
-        """Nothing more is taken; what gathers is sealed."""
+        """Accept no more records, and seal the open batches."""
         self.refusal = self.refusal or why
         self.seal()
         self.condition.notify_all()
 
     @property
     def gathering(self) -> bool:
-        """Whether any record waits for its batch to be sealed."""
+        """Whether a batch is open."""
         return bool(self._open)
 
     def add(self, record: GivenRecord, size: int) -> RecordFuture:
-        """Put a record into its batch, as the last one; its batch gets room for more, so that most need not ask."""
+        """Append a record to its batch. The batch reserves space for later records, which then take the fast path."""
         key = record[2]
         builder = self._open.get(0 if self._partitions == 1 else self._partition_for(key))
         if builder is None or builder.used + size > self._batch_bytes:
@@ -236,7 +227,7 @@ class Intake:
         return self.future(builder.result, number)
 
     def _give_room(self, builder: Builder, size: int) -> None:
-        """Room for this record; with one partition also for those that will follow, as far as batch and window go."""
+        """Reserve space for this record. With one partition, also for later ones, within the batch and the window."""
         more = size - builder.room
         if self._partitions == 1:
             free = min(self._batch_bytes - builder.charged, self.window_bytes - self.pending_bytes)
@@ -251,29 +242,29 @@ class Intake:
         builder.room = 0
 
     def announced(self) -> None:
-        """The event loop knows of every builder, and will seal it in time."""
+        """Open the fast path: the event loop knows every builder, and seals it in time."""
         self.news = False
         if self._partitions == 1 and self._lost is None and self.pressure is None:
             self.current = self._open.get(0)
 
     def lose(self, lost: RecordsLost) -> None:
-        """Acked records are lost: the quick way in is closed until a caller has heard of it."""
+        """Note that acked records are lost. The fast path stays closed until a caller has received the error."""
         self._lost = merged(self._lost, lost)
         self.current = None
 
     def press(self, pressure: Backpressure | None) -> None:
-        """While there is a reason, nothing new is taken."""
+        """Set why the cluster accepts no new records, or None when it accepts them again."""
         self.pressure = pressure
         self.current = None if pressure is not None else self.current
 
     def waits(self, patient: bool) -> bool:
-        """Whether adding has to wait for room. `patient`: also while the cluster says that it has none."""
+        """Whether adding must wait for space. `patient`: also while the cluster has been full for too long."""
         if self.refusal is not None:
             return False
         return patient if self.pressure is not None else self.is_full()
 
     def take_lost(self) -> RecordsLost | None:
-        """What to tell the caller, once."""
+        """Return the losses that no caller has received yet. Each is returned once."""
         lost, self._lost = self._lost, None
         return lost
 
@@ -281,7 +272,7 @@ class Intake:
         return self._keyless if key is None else partition_of(key, self._partitions, self._settings.partitioner)
 
     def _next_builder(self, key: bytes | None, size: int, builder: Builder | None) -> Builder:
-        """A builder with room; sealing a full one moves keyless records on to another partition, maybe full as well."""
+        """Return a builder with space. Sealing a full one moves keyless records to the next partition."""
         while builder is not None and builder.used + size > self._batch_bytes:
             self._seal(builder)
             builder = self._open.get(self._partition_for(key))
@@ -293,7 +284,7 @@ class Intake:
         return builder
 
     def _seal(self, builder: Builder) -> None:
-        """Ctrl-C may end any call here: what is done again next time loses no batch and queues none twice."""
+        """Seal a builder. Ctrl-C may interrupt it anywhere: another call loses no batch and queues none twice."""
         self.current = None
         self.news = True
         self._take_room(builder)
@@ -302,7 +293,7 @@ class Intake:
             self.unsettled.pop(builder.result, None)
             self.pending_bytes, builder.charged = self.pending_bytes - builder.charged, 0
         elif not builder.sealed:
-            make = partial(_payload, records, builder.plain, self._settings.compression)
+            make = partial(encoded_records, records, builder.plain, self._settings.compression)
             sealed = Sealed(builder.partition, builder.result, len(records), builder.charged, make)
             builder.sealed, builder.charged = True, _NO_MORE
             self.sealed_total += 1
@@ -312,16 +303,16 @@ class Intake:
             self._keyless = (self._keyless + 1) % self._partitions
 
     def seal(self, opened_before_s: float = float("inf")) -> None:
-        """Seal builders that were opened before a time; all of them by default."""
+        """Seal the builders that were opened before a time, by default all."""
         for builder in [b for b in self._open.values() if b.opened_s <= opened_before_s]:
             self._seal(builder)
 
     def oldest_s(self) -> float | None:
-        """When the oldest open builder was opened."""
+        """Return when the oldest open builder was opened."""
         return min((builder.opened_s for builder in self._open.values()), default=None)
 
     def add_piece(self, piece: Sealed) -> None:
-        """Put a piece of a table behind everything added before."""
+        """Queue a piece of a table after everything that was added before."""
         self.seal()
         if piece.partition == _ANY:
             piece.partition, self._keyless = self._keyless, (self._keyless + 1) % self._partitions
@@ -334,16 +325,16 @@ class Intake:
 
     @property
     def has_sealed(self) -> bool:
-        """Whether there is something to take."""
+        """Whether there are sealed batches."""
         return bool(self._sealed)
 
     def take_sealed(self) -> list[Sealed]:
-        """All sealed batches, in order."""
+        """Take all sealed batches, in order."""
         sealed, self._sealed = self._sealed, deque()
         return list(sealed)
 
     def settled(self, sealed: Sealed) -> None:
-        """A batch was settled: its bytes are free again."""
+        """Release the bytes of a settled batch."""
         self.pending_bytes -= sealed.cost
         self._sealed_records -= sealed.count
         self.unsettled.pop(sealed.result, None)
@@ -352,11 +343,11 @@ class Intake:
     # --- no lock needed ---
     @property
     def pending_records(self) -> int:
-        """Records that were taken and have no outcome."""
+        """Number of accepted records without an outcome."""
         return self._sealed_records + sum(len(builder.records) for builder in list(self._open.values()))
 
     def checked(self, value: Any, key: Any, headers: Any, timestamp: Any) -> tuple[GivenRecord, int]:
-        """A record, and how many bytes it counts for. BadValue before anything is sent."""
+        """Check a record. Return it and the bytes that it counts for. Raises BadValue."""
         if type(value) is not bytes:
             value = _bytes("value", value)
         size = len(value)
@@ -365,32 +356,33 @@ class Intake:
                 key = _bytes("key", key)
             size += len(key)
         if headers is not None:
-            headers = dict(headers) if isinstance(headers, Mapping) else headers  # the caller may go on changing it
+            headers = dict(headers) if isinstance(headers, Mapping) else headers  # the caller may change it later
             size += _headers_size(headers)
         when = time.time() if timestamp is None else _microseconds(timestamp)
         return (value, when, key, headers), size + RECORD_OVERHEAD_BYTES
 
     def check_size(self, size: int) -> None:
-        """BadValue, if a record can't be taken at all. One that found room in a batch need not be asked about."""
+        """Raise BadValue if this publisher can never accept the record. Records on the fast path need no check."""
         if self._settings.schemas.typed:
-            raise BadSchema(f"topic {self._settings.topic!r} has a schema, and send() takes raw bytes", "use publish()")
+            problem = f"topic {self._settings.topic!r} has a schema, and send() accepts raw bytes only"
+            raise BadSchema(problem, "use publish()")
         if self._settings.session is not None:
             raise BadValue(
-                f"send() in session {self._settings.session!r}: it cuts batches by time, and a session counts batches, "
-                "so after a restart nobody could tell which records are stored",
-                "publish() batches of your own (publish(rows, session_seq=n)) and go on at next_session_seq(), or open "
-                "the publisher without a session name",
+                f"send() does not work in session {self._settings.session!r}: it forms batches by time, and a session "
+                "counts batches, so after a restart the program could not know which records are stored",
+                "publish() your own batches with publish(rows, session_seq=n) and continue at next_session_seq(), or "
+                "open the publisher without a session name",
             )
         if size > self._record_bytes_max + RECORD_OVERHEAD_BYTES:
             raise BadValue(
-                f"a record of {size - RECORD_OVERHEAD_BYTES} bytes",
-                f"records have at most {self._record_bytes_max} bytes",
+                f"the record has {size - RECORD_OVERHEAD_BYTES} bytes, and the limit is {self._record_bytes_max}",
+                "split it into several records, or store it elsewhere and publish its address",
             )
 
     def pieces(self, data: Any, partition: int | None) -> Iterator[Sealed]:
-        """A table as sealed batches, one by one, so that a large one needs no second copy of itself."""
-        if partition is not None and not 0 <= partition < self._partitions:
-            raise BadValue(f"partition {partition} of {self._partitions}", f"use 0 to {self._partitions - 1}")
+        """Split a table into sealed batches, one by one, so that a large table is not copied as a whole."""
+        if partition is not None:
+            self._check_partition(partition)
         settings = self._settings
         table = fitted(data, settings.schemas, time.time_ns() // 1000, self._record_bytes_max)
         groups: list[tuple[int | None, Any]] = [(partition, table)]
@@ -402,15 +394,19 @@ class Intake:
                 yield self.encoded_piece(payload, count, _ANY if group is None else group)
 
     def encoded_piece(self, payload: pa.Buffer, count: int, partition: int) -> Sealed:
-        """A batch whose bytes are made already."""
+        """Make a sealed batch of encoded bytes."""
         return Sealed(partition, BatchResult(self.condition), count, payload.size, lambda: payload)
 
     def reference_piece(self, staged: StagedBatch, partition: int) -> Sealed:
-        """A batch that names a staged one. Raises BadValue for what no frame can name."""
+        """Make a batch that references a staged one. Raises BadValue if a field is out of its range."""
         self._check_staged(staged)
-        if not 0 <= partition < self._partitions:
-            raise BadValue(f"partition {partition} of {self._partitions}", f"use 0 to {self._partitions - 1}")
+        self._check_partition(partition)
         return SealedReference(partition, BatchResult(self.condition), staged)
+
+    def _check_partition(self, partition: int) -> None:
+        if not 0 <= partition < self._partitions:
+            problem = f"partition {partition} does not exist: the topic has {self._partitions}"
+            raise BadValue(problem, f"use 0 to {self._partitions - 1}")
 
     def _check_staged(self, staged: StagedBatch) -> None:
         ranges = {
@@ -424,22 +420,7 @@ class Intake:
         }
         for name, (least, most) in ranges.items():
             if not least <= (value := getattr(staged, name)) <= most:
-                raise BadValue(f"a staged batch with {name} {value}", f"{name} is {least} to {most}")
-
-
-def _payload(records: list[GivenRecord], plain: bool, compression: str | None) -> Any:
-    if plain and len(records) == 1 and compression is None:
-        return lone_payload(records[0][0], records[0][1])
-    return encoded(_batch(records, plain), compression)
-
-
-def _batch(records: list[GivenRecord], plain: bool) -> pa.RecordBatch:
-    """Records as columns. (zip(*records) would walk through all of them at once, ten times slower.)"""
-    values, times = [record[0] for record in records], [record[1] for record in records]
-    if plain:
-        return plain_batch(values, times)
-    times_us = [when if type(when) is int else round(when * 1e6) for when in times]
-    return raw_batch([record[2] for record in records], values, [record[3] for record in records], times_us)
+                raise BadValue(f"the staged batch has {name} {value}", f"{name} must be {least} to {most}")
 
 
 def _bytes(what: str, value: Any) -> bytes:
@@ -451,11 +432,11 @@ def _bytes(what: str, value: Any) -> bytes:
 
 def _headers_size(headers: Any) -> int:
     if not isinstance(headers, Mapping):
-        raise BadValue(f"headers are {type(headers).__name__}", "headers map str to bytes")
+        raise BadValue(f"headers are {type(headers).__name__}, not a dict", "use a dict of str to bytes")
     size = 0
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, bytes):
-            raise BadValue(f"header {name!r}: {type(value).__name__}", "headers map str to bytes")
+            raise BadValue(f"header {name!r} has a value of type {type(value).__name__}", "use a dict of str to bytes")
         size += len(name.encode()) + len(value) + _HEADER_OVERHEAD_BYTES
     return size
 
@@ -463,19 +444,19 @@ def _headers_size(headers: Any) -> int:
 def _microseconds(timestamp: Any) -> int:
     if isinstance(timestamp, datetime):
         if timestamp.tzinfo is None:
-            raise BadValue("a timestamp without a time zone", "use datetime.now(UTC)")
+            raise BadValue(f"timestamp {timestamp.isoformat()} has no time zone", "use datetime.now(UTC)")
         return (timestamp - _EPOCH) // _MICROSECOND
     if isinstance(timestamp, int) and TIMESTAMP_US_MIN <= timestamp <= TIMESTAMP_US_MAX:
         return int(timestamp)
-    hint = "use a datetime with a time zone, or microseconds since 1970, of the years 1 to 9999"
-    raise BadValue(f"timestamp {timestamp!r}", hint)
+    hint = "use a datetime with a time zone, or microseconds since 1970, in the years 1 to 9999"
+    raise BadValue(f"timestamp {timestamp!r} is not valid", hint)
 
 
 class DriverListener(Protocol):
-    """What a publisher's driver reports to, on the event loop."""
+    """Receives the events of a publisher's driver, on the event loop."""
 
     def on_settled(self, sealed: Sealed) -> None:
-        """A batch has its outcome."""
+        """A batch has an outcome."""
         ...
 
     def on_lost(self, lost: RecordsLost) -> None:
@@ -483,12 +464,12 @@ class DriverListener(Protocol):
         ...
 
     def on_pressure(self, pressure: Backpressure | None) -> None:
-        """The cluster has had no room for long, or has some again."""
+        """The cluster has been full for too long, or has space again."""
         ...
 
 
 class PublisherDriver(CoreDriver):
-    """Feeds sealed batches to a publisher's core, in order, as it has room."""
+    """Feeds sealed batches to a publisher's core, in order, as its window allows."""
 
     core: PublisherCore
 
@@ -504,27 +485,27 @@ class PublisherDriver(CoreDriver):
         self.core, self._ack, self._schema, self._listener = core, ack, schema, listener
         self._pressure: Backpressure | None = None
         self._queue: deque[Sealed] = deque()
-        self._unsent: deque[OutBatch] = deque()  # ack=0: batches whose futures wait to be handed to a connection
+        self._unsent: deque[OutBatch] = deque()  # ack=0: batches that no connection has yet
         self._closing = False
-        self.ended = self._loop.create_future()  # the publisher takes nothing more: it failed, or was closed
-        self.final = self._loop.create_future()  # and it is known which acked records are lost
-        self.opened = asyncio.Event()  # the session is open, or will never be
+        self.ended = self._loop.create_future()  # the publisher accepts no more batches: it failed, or was closed
+        self.final = self._loop.create_future()  # ended, and the lost acked records are known
+        self.opened = asyncio.Event()  # the session is open, or will never open
         brokers.attach(self)
 
     @property
     def congested(self) -> bool:
-        """Whether sealing more batches would only make them wait here."""
+        """Whether sealed batches wait here."""
         return bool(self._queue)
 
     def submit(self, batches: list[Sealed]) -> None:
-        """Take batches in their order."""
+        """Accept batches, in order."""
         self._queue.extend(batches)
         self.run()
 
     def run(self) -> None:
-        """Move whatever can move."""
+        """Do everything that is possible now."""
         if (lost := self.core.take_losses()) is not None:
-            self._listener.on_lost(lost)  # before anything that was sent later is settled
+            self._listener.on_lost(lost)  # before any later batch is settled
         while True:
             self._feed()
             super().run()
@@ -536,7 +517,7 @@ class PublisherDriver(CoreDriver):
             while self._unsent and self._unsent[0].sent:
                 self._unsent.popleft().token.result.settle(None, None)
             if not settled or not self._queue:
-                break  # settling makes room, and nothing else
+                break  # only settling frees space
         if self._closing and not self._queue and not self.core.closed:
             self._closing = False
             self.core.close(now_us())
@@ -563,18 +544,18 @@ class PublisherDriver(CoreDriver):
                 self._unsent.append(batch)
 
     def close(self) -> None:
-        """Close the session once everything is settled; `final` tells when."""
+        """Close the session once every batch is settled. Then `final` is done."""
         self._closing = True
         self.run()
 
     def fail(self, error: EmbarcaderoError) -> None:
-        """End at once, whatever is not known: every batch ends, with the error or with an unknown outcome."""
+        """End immediately: every batch ends with the error, or with an unknown outcome."""
         self.core.give_up(error)
         self.run()
 
 
 class Pump:
-    """The event loop's half of a publisher. `moved` is set whenever room may have come free or the end has come."""
+    """The part of a publisher in the event loop. `moved` is set when space may be free, or the publisher ended."""
 
     def __init__(
         self,
@@ -632,51 +613,51 @@ class Pump:
 
     @property
     def failure(self) -> EmbarcaderoError | None:
-        """Why it failed, if it did."""
+        """The error with which it failed, if it did."""
         return self.driver.core.failed
 
     def reports(self) -> list[EmbarcaderoError]:
-        """Losses that no caller has heard of, and losses in doubt."""
+        """Return losses that no caller has received yet, and possible losses."""
         return [report for report in (self.take_lost(), self.driver.core.unknown) if report is not None]
 
     @property
     def unstored(self) -> int:
-        """Records that ended with an error, or have no outcome. Without the lock: the program may be about to end."""
+        """Number of records with an error or without an outcome. Takes no lock: the program may be ending."""
         return self._failed_records + self.intake.pending_records
 
     def _after_fork(self) -> None:
-        """In a forked child: the session is the parent's, and so are the records."""
+        """In a forked child, refuse every call. Session and records stay with the parent."""
         self.forked = True
         problem = f"this publisher into {self.topic!r} was opened before the process was forked"
         self.intake.refuse_all(Forked(problem, "open another one in the child: log.publisher(...)"))
         abandon(self)
 
     # --- any thread, with the intake's lock held ---
-    def tell(self, call: Callable[[Callable[[], object]], object]) -> None:
-        """Have the event loop look at what is new (`call` makes it call something), unless it will anyway."""
+    def wake(self, call: Callable[[Callable[[], object]], object]) -> None:
+        """Wake the event loop for new batches, unless it will run anyway. `call` schedules a function there."""
         if not self._poked and (self.intake.has_sealed or (self._timer is None and self.intake.gathering)):
-            call(self.poke)  # before the flag: Ctrl-C in between costs a second look, never the only one
+            call(self.poke)  # before the flag: a Ctrl-C between them causes a second call, never a missing one
             self._poked = True
         self.intake.announced()
 
     def next_sequence(self, first: int) -> int:
-        """The sequence of the next batch of a publisher whose batches began with `first`."""
+        """Return the sequence of the next batch of a publisher whose first batch had `first`."""
         self.intake.seal()
         return first + self.intake.sealed_total
 
     def continues(self, session_seq: int, first: int) -> None:
-        """Refuse a sequence that is not the next one of a session whose batches began with `first`."""
+        """Raise OutOfSequence unless this is the next sequence of a session whose first batch had `first`."""
         expected = self.next_sequence(first)
         if session_seq != expected:
             what = "leaves a gap" if session_seq > expected else "goes back"
             raise OutOfSequence(
-                f"session_seq {session_seq} {what}: the next one of this session is {expected}",
-                f"publish with session_seq={expected}, or leave it out",
+                f"session_seq {session_seq} {what}: the next sequence of this session is {expected}",
+                f"publish with session_seq={expected}, or without session_seq",
             )
 
     # --- event loop ---
     def poke(self) -> None:
-        """Take what is sealed, and see that what is not will be."""
+        """Submit sealed batches, and set the timer that seals the open ones."""
         intake = self.intake
         with intake.lock:
             self._poked = False
@@ -691,7 +672,7 @@ class Pump:
             self.driver.submit(sealed)
 
     def _seal_lingered(self) -> None:
-        """Batches that could not be sent anyway go on growing instead."""
+        """Seal batches after the linger time. While earlier batches wait here, open ones keep growing instead."""
         if not self.driver.congested:
             self.intake.seal(time.monotonic() - self._linger_s)
 
@@ -700,54 +681,54 @@ class Pump:
         self.poke()
 
     def on_settled(self, sealed: Sealed) -> None:
-        """A batch has its outcome: its room in the window is free."""
+        """Free the window space of a batch that has its outcome."""
         with self.intake.lock:
             self.intake.settled(sealed)
             self._failed_records += sealed.count if sealed.result.error is not None else 0
         self.moved.set()
 
     def on_lost(self, lost: RecordsLost) -> None:
-        """Acked records are lost: the next call reports it."""
+        """Note that acked records are lost: the next call reports it."""
         with self.intake.lock:
             self.intake.lose(lost)
 
     def on_pressure(self, pressure: Backpressure | None) -> None:
-        """The cluster has had no room for long, or has some again: callers are refused, or go on."""
+        """The cluster has been full for too long, or has space again: refuse callers, or accept them again."""
         with self.intake.lock:
             self.intake.press(pressure)
             self.intake.condition.notify_all()
         self.moved.set()
 
     def raise_lost(self) -> None:
-        """Any thread, without the lock: tell the caller of a loss, once. The publisher goes on."""
+        """Raise a loss, once. The publisher continues. Any thread, without the lock."""
         if (lost := self.take_lost()) is not None:
             raise lost
 
     def take_lost(self) -> RecordsLost | None:
-        """Any thread, without the lock: losses that no caller has heard of."""
+        """Return losses that no caller has received yet. Any thread, without the lock."""
         with self.intake.lock:
             return self.intake.take_lost()
 
     def problems(self) -> list[EmbarcaderoError]:
-        """Any thread, without the lock: losses that no caller has heard of, losses in doubt, why it failed."""
+        """Return new losses, possible losses, and the error of the publisher. Any thread, without the lock."""
         if self.forked:
-            return []  # they are the parent's
+            return []  # the parent reports them
         core = self.driver.core
         return [*filter(None, [self.take_lost()]), *(fresh(each) for each in (core.unknown, core.failed) if each)]
 
     def raise_problem(self) -> None:
-        """Any thread, without the lock: tell the caller of losses and of why the publisher failed."""
+        """Raise losses, and the error of the publisher. Any thread, without the lock."""
         raise_as_one(self.problems())
 
     def _ended(self, _: Any) -> None:
-        """The publisher failed or was closed: whatever still gathers ends as well."""
+        """The publisher failed or was closed: end the open batches as well."""
         with self.intake.lock:
             self.intake.end(self.driver.core.failed or Closed("the publisher is closed", "open another one"))
         self.poke()
         self.moved.set()
 
-    async def first_sequence(self, timeout: float | None) -> int:  # noqa: ASYNC109 - its end has its own error
-        """The sequence of the publisher's first batch; waits until its session is open. Numbers stay from then on."""
+    async def first_sequence(self, timeout: float | None) -> int:  # noqa: ASYNC109 - the timeout has its own error
+        """Wait until the session is open, and return the sequence of the first batch. Sequences are fixed then."""
         patience = self._patience_s if timeout is None else timeout
         with self.intake.lock:
             pass  # raises in a forked child
@@ -755,23 +736,23 @@ class Pump:
             async with asyncio.timeout(patience):
                 await self.driver.opened.wait()
         except TimeoutError:
-            problem = f"the session was not open within {patience:g} s"
-            raise Backpressure(problem, "nothing was taken; try again") from None
+            problem = f"the session was not open after {patience:g} s, and no record was accepted"
+            raise Backpressure(problem, "call again later") from None
         core = self.driver.core
         if (first := core.first_sequence) is None or core.failed is not None:
             raise fresh(core.failed or self.intake.refusal or Closed("the publisher is closed", "open another one"))
-        core.keep_numbers()  # the caller goes by these numbers from now on
+        core.keep_numbers()  # the caller relies on these numbers from now on
         return first
 
     async def already_in(self, timeout: float | None) -> int:  # noqa: ASYNC109 - as above
-        """How far beyond its first batch the session was when it was opened."""
+        """Return how many sequences from the first batch on the session had used when it was opened."""
         first, found = await self.first_sequence(timeout), self.driver.core.found
         return max(0, (found or 0) - first)
 
-    async def close(self, timeout: float | None) -> None:  # noqa: ASYNC109 - what is left at its end gets its own end
-        """Settle everything, learn what is lost, close the session. After `timeout` the rest has an unknown outcome.
+    async def close(self, timeout: float | None) -> None:  # noqa: ASYNC109 - the timeout has its own error
+        """Settle every batch, find losses, close the session. After `timeout` the rest ends with an unknown outcome.
 
-        In a forked child it does nothing: the parent closes it.
+        In a forked child this does nothing: the parent closes the publisher.
         """
         if self.forked:
             return
@@ -785,10 +766,11 @@ class Pump:
                 async with asyncio.timeout(timeout):  # wait_for of Python 3.11 may swallow a cancellation
                     await asyncio.shield(self.driver.final)
         finally:
-            if not self.driver.final.done():  # the time is over, or we were cancelled
-                self.driver.fail(TimedOut("not settled when the publisher was closed", "read the log to find out"))
+            if not self.driver.final.done():  # the timeout passed, or this task was cancelled
+                problem = "the batch had no outcome when the publisher was closed"
+                self.driver.fail(TimedOut(problem, "read the log to find out if it is stored"))
             if self._timer is not None:
                 self._timer.cancel()
             self.driver.stop()
-        self._open_pumps.discard(self)  # one whose close was cancelled stays: its caller has not heard what is lost
+        self._open_pumps.discard(self)  # not after a cancelled close: the caller has not received the losses
         lifetime.closed(self)

@@ -1,9 +1,11 @@
-"""Publishers that a program does not close: store their records all the same, or report that they were not stored.
+"""Publishers that a program does not close: store their records anyway, or report that they were not stored.
 
-There are three moments. A Log is dropped (garbage collected): its event loop closes it in the background. An event
-loop ends: `asyncio.run` cancels all tasks and waits for them, and one of these tasks closes the publishers. The
-program ends: `atexit` runs after all threads of the program have ended but while daemon threads still run, so the
-background thread of a synchronous client is there to close its publishers.
+There are three cases.
+
+- A Log is dropped (garbage collected): its event loop closes it in the background.
+- An event loop ends: `asyncio.run` cancels all tasks and waits for them, and one of these tasks closes the publishers.
+- The program ends: `atexit` runs after the program's threads have ended, while daemon threads still run. So the
+  background thread of a synchronous client can close its publishers.
 """
 
 from __future__ import annotations
@@ -24,43 +26,43 @@ from embarcadero.errors import EmbarcaderoError
 from embarcadero.limits import CLOSE_INTERRUPTED_S, CLOSE_TIMEOUT_S, EXIT_FLUSH_S
 
 _LOG: Final = logging.getLogger("embarcadero.client")
-_HINT: Final = "call close() on the publisher, or use it in a `with` block, and look at the error"
-_MARGIN_S: Final = 1.0  # for the event loop, after the time for the publishers is over
+_HINT: Final = "call close() on the publisher, or use it in a `with` block, and check the error"
+_MARGIN_S: Final = 1.0  # for the event loop, after the timeout of the publishers
 
 
 class OpenPublisher(Protocol):
-    """What is known here of a publisher that is not closed."""
+    """A publisher that is not closed, as this module sees it."""
 
     topic: str
     loop: asyncio.AbstractEventLoop
 
     @property
     def unstored(self) -> int:
-        """Records that ended with an error, or have no outcome."""
+        """Number of records with an error or without an outcome."""
         ...
 
     @property
     def failure(self) -> EmbarcaderoError | None:
-        """Why it failed, if it did."""
+        """The error with which it failed, if it did."""
         ...
 
     def reports(self) -> list[EmbarcaderoError]:
-        """What no caller was told yet of losses."""
+        """Return losses that no caller has received yet."""
         ...
 
-    async def close(self, timeout: float | None) -> None:  # noqa: ASYNC109 - what is open at its end gets its own end
-        """Settle everything, within so many seconds."""
+    async def close(self, timeout: float | None) -> None:  # noqa: ASYNC109 - open batches get their own error then
+        """Settle every batch within the timeout."""
         ...
 
 
 class OpenClient(Protocol):
-    """What is known here of a client: its event loop, and its publishers that are not closed."""
+    """A client as this module sees it: its event loop, and its publishers that are not closed."""
 
     loop: asyncio.AbstractEventLoop
     pumps: set[OpenPublisher]
 
     async def close(self) -> None:
-        """Hang up everywhere."""
+        """Drop all connections."""
         ...
 
 
@@ -70,20 +72,21 @@ _hooked_into = 0  # the process that has the hook of multiprocessing
 
 
 def opened(pump: OpenPublisher) -> None:
-    """A publisher begins."""
+    """Register a publisher."""
     _OPEN.add(pump)
     _hook_into_multiprocessing()
 
 
 def closed(pump: OpenPublisher) -> None:
-    """A publisher was closed: its caller has heard what became of its records."""
+    """Remove a closed publisher: its caller has received the outcomes of its records."""
     _OPEN.discard(pump)
 
 
 def close_when_dropped(log: Any, brokers: OpenClient, then: Callable[[], object]) -> weakref.finalize[Any, Any]:
     """Close a client and its publishers in the background when its Log is garbage collected; call `then` last.
 
-    Publishers belong to their Log: one that is dropped alone is closed with its Log. Detach what this returns on close.
+    Publishers belong to their Log: a publisher that is dropped alone is closed with its Log. The caller detaches the
+    returned finalizer when it closes the client.
     """
     loop = brokers.loop
 
@@ -93,7 +96,7 @@ def close_when_dropped(log: Any, brokers: OpenClient, then: Callable[[], object]
         then()
 
     def dropped() -> None:
-        """Any thread, at any moment, maybe with locks held: only hand over to the event loop."""
+        """Hand over to the event loop only: this runs in any thread, at any moment, maybe with locks held."""
         pumps = list(brokers.pumps)
         if not _schedule(loop, lambda: loop.create_task(close())):
             for pump in pumps:
@@ -101,7 +104,7 @@ def close_when_dropped(log: Any, brokers: OpenClient, then: Callable[[], object]
                 _report(pump)
         if pumps:
             topics = ", ".join(sorted({repr(pump.topic) for pump in pumps}))
-            warnings.warn(f"a Log was dropped with open publishers into {topics}: {_HINT}", ResourceWarning, 2)
+            warnings.warn(f"a Log with open publishers into {topics} was dropped: {_HINT}", ResourceWarning, 2)
 
     finalizer = weakref.finalize(log, dropped)
     finalizer.atexit = False
@@ -127,7 +130,7 @@ async def guard(pumps: set[OpenPublisher]) -> None:
 
 
 async def close_and_report(pumps: Iterable[OpenPublisher], patience_s: float | None) -> None:
-    """Close publishers, all at once, and report what could not be stored."""
+    """Close publishers concurrently, and report records that were not stored."""
     chosen = list(pumps)
     await asyncio.gather(*(pump.close(patience_s) for pump in chosen), return_exceptions=True)
     for pump in chosen:
@@ -135,17 +138,17 @@ async def close_and_report(pumps: Iterable[OpenPublisher], patience_s: float | N
 
 
 def _report(pump: OpenPublisher) -> None:
-    """Write a line to the log (without any configuration: to stderr) if records were not stored."""
+    """Log if records were not stored. Without a logging configuration this goes to stderr."""
     why = f": {pump.failure}" if pump.failure is not None else ""
     if pump.unstored:
-        problem = "%d records for topic %r were not stored, as far as is known%s; %s"
+        problem = "%d records for topic %r were not stored, or their outcome is not known%s; %s"
         _LOG.error(problem, pump.unstored, pump.topic, why, _HINT)
     for report in pump.reports():
         _LOG.error("%s", report)
 
 
 def close_all() -> None:
-    """Close all publishers of this process, within bounds, and report what was not stored. For the end of a program."""
+    """Close all publishers of this process, within a timeout, and report records that were not stored, at exit."""
     interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     patience_s = CLOSE_INTERRUPTED_S if interrupted else EXIT_FLUSH_S
     by_loop: dict[asyncio.AbstractEventLoop, list[OpenPublisher]] = {}
@@ -154,7 +157,7 @@ def close_all() -> None:
     deadline = time.monotonic() + patience_s + _MARGIN_S  # for all of them together
     waits = [_start_closing(loop, pumps, patience_s) for loop, pumps in by_loop.items()]
     for done, pumps in waits:
-        if not done.wait(max(0.0, deadline - time.monotonic())):  # the loop does not run, or does not answer
+        if not done.wait(max(0.0, deadline - time.monotonic())):  # the loop has stopped, or does not answer
             for pump in pumps:
                 _report(pump)
     _OPEN.clear()
@@ -163,7 +166,7 @@ def close_all() -> None:
 def _start_closing(
     loop: asyncio.AbstractEventLoop, pumps: list[OpenPublisher], patience_s: float
 ) -> tuple[threading.Event, list[OpenPublisher]]:
-    """Have a loop close publishers if it runs in another thread. A loop that does not run is left alone."""
+    """Schedule the close of publishers in a loop that runs in another thread. A stopped loop is not used."""
     done = threading.Event()
 
     def start() -> None:
@@ -178,7 +181,7 @@ def _start_closing(
 
 
 def _hook_into_multiprocessing() -> None:
-    """Children of multiprocessing do not run `atexit`; they run the finalizers of multiprocessing."""
+    """Register `close_all` in a child of multiprocessing: it runs no `atexit`, only finalizers of multiprocessing."""
     global _hooked_into  # noqa: PLW0603 - one hook per process
     if "multiprocessing.process" not in sys.modules or _hooked_into == os.getpid():
         return

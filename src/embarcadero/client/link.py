@@ -1,6 +1,6 @@
-"""One broker connection as the cores see it: credit, request numbers, and how long it has been silent.
+"""The link: a broker connection as the cores see it, with credit, request numbers and silence.
 
-A driver makes one Link per connection and shares it between all publishers and subscribers that use the connection.
+A driver creates one Link per connection. All publishers and subscribers on the connection share it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from embarcadero.wire.messages import AnyMessage, Ping, Welcome
 
 
 class Silence(Enum):
-    """What to do about a connection that owes us an answer."""
+    """The judgement of a connection that owes an answer."""
 
     FINE = "fine"
-    ASK = "ask"  # quiet for a while: ping it, so that a live broker with nothing to tell is heard
-    DEAD = "dead"  # quiet for too long in spite of the ping
+    ASK = "ask"  # silent for a while: ping it, because a live broker may have nothing to send
+    DEAD = "dead"  # silent for too long, also after the ping
 
 
 class Link:
-    """Shared state of one connection. `number` is the driver's name for it; a new connection gets a new number."""
+    """Shared state of one connection. `number` identifies it; a new connection gets a new number."""
 
     __slots__ = (
         "_next_request",
@@ -43,9 +43,9 @@ class Link:
 
     def __init__(self, number: int, now_us: int, generation: int = 0) -> None:
         self.number = number
-        self.generation = generation  # of the cluster, by its broker's Welcome; 0: not known
-        self.tables = False  # its broker reads tables of topics for clients
-        self.references = False  # its broker takes batches by reference
+        self.generation = generation  # of the cluster, from the broker's Welcome; 0: not known
+        self.tables = False  # the broker reads tables of topics for clients
+        self.references = False  # the broker accepts batches by reference
         self.granted_bytes = 0
         self.sent_bytes = 0
         self.heard_us = now_us
@@ -54,57 +54,57 @@ class Link:
         self._owners: dict[int, object] = {}
 
     def welcomed(self, welcome: Welcome) -> None:
-        """The broker said what it can do."""
+        """Take the generation and the abilities of the broker from its Welcome."""
         self.generation, self.tables, self.references = welcome.generation, welcome.tables, welcome.references
 
-    # --- credit: whole batch frames, counted since the connection began ---
+    # --- credit: whole batch frames, counted from the start of the connection ---
     def room(self) -> int:
         """Bytes of batch frames that may be sent now."""
         return self.granted_bytes - self.sent_bytes
 
     def spend(self, size: int) -> None:
-        """A batch frame of `size` bytes goes out."""
+        """Use credit for a batch frame of `size` bytes."""
         invariant(size <= self.room(), "a batch frame fits the credit")
         self.sent_bytes += size
 
     def grant(self, total_bytes: int) -> None:
-        """The broker granted `total_bytes` in all; telling it twice changes nothing."""
+        """Note that the broker has granted `total_bytes` in total. A repeated grant changes nothing."""
         self.granted_bytes = max(self.granted_bytes, total_bytes)
 
-    # --- requests: answers go by their numbers to those who asked ---
+    # --- requests: the number of an answer leads to the owner of the request ---
     def ask(self, owner: object) -> int:
-        """A fresh request number whose answer belongs to `owner`."""
+        """Return a new request number. The answer belongs to `owner`."""
         request = self._next_request
         self._next_request += 1
         self._owners[request] = owner
         return request
 
     def owner(self, request: int) -> object | None:
-        """Whose answer this is; each request is answered once."""
+        """Take the owner of an answer. Each request has one answer."""
         return self._owners.pop(request, None)
 
     def owners(self) -> list[object]:
-        """All that still wait for an answer."""
+        """Return the owners of all open requests."""
         return list(self._owners.values())
 
     # --- silence ---
     def heard(self, now_us: int) -> None:
-        """Something came in."""
+        """Note that bytes arrived."""
         self.heard_us = max(self.heard_us, now_us)
         self.pinged_us = -1
 
     def pinged(self, now_us: int) -> None:
-        """A ping goes out."""
+        """Note that a ping is sent."""
         self.pinged_us = now_us
 
     def silence(self, since_us: int, now_us: int, limit_us: int) -> Silence:
-        """How to judge the silence of a broker that has owed us an answer since `since_us`."""
+        """Judge the silence of a broker that has owed an answer since `since_us`."""
         if now_us < self.silence_deadline(since_us, limit_us):
             return Silence.FINE
         return Silence.ASK if self.pinged_us < max(since_us, self.heard_us) else Silence.DEAD
 
     def silence_deadline(self, since_us: int, limit_us: int) -> int:
-        """When `silence` may next say something new. Nobody is given up unasked, however late our timers run."""
+        """Return when the result of `silence` may change. A ping precedes every DEAD, even if timers run late."""
         quiet_from = max(since_us, self.heard_us)
         if self.pinged_us < quiet_from:
             return quiet_from + limit_us // 2
@@ -112,16 +112,16 @@ class Link:
 
 
 class RequestKey(NamedTuple):
-    """A request by its connection and its number there."""
+    """A request: its connection and its number there."""
 
     conn: int
     request: int
 
 
 class SoleRequest:
-    """The one request of a reader that is under way, over any of its links; links take turns when one disappoints.
+    """The one open request of a reader, over any of its links. After a failure the next link is used.
 
-    A request whose link is gone is made again on another one.
+    When a link is lost, its request is sent again on another link.
     """
 
     def __init__(self, turn: int, silent_after_us: int) -> None:
@@ -132,75 +132,75 @@ class SoleRequest:
         self._from_us = 0  # the end of a back-off
 
     def connected(self, link: Link) -> None:
-        """A connection is ready for use."""
+        """Add a connection that is ready for use."""
         self._links[link.number] = link
 
     def disconnected(self, conn: int) -> None:
-        """A connection is gone."""
+        """Remove a lost connection."""
         self._links.pop(conn, None)
         if self.under_way is not None and self.under_way.conn == conn:
             self.under_way = None
 
     def links(self) -> list[Link]:
-        """All links."""
+        """Return all links."""
         return list(self._links.values())
 
     def heard(self, conn: int, now_us: int) -> None:
-        """Something came in."""
+        """Note that bytes arrived."""
         if (link := self._links.get(conn)) is not None:
             link.heard(now_us)
 
     # --- asking ---
     def may_begin(self, now_us: int) -> bool:
-        """Whether a request can be made now."""
+        """Whether a request can be sent now."""
         return self.under_way is None and bool(self._links) and now_us >= self._from_us
 
     def next_link(self) -> Link:
-        """The link whose turn it is."""
+        """Return the link for the next request."""
         links = self.links()
         return links[self.turn % len(links)]
 
     def begin(self, link: Link, owner: object, now_us: int) -> int:
-        """A request of `owner` goes out: its number."""
+        """Note that a request of `owner` is sent, and return its number."""
         self.under_way, self._since_us = RequestKey(link.number, link.ask(owner)), now_us
         return self.under_way.request
 
     def answered_by(self, conn: int, request: int) -> bool:
-        """Whether an answer is the one that is waited for."""
+        """Whether this answers the open request."""
         return self.under_way == (conn, request)
 
     def end(self) -> None:
-        """An answer that still comes changes nothing."""
+        """Close the request. A later answer is ignored."""
         self.under_way = None
 
     def ask_elsewhere(self) -> None:
-        """The next request goes to the next link."""
+        """Use the next link for the next request."""
         self.turn += 1
 
     def back_off(self, until_us: int) -> None:
-        """Wait, and ask the next link."""
+        """Wait, then use the next link."""
         self._from_us = until_us
         self.ask_elsewhere()
 
     def begin_again(self) -> None:
-        """Ask at once."""
+        """End the back-off: ask immediately."""
         self._from_us = 0
 
     # --- time ---
     def overdue(self, now_us: int) -> tuple[Link, Silence] | None:
-        """How to judge the silence of the link that owes the answer."""
+        """Judge the silence of the link that owes the answer."""
         if self.under_way is None or (link := self._links.get(self.under_way.conn)) is None:
             return None
         return link, link.silence(self._since_us, now_us, self._silent_after_us)
 
     def on_timer(self, now_us: int) -> None:
-        """Forget a back-off that is over."""
+        """Clear a back-off that has ended."""
         if now_us >= self._from_us:
             self._from_us = 0
 
     @property
     def silence_us(self) -> int | None:
-        """When `overdue` may next say something new."""
+        """When the result of `overdue` may change."""
         if self.under_way is None or (link := self._links.get(self.under_way.conn)) is None:
             return None
         return link.silence_deadline(self._since_us, self._silent_after_us)
@@ -212,9 +212,9 @@ class SoleRequest:
 
 
 class ClientCore:
-    """A state machine without I/O: a publisher, or a reader of one lane or of several. Connections hand it what comes.
+    """A state machine without I/O: a publisher, or a reader of one or more lanes. Connections pass events to it.
 
-    What a driver is to do is taken from it: frames to write, connections to drop, the time of the next timer.
+    A driver takes its output: frames to write, connections to drop, and the time of the next timer.
     """
 
     def __init__(self) -> None:
@@ -222,12 +222,12 @@ class ClientCore:
         self._abandoned: list[int] = []
 
     def take_output(self) -> list[tuple[int, list[Any]]]:
-        """Frames to write, by connection."""
+        """Take the frames to write, by connection."""
         output, self._output = self._output, {}
         return list(output.items())
 
     def take_abandoned(self) -> list[int]:
-        """Connections given up: the driver drops them and connects again, under new numbers."""
+        """Take the abandoned connections: the driver drops them and connects again, with new numbers."""
         abandoned, self._abandoned = self._abandoned, []
         return abandoned
 
@@ -235,7 +235,7 @@ class ClientCore:
         self._output.setdefault(conn, []).append(buffer)
 
     def _judge(self, link: Link, silence: Silence, owner: object, now_us: int) -> None:
-        """Ping a broker that owes an answer and is quiet; give up one that is quiet in spite of that."""
+        """Ping a silent broker that owes an answer. Abandon its connection if it stays silent."""
         if silence is Silence.ASK:
             link.pinged(now_us)
             self._write(link.number, control_frame(Ping(), link.ask(owner)))
@@ -247,23 +247,23 @@ class ClientCore:
         """A connection is ready for use."""
 
     def on_disconnected(self, conn: int, now_us: int) -> None:
-        """A connection is gone."""
+        """A connection was lost."""
 
     def on_control(self, conn: int, request: int, message: AnyMessage, now_us: int) -> None:
-        """An answer to a request."""
+        """A request was answered."""
 
     def on_timer(self, now_us: int) -> None:
-        """Do what is due; calling it early is harmless."""
+        """Do everything that is due. An early call does nothing."""
 
     def next_timer_us(self) -> int | None:
-        """When `on_timer` has something to do, unless something else happens before."""
+        """Return when `on_timer` must run, if no other event comes first."""
 
 
 class FetchCore(ClientCore):
     """A core that fetches."""
 
     def on_fetched(self, conn: int, event: FetchedReceived, now_us: int) -> None:
-        """The answer to a Fetch."""
+        """A Fetch was answered."""
 
 
 class PublishCore(ClientCore):
@@ -271,14 +271,14 @@ class PublishCore(ClientCore):
 
     @property
     def key(self) -> SessionKey:
-        """The session that acks name."""
+        """The lane and session in the acks of this publisher."""
         return SessionKey(-1, NO_SESSION)
 
     def on_acks(self, conn: int, acks: npt.NDArray[np.void], now_us: int) -> None:
-        """Outcomes of batches."""
+        """Outcomes of batches arrived."""
 
     def on_credit(self, conn: int, total_bytes: int, now_us: int) -> None:
-        """The broker granted bytes, of all publishers on the connection."""
+        """The broker granted bytes, for all publishers on the connection."""
 
     def on_full(self, conn: int, now_us: int, full: FullReceived) -> None:
-        """The broker has had no room for long."""
+        """The broker or a lane has been full for too long."""

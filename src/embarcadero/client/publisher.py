@@ -1,24 +1,27 @@
 """The publisher, sans I/O: calls become frames, frames become settled batches. No clock, no randomness, no sockets.
 
-Theory of operation. Batches get their session sequence and CRC once, in `add`, and keep both for life; only the
-header's session and `low` change when a batch is sent again. So sending anything twice is safe: the sequencer answers
-DUP_OF. A batch is in exactly one place: queued (a heap by sequence, so the oldest goes first), in flight on one link,
-waiting out a refusal, or settled. When a link goes, its batches go back to the queue. When the session is fenced,
-nothing is sent until it is open again (continuing the old one), and then everything unsettled is queued again. The same
-happens when the whole cluster has restarted with empty memory (a link of a later generation): batches that were acked
-as ordered and not yet durable may be lost then. The publisher asks where the topic's ranges (orders 0 and 1: its lanes)
-end, before it opens its session again and before any failure or close is final; `take_losses` has the report. A close
-or a failure is final only when a broker of the generation that acked the last batch has answered, or the losses are
-known. If the caller knows the numbers of its batches (a named session, or `session_seq`), no number ever changes: a
-publisher whose acked batches are lost reports them and ends.
-A session may be opened at a sequence (`session_at`): its batches are numbered from there whatever is in already, and
-keep `low` there, so that work done again is recognised batch by batch. All of it has to fit the sequencer's window.
-`doubts` counts copies of a batch that were not answered. If the publisher has to end, a batch without doubts failed for
-certain; one with doubts has an unknown outcome (P8).
+Theory of operation. A batch gets its session sequence and CRC once, in `add`. A retry changes only the header's session
+and `low`. So every batch can safely be sent twice: the sequencer answers DUP_OF. A batch is in exactly one state:
+queued (a heap by sequence, so the oldest goes first), in flight on one link, deferred after a refusal, or settled. When
+a link is lost, its batches return to the queue.
 
-The parts. `TRANSITIONS` is the life of a publisher. The `BatchWindow` has the batches, `LinkRoutes` the links, the
-`PublisherSession` how the session is opened, `Losses` what may be lost of acked batches, and `PublisherRequests` the
-one request under way.
+Fences and restarts. When the session is fenced, the publisher sends nothing until it has continued the session. Then it
+queues every unsettled batch again. The same happens when the whole cluster has restarted with empty memory (a link of a
+later generation). Batches that were acked as ordered, and were not durable, may then be lost. The publisher asks where
+the topic's ranges (orders 0 and 1: its lanes) end, before it opens its session again and before a failure or close is
+final. `take_losses` has the report. A failure or close is final only when a broker of the generation that acked the
+last batch has answered, or the losses are known.
+
+Sequences. If the caller knows the sequences of its batches (a named session, or `session_seq`), they never change: a
+publisher whose acked batches are lost reports them and ends. A session may be opened at a sequence (`session_at`). Its
+batches are numbered from there even if the log has some of them, and `low` stays there, so that repeated work is
+recognised batch by batch. All these batches must fit the sequencer's window.
+
+Outcomes. `doubts` counts the copies of a batch without an answer. If the publisher must end, a batch without doubts has
+failed for certain; a batch with doubts has an unknown outcome (P8).
+
+Parts. `TRANSITIONS` has the states of a publisher. `BatchWindow` has the batches, `LinkRoutes` the links,
+`PublisherSession` the session, `Losses` the acked batches that may be lost, and `PublisherRequests` the open request.
 """
 
 from __future__ import annotations
@@ -37,9 +40,9 @@ from embarcadero.client.batches import (
     LinkRoutes,
     OutBatch,
     beyond_window,
+    cluster_full,
     ended_with,
     no_references,
-    no_room,
     refusal,
     undelivered,
 )
@@ -99,14 +102,14 @@ _STORED = frozenset(o.value for o in Outcome if o.stored)
 
 
 class PublisherState(Enum):
-    """What a publisher can do now. Batches go out while its session is `usable`."""
+    """The state of a publisher. It sends batches while its session is `usable`."""
 
     OPENING = "opening"  # the first session is not open yet: batches wait
     OPEN = "open"
     FENCED = "fenced"  # the session was fenced, or the cluster restarted: batches wait until it is continued
-    CLOSING = "closing"  # nothing more is added; the session is open
-    CLOSING_FENCED = "closing, fenced"  # nothing more is added; what is left waits until the session is open
-    FAILED = "failed"  # every batch has its outcome; it is not known yet which acked ones are lost
+    CLOSING = "closing"  # no batch is added any more; the session is open
+    CLOSING_FENCED = "closing, fenced"  # no batch is added any more; the others wait until the session is open
+    FAILED = "failed"  # every batch has its outcome; the lost acked batches are not known yet
     CLOSED = "closed"
 
     @property
@@ -116,18 +119,18 @@ class PublisherState(Enum):
 
     @property
     def closing(self) -> bool:
-        """Whether the caller has closed it."""
+        """Whether the caller has closed the publisher."""
         return self in (PublisherState.CLOSING, PublisherState.CLOSING_FENCED)
 
 
 class PublisherEvent(Enum):
-    """What changes the state of a publisher."""
+    """An event that changes the state of a publisher."""
 
     OPENED = "the session is open"
-    FENCED = "the session has to be continued before anything more is sent"
-    CLOSE = "the caller closes"
+    FENCED = "the session must be continued before the next batch is sent"
+    CLOSE = "the caller closes the publisher"
     FAIL = "the publisher fails"
-    END = "nothing is left to do, or to learn"
+    END = "all outcomes and losses are known"
 
 
 _S, _E = PublisherState, PublisherEvent
@@ -140,11 +143,11 @@ TRANSITIONS: Final = MappingProxyType({
     _S.FAILED:         {                                                                        _E.END: _S.CLOSED},
     _S.CLOSED:         {},
 })  # fmt: skip
-"""What each event makes of a publisher. An event that is not listed changes nothing."""
+"""The next state, by state and event. An event that is not listed changes nothing."""
 
 
 class PublisherRequests:
-    """The request that is under way, one at a time, and the back-off after refusals."""
+    """The open request (one at a time), and the back-off after refusals."""
 
     def __init__(self) -> None:
         self.question: Message | None = None
@@ -152,29 +155,29 @@ class PublisherRequests:
         self._refusals = 0
 
     def ask(self, message: Message) -> None:
-        """A request goes out."""
+        """Note that a request is sent."""
         self.question = message
 
     @property
     def about_losses(self) -> bool:
-        """Whether the request asks which acked batches are lost."""
+        """Whether the open request asks which acked batches are lost."""
         return isinstance(self.question, GetLanes | DescribeTopic)
 
     def back_off(self, now_us: int) -> None:
-        """Wait longer after each refusal, up to a bound."""
+        """Wait longer after each refusal, up to a limit."""
         self._refusals += 1
         self.from_us = now_us + _backoff_us(self._refusals)
 
     def succeeded(self) -> None:
-        """The next back-off is a short one."""
+        """Make the next back-off short."""
         self._refusals = 0
 
     def begin_again(self) -> None:
-        """Ask at once."""
+        """End the back-off: ask immediately."""
         self.from_us = self._refusals = 0
 
     def on_timer(self, now_us: int) -> None:
-        """Forget a back-off that is over."""
+        """Clear a back-off that has ended."""
         if now_us >= self.from_us:
             self.from_us = 0
 
@@ -195,12 +198,12 @@ class PublisherCore(PublishCore):
         self._flags = settings.flags
         self._by_brokers = settings.ordered_by_brokers
         self.failed: EmbarcaderoError | None = None
-        self.unknown: LossUnknown | None = None  # acked batches of which no broker could be asked before the end
+        self.unknown: LossUnknown | None = None  # acked batches about which no broker answered before the end
 
     def _happens(self, event: PublisherEvent) -> None:
         self._state = TRANSITIONS[self._state].get(event, self._state)
 
-    # --- what the driver asks for ---
+    # --- for the driver ---
     @property
     def topic(self) -> str:
         """The name of the topic."""
@@ -208,7 +211,7 @@ class PublisherCore(PublishCore):
 
     @property
     def topic_id(self) -> int:
-        """The id of the topic, if it is known."""
+        """The id of the topic; 0 if it is not known."""
         return self._settings.topic_id
 
     @property
@@ -223,17 +226,17 @@ class PublisherCore(PublishCore):
 
     @property
     def key(self) -> SessionKey:
-        """The session that acks name."""
+        """The lane and session in the acks of this publisher."""
         return SessionKey(self._session.lane, self._session.handle)
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended, and nothing more will be learned."""
+        """Whether the publisher has ended, and all outcomes and losses are final."""
         return self._state is PublisherState.CLOSED
 
     @property
     def first_sequence(self) -> int | None:
-        """The sequence of the first batch, as it is numbered now; known once the session is open."""
+        """The current sequence of the first batch. None before the session is open."""
         return self._window.first
 
     @property
@@ -243,26 +246,26 @@ class PublisherCore(PublishCore):
 
     @property
     def unsettled(self) -> int:
-        """How many batches are not settled."""
+        """Number of batches without an outcome."""
         return len(self._window)
 
     def has_room(self, size: int) -> bool:
-        """Whether `add` may take a batch of `size` bytes now. One that is larger than the window goes alone."""
+        """Whether `add` accepts a batch of `size` bytes now. A batch larger than the window is accepted alone."""
         return self.failed is not None or self._window.has_room(size)
 
     def keep_numbers(self) -> None:
-        """The caller goes by the numbers of its batches from now on: they never change."""
+        """Fix the sequences of the batches: the caller relies on them from now on."""
         self._session.keep_numbers()
 
     def add(self, payload: Any, count: int, partition: int, schema: int, now_us: int, token: Any = None) -> OutBatch:
-        """Take a batch and stamp it. After a failure it settles at once with that error."""
+        """Accept and stamp a batch. After a failure of the publisher the batch settles immediately with its error."""
         size, crc = memoryview(payload).nbytes, payload_crc(payload)
         return self._take(
             OutBatch(self._window.next, payload, size, count, partition, schema, crc, now_us, token=token)
         )
 
     def add_reference(self, staged: StagedBatch, partition: int, now_us: int, token: Any = None) -> OutBatch:
-        """Take a batch that names a staged one. It is stamped, sent again and settled like one with a payload."""
+        """Accept a batch that references a staged one. Stamps, retries and outcomes are as for other batches."""
         body = reference_body(BatchReference(staged.lane, staged.size, staged.index, staged.topic_id))
         return self._take(
             OutBatch(
@@ -280,8 +283,8 @@ class PublisherCore(PublishCore):
         )
 
     def _take(self, batch: OutBatch) -> OutBatch:
-        invariant(self.has_room(batch.size), "the driver asks has_room before it adds")
-        invariant(not self._state.closing, "nothing is added after close")
+        invariant(self.has_room(batch.size), "the driver checks has_room before it adds a batch")
+        invariant(not self._state.closing, "no batch is added after close")
         recognised = self._window.add(batch)
         if self.failed is not None:
             self._settle(batch, None, ended_with(self.failed, batch))
@@ -293,12 +296,12 @@ class PublisherCore(PublishCore):
         return batch
 
     def close(self, now_us: int) -> None:
-        """Close the session once everything is settled; `closed` tells when that is done. A named one stays."""
+        """Close the session once every batch is settled. Then `closed` is true. A named session stays open."""
         self._happens(PublisherEvent.CLOSE)
         self._pump(now_us)
 
     def fail(self, error: EmbarcaderoError) -> None:
-        """End the publisher: every unsettled batch ends now. `closed` once it is known which acked ones are lost."""
+        """End every unsettled batch now. `closed` is true once the lost acked batches are known."""
         if self.failed is not None or self.closed:
             return
         self.failed = error
@@ -312,7 +315,7 @@ class PublisherCore(PublishCore):
             self._happens(PublisherEvent.END)
 
     def give_up(self, error: EmbarcaderoError) -> None:
-        """End now, whatever is not known: unsettled batches with `error`; `unknown` names acked ones in doubt."""
+        """End now. Unsettled batches end with `error`, and `unknown` names acked batches that may be lost."""
         if self.closed:
             return
         self.unknown = self._losses.unknown()
@@ -321,37 +324,37 @@ class PublisherCore(PublishCore):
         self._happens(PublisherEvent.END)
 
     def take_settled(self) -> list[OutBatch]:
-        """Batches that finished since the last call, in the order of finishing."""
+        """Take the batches that were settled since the last call, in the order of settling."""
         return self._window.take_settled()
 
     def take_losses(self) -> RecordsLost | None:
-        """What was acked and is lost, as far as no caller has heard of it."""
+        """Take the lost acked batches that were not reported yet."""
         return self._losses.take_report()
 
     def pressure(self) -> Backpressure | None:
-        """Why new records can't be taken: the oldest batch does not get on, and its broker has said that it is full."""
+        """Return why new records are refused: the oldest batch waits, and its broker has reported that it is full."""
         if not self._routes.full_us or not self._state.usable or (oldest := self._window.oldest) is None:
             return None
         full = self._routes.why_waiting(oldest, self._settings.durable)
-        return None if full is None else no_room(self.topic, full)
+        return None if full is None else cluster_full(self.topic, full)
 
-    # --- what the connections tell ---
+    # --- events of connections ---
     def on_connected(self, link: Link, now_us: int) -> None:
         """A connection is ready for use."""
         if 0 < link.generation < self._generation:
-            self._abandoned.append(link.number)  # of a cluster that is gone
+            self._abandoned.append(link.number)  # of an earlier generation of the cluster
             return
         if link.generation > self._generation:
             if self._generation and self._settings.replicated:
-                self._started_anew()
+                self._cluster_restarted()
             self._generation = link.generation
         self._routes.add(link)
         self._pump(now_us)
 
-    def _started_anew(self) -> None:
-        """Earlier connections are to brokers that are gone. Nothing may be sent before the session is open again.
+    def _cluster_restarted(self) -> None:
+        """Drop connections to brokers of the earlier generation, and send nothing before the session is open again.
 
-        They are given up: a host that vanished closes none, and no keeper would connect there again.
+        Without this, a connection to a vanished host would stay open, and its keeper would never reconnect.
         """
         for route in self._routes:
             self._unroute(route)
@@ -362,7 +365,7 @@ class PublisherCore(PublishCore):
         self._losses.doubt_all()
 
     def on_disconnected(self, conn: int, now_us: int) -> None:
-        """A connection is gone: what was in flight on it goes out on others, stamped as it is."""
+        """A connection was lost: send its batches in flight on other connections, with the same stamps."""
         if (route := self._routes.get(conn)) is not None:
             self._output.pop(conn, None)
             self._unroute(route)
@@ -371,11 +374,11 @@ class PublisherCore(PublishCore):
     def _unroute(self, route: LinkRoute) -> None:
         self._routes.remove(route.link.number)
         for batch in route.in_flight.values():
-            batch.comes_back()
+            batch.on_link_lost()
             self._window.queue(batch)
 
     def on_credit(self, conn: int, total_bytes: int, now_us: int) -> None:
-        """The broker granted bytes (of all publishers on the connection)."""
+        """The broker granted bytes, for all publishers on the connection."""
         if (route := self._routes.get(conn)) is not None:
             route.link.heard(now_us)
             route.link.grant(total_bytes)
@@ -383,15 +386,15 @@ class PublisherCore(PublishCore):
             self._pump(now_us)
 
     def on_full(self, conn: int, now_us: int, full: FullReceived = NO_MEMORY) -> None:
-        """There has been no room for long, in the broker or in a lane. What we have waits; nothing fails meanwhile."""
+        """The broker or a lane has been full for too long. Batches wait, and do not fail in this time."""
         if (route := self._routes.get(conn)) is None:
             return
         route.link.heard(now_us)
-        if full.lane in (-1, self.lane):  # else of another publisher on the connection
+        if full.lane in (-1, self.lane):  # otherwise it is for another publisher on the connection
             self._routes.is_full(route, full, now_us)
 
     def on_control(self, conn: int, request: int, message: AnyMessage, now_us: int) -> None:
-        """An answer to a request of ours; others are ignored."""
+        """Handle the answer to the open request. Other answers are ignored."""
         route = self._routes.get(conn)
         if route is None:
             return
@@ -419,7 +422,7 @@ class PublisherCore(PublishCore):
         self._pump(now_us)
 
     def on_acks(self, conn: int, acks: npt.NDArray[np.void], now_us: int) -> None:
-        """Outcomes of batches; those of other sessions are ignored."""
+        """Handle outcomes of batches. Outcomes of other sessions are ignored."""
         route = self._routes.get(conn)
         if route is None:
             return
@@ -433,13 +436,13 @@ class PublisherCore(PublishCore):
             if outcome in _STORED:
                 stored_in = extra if self._by_brokers else lane
                 self._stored(route, batch, None if index == NO_INDEX else Position(stored_in, index, seq))
-            elif route.in_flight.pop(batch.sequence, None) is not None:  # else it answers a copy that does not count
+            elif route.in_flight.pop(batch.sequence, None) is not None:  # otherwise it answers an earlier copy
                 self._not_stored(batch, Outcome(outcome), extra, now_us)
         self._pump(now_us)
 
     # --- time ---
     def on_timer(self, now_us: int) -> None:
-        """Do what is due; calling it early is harmless."""
+        """Do everything that is due. An early call does nothing."""
         oldest = self._window.oldest
         if oldest is not None and now_us >= self._deadline_us(oldest):
             usable = list(self._routes) if self._state.usable else []
@@ -454,7 +457,7 @@ class PublisherCore(PublishCore):
         self._pump(now_us)
 
     def next_timer_us(self) -> int | None:
-        """When `on_timer` has something to do, unless something else happens before."""
+        """Return when `on_timer` must run, if no other event comes first."""
         if self.closed:
             return None
         limit = self._settings.resend_after_us
@@ -468,7 +471,7 @@ class PublisherCore(PublishCore):
         return min(times, default=None)
 
     def _deadline_us(self, oldest: OutBatch) -> int:
-        """When delivery of the oldest batch has failed. Time in which the cluster says it is full does not count."""
+        """Return when delivery of the oldest batch has failed. Time in which the cluster is full does not count."""
         return max(oldest.added_us, self._routes.full_us) + self._settings.delivery_timeout_us
 
     # --- session ---
@@ -477,16 +480,16 @@ class PublisherCore(PublishCore):
         first = session.handle == NO_SESSION
         lost = [*message.lost_before, Span(message.lost_from, message.lost_to)]
         renewed = not first and session.chain.resume() is None and not self._by_brokers
-        ours = self._by_brokers  # those sessions are numbers only, and each is as good as another
+        ours = self._by_brokers  # orders 0 and 1: a session is only a number, and any number will do
         answer = Answer.OURS if ours else session.chain.opened(message.session, message.index, lost)
-        if answer is Answer.STRANGE or (not first and message.lane != session.lane):
+        if answer is Answer.UNRELATED or (not first and message.lane != session.lane):
             self._disown(route, message)
             return
-        if answer is Answer.ANOTHERS:
+        if answer is Answer.REASSIGNED:
             self._session_gone()
             return
         if not self._by_brokers:
-            self._losses.lost_in(session.lane, lost)  # of a cluster that does not number its generations
+            self._losses.lost_in(session.lane, lost)  # for clusters that do not number their generations
         lost_some = self._losses.take_lost_some()
         session.opened(message)
         if not self._order_is(message.order or self._settings.order):
@@ -506,7 +509,7 @@ class PublisherCore(PublishCore):
         self._window.queue_all()
 
     def _order_is(self, order: int) -> bool:
-        """Whether the session has the order that the caller insists on. If not, the publisher ends."""
+        """Whether the session has the order that the caller requires. If not, the publisher fails."""
         asked = self._settings
         if not asked.order_required or order == asked.session_order:
             return True
@@ -515,32 +518,32 @@ class PublisherCore(PublishCore):
         self.fail(
             BadValue(
                 f"{what} into {self.topic!r} has order {order_label(order)}, not {wanted}",
-                "a session keeps the order that it was first opened with: leave `order` out, or use another session",
+                "a session keeps the order with which it was first opened: omit `order`, or use another session",
             )
         )
         return False
 
     def _check_numbers(self, expected: int, lost_some: bool, renewed: bool) -> None:
-        """End a session whose acked batches are lost: numbers that the caller knows never move into their places."""
+        """Fail if acked batches of the session are lost: sequences that the caller knows never change to fill a gap."""
         outside = self._window.outside(expected)
         hole = expected + len(outside) < self._window.next and (self._session.strong or renewed)
         if lost_some or hole:
             for batch in self._window.unsettled():
                 if batch.sequence >= expected:
                     batch.never_stored()
-            again = "open the session again, and publish from next_session_seq() on"
+            again = "open the session again and publish from next_session_seq() on"
             if self._settings.session_at is not None:
-                again = f"open the session at {self._settings.session_at} again, and send all batches again"
+                again = f"open the session at {self._settings.session_at} again and send all its batches again"
             self.fail(
                 SessionFenced(
                     f"acked batches of {self._session.label} into {self.topic!r} were lost with the cluster's memory: "
-                    f"the session goes on at {expected}, this publisher was at {self._window.next}",
+                    f"the session continues at {expected}, and this publisher was at {self._window.next}",
                     again,
                 )
             )
 
     def _disown(self, route: LinkRoute, message: Opened) -> None:
-        """A session that is not the continuation of ours: give it back, and end."""
+        """Close an opened session that does not continue the session of this publisher, and fail."""
         self._fenced()
         self._write(
             route.link.number,
@@ -550,8 +553,8 @@ class PublisherCore(PublishCore):
     def _fenced(self) -> None:
         self.fail(
             SessionFenced(
-                f"the session of this publisher into {self.topic!r} was taken over or forgotten",
-                "another publisher opened the same session name, or this one paused for too long; open a new one",
+                f"the session of this publisher into {self.topic!r} was taken over, or has expired",
+                "another publisher opened the same session name, or this one paused for too long; open a new publisher",
             )
         )
 
@@ -559,11 +562,11 @@ class PublisherCore(PublishCore):
         if isinstance(error, Retriable | OutcomeUnknown):
             self._requests.back_off(now_us)
         elif self._requests.about_losses and not isinstance(error, UnknownTopic):
-            self._requests.back_off(now_us)  # a store that fails says nothing about what is lost
+            self._requests.back_off(now_us)  # an error of the store does not decide about losses
         elif self._requests.about_losses:
             self._losses.forget_doubts()
         elif self._state.usable or self._state is PublisherState.FAILED:
-            self._happens(PublisherEvent.END)  # it was the close; a session that is gone needs none
+            self._happens(PublisherEvent.END)  # the request was the close; a session that is gone needs no close
         elif self.session == NO_SESSION or not isinstance(error, UnknownSession | SessionFenced):
             self.fail(error)
         elif isinstance(error, UnknownSession):
@@ -572,13 +575,13 @@ class PublisherCore(PublishCore):
             self._fenced()
 
     def _session_gone(self) -> None:
-        """Look for the one before it (the next request asks for that), or end."""
+        """Try the session before it with the next request. If there is none, fail."""
         if not self._session.gone():
             self._fenced()
 
     # --- losses ---
     def _ranges_known(self, message: TopicIs, now_us: int) -> None:
-        """Compare doubtful batches with the ranges of the topic, unless it is gone and another one has its name."""
+        """Compare batches in doubt with the ranges of the topic, unless another topic has its name now."""
         replaced = self.topic_id and message.topic.id and message.topic.id != self.topic_id
         if replaced or message.topic.lane != self.lane:
             self._losses.forget_doubts()
@@ -592,14 +595,14 @@ class PublisherCore(PublishCore):
             self._requests.succeeded()
 
     def _ask_for_losses(self, now_us: int) -> None:
-        """Ask which of the doubtful batches are lost, independently of any session."""
+        """Ask which of the batches in doubt are lost. This needs no session."""
         if self._by_brokers:
             self._ask(GetLanes(lane=self.lane, above=min(self._losses.doubts.lanes()) - 1), now_us)
         else:
             self._ask(DescribeTopic(name=self.topic), now_us)
 
     def _ask(self, message: Message, now_us: int) -> None:
-        """Send a request unless one is under way or the back-off is not over."""
+        """Send a request, unless another one is open or the back-off has not ended."""
         if now_us < self._requests.from_us or self._routes.asking:
             return
         if (route := self._routes.pick(0, False, self._alone)) is not None:
@@ -609,11 +612,11 @@ class PublisherCore(PublishCore):
     # --- sending and settling ---
     @property
     def _alone(self) -> bool:
-        """Whether one batch is under way. Without acks that is not known."""
+        """Whether exactly one batch has no outcome. Without acks this is not known."""
         return len(self._window) == 1 and not self._flags & NO_ACK
 
     def _pump(self, now_us: int) -> None:
-        """Do all that can be done now."""
+        """Do everything that is possible now."""
         if self.closed:
             return
         if self._state.usable:
@@ -621,14 +624,14 @@ class PublisherCore(PublishCore):
         usable = self._state.usable
         ending = self._state is PublisherState.FAILED or (self._state.closing and not self._window)
         if self._losses.doubts and (ending or usable or not self._by_brokers):
-            self._ask_for_losses(now_us)  # orders 0 and 1 open a session meanwhile: it has another lane
+            self._ask_for_losses(now_us)  # orders 0 and 1 open a session at the same time: it has another lane
         elif ending:
             self._end(now_us)
         elif not usable:
             self._ask(self._session.request(), now_us)
 
     def _end(self, now_us: int) -> None:
-        """Everything has its outcome: close the session, or see that the memory lives that holds the acked batches."""
+        """After the last outcome, close the session, or check that the memory with the acked batches still exists."""
         if self._routes.carried:
             self._ask_whether_arrived(now_us)
         elif self._state.usable and not self._settings.session_name:
@@ -636,7 +639,7 @@ class PublisherCore(PublishCore):
         elif self._losses.in_doubt:
             self._ask(Ping(), now_us)
         elif self.failed is not None or not self._routes.asking:
-            self._happens(PublisherEvent.END)  # no session is to be closed, or the next holder of its name continues it
+            self._happens(PublisherEvent.END)  # no session to close, or a later holder of its name continues it
 
     def _send(self, now_us: int) -> None:
         while (batch := self._window.queued()) is not None:
@@ -675,7 +678,7 @@ class PublisherCore(PublishCore):
             self._settle(batch, None, None)
 
     def _ask_whether_arrived(self, now_us: int) -> None:
-        """Batches without acks are gone from here only when their brokers answer to something sent after them."""
+        """Ping brokers after batches without acks: the answer shows that the batches have arrived."""
         for route in self._routes:
             if route.carried and route.asked is None:
                 self._write(route.link.number, control_frame(Ping(), route.ask(self, now_us)))
@@ -689,18 +692,17 @@ class PublisherCore(PublishCore):
     def _not_stored(self, batch: OutBatch, verdict: Outcome, extra: int, now_us: int) -> None:
         batch.refused(verdict)
         if verdict is Outcome.FENCED or (verdict is Outcome.UNKNOWN_SESSION and self._settings.replicated):
-            self._happens(PublisherEvent.FENCED)  # once open again, everything unsettled is queued
+            self._happens(PublisherEvent.FENCED)  # once it is open again, every unsettled batch is queued
         elif verdict is Outcome.UNKNOWN_SESSION:
-            self.fail(
-                UnknownSession(f"the session of this publisher into {self.topic!r} is gone", "open a new publisher")
-            )
+            problem = f"the session of this publisher into {self.topic!r} does not exist any more"
+            self.fail(UnknownSession(problem, "open a new publisher"))
         elif verdict in REFUSALS:
             error = refusal(verdict, batch, extra)
             self._settle(batch, None, error)
             if verdict is Outcome.NO_REFERENCE and (self._session.strong or self._settings.pinned):
-                self.fail(error)  # what follows would wait for this batch, and then pass over it
+                self.fail(error)  # later batches would wait for this one, and then skip it
         else:
-            batch.put_off()
+            batch.deferred()
             self._window.defer(batch, now_us + _backoff_us(batch.refusals))
 
     def _settle(self, batch: OutBatch, position: Position | None, error: EmbarcaderoError | None) -> None:
@@ -709,5 +711,5 @@ class PublisherCore(PublishCore):
 
 
 def _backoff_us(refusals: int) -> int:
-    """Wait longer after each refusal, up to a bound."""
+    """Return the back-off after this number of refusals: it grows up to a limit."""
     return min(_BACKOFF_LAST_US, _BACKOFF_FIRST_US << min(refusals - 1, 16))

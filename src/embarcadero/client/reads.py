@@ -1,7 +1,7 @@
-"""Reads on an event loop: what only the topic's table has, a topic by its driver, spans, and scans.
+"""Reads on an event loop: the driver of a subscriber, reads of the topic's table, spans, and scans.
 
 Brokers that can read tables are asked first. A client that reads a table itself needs an extra (`embarcadero[spark]`),
-which is loaded when the first table is read, and the keys of the store; where the store is, the cluster tells. Files of
+which loads with the first table, and the keys of the store. The cluster provides the location of the store. Files of
 tables are read on worker threads, without Spark.
 """
 
@@ -47,19 +47,19 @@ if TYPE_CHECKING:
     from embarcadero.tier.table_reads import TopicTable
 
 _LOG: Final = logging.getLogger("embarcadero.client")
-_AT_ONCE = 256
+_TAKE_MAX = 256  # batches that one step of a read takes
 _LANE = pa.field("_lane", pa.uint32(), nullable=False)
 
 ReaderCore = SubscriberCore | LanesCore
 Answer = TypeVar("Answer", bound=m.Message)
-Told = TypeVar("Told", m.PlaceIs, m.PiecesAre)
+Found = TypeVar("Found", m.PlaceIs, m.PiecesAre)
 Seen = TypeVar("Seen")
 
 
 def open_table(tier: Tier, brokers: BrokerPool) -> TopicTable:
-    """A topic's table as a metadata file describes it. NotAvailable without the extra.
+    """Open a topic's table as its metadata file describes it. Raises NotAvailable without the extra.
 
-    A store that does not answer is reported as soon as a broker reports it.
+    The timeouts are short (FOR_READERS), so that a store that does not answer is reported as fast as by a broker.
     """
     from embarcadero.config.secrets import parse_properties
     from embarcadero.tier.storage import FOR_READERS
@@ -69,22 +69,22 @@ def open_table(tier: Tier, brokers: BrokerPool) -> TopicTable:
 
 
 class TableReads:
-    """What the cores of one driver ask of a topic's table. `run` is called when there may be something new."""
+    """Reads a topic's table for the cores of a driver. Calls `run` when there may be a result."""
 
     def __init__(self, brokers: BrokerPool, topic: str, run: Callable[[], None]) -> None:
         self._brokers, self._topic, self._run = brokers, topic, run
         self._tasks: set[asyncio.Task[None]] = set()
-        self.moved = asyncio.Event()  # batches were taken: there may be room for more
+        self.moved = asyncio.Event()  # batches were taken: the buffer may have space
 
     def begin(self, asks: Iterable[TableAsk]) -> None:
-        """Answer questions, each in its own time."""
+        """Start a task for each read."""
         for ask in asks:
             task = asyncio.get_running_loop().create_task(self._answer(ask))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def stop(self) -> None:
-        """Nobody waits for answers any more."""
+        """Cancel all reads."""
         for task in self._tasks:
             task.cancel()
 
@@ -99,16 +99,17 @@ class TableReads:
         except ImportError as error:
             missing = NotAvailable(f"tables need PyIceberg: {error}", 'pip install "embarcadero[spark]"')
             ask.core.on_table_failed(ask, missing, now_us())
-        except Exception as error:  # whatever it is, the reader must not wait for ever
-            problem = f"the table of {self._topic!r} can't be read, lane {ask.lane}, {ask.by} {ask.start}: {error!r}"
-            bad = BadTable(problem, "see whether somebody else has written to it, and restore what they changed")
+        except Exception as error:  # after any error, the reader must not wait without end
+            problem = f"cannot read the table of {self._topic!r}, lane {ask.lane}, {ask.by} {ask.start}: {error!r}"
+            bad = BadTable(problem, "check whether another program has written to it, and restore the changed files")
             ask.core.on_table_failed(ask, bad, now_us())
         self._run()
 
     async def _read(self, ask: TableAsk) -> None:
-        """Hand on what the table has of a span, as far as the store says now that it is in there.
+        """Deliver the part of a span that the table has, up to its frontier in the store.
 
-        A file may be compacted away, or collected, after a read was planned: then the newest metadata is read.
+        Compaction or garbage collection may remove a file after a read was planned. The read then continues with the
+        newest metadata.
         """
         tier = (await describe(self._brokers, self._topic)).tier
         reached = at = ask.start
@@ -133,7 +134,7 @@ class TableReads:
         ask.core.on_table_end(ask, reached, now_us())
 
     def _open(self, tier: Tier, ask: TableAsk, start: int, stop: int) -> Iterator[list[Batch]]:
-        """On a worker thread."""
+        """Open the table and begin a read. Runs on a worker thread."""
         table = open_table(tier, self._brokers)
         from embarcadero.tier.table_reads import table_batches
 
@@ -149,7 +150,7 @@ class TableReads:
         )
 
     async def _position(self, ask: TableAsk) -> int | None:
-        """The index at which a reader starts; None if brokers can tell as well."""
+        """Return the index at which a reader starts. None: brokers know it."""
         about = await describe(self._brokers, self._topic)
         if about.tier is None:
             return None
@@ -157,16 +158,16 @@ class TableReads:
             return (await self._brokers.ask(m.GetTail(lane=ask.lane), m.TailIs)).start_index
         try:
             position = await find_position(self._brokers, about, ask.lane, ask.by, ask.start)
-        except Trimmed:  # a reader from below the start begins there
+        except Trimmed:  # a reader from below the start begins at the start
             return (await self._brokers.ask(m.GetTail(lane=ask.lane), m.TailIs)).start_index
-        if ask.by == "time":  # one that has not come yet stays a time: nothing older may slip in
+        if ask.by == "time":  # if no batch has this time yet, keep the time, so that no older batch is delivered
             tail = await self._brokers.ask(m.GetTail(lane=ask.lane), m.TailIs)
             return None if position.index >= tail.index else position.index
         return position.index
 
 
 def _next_of_table(tier: Tier, lists: Iterator[list[Batch]]) -> list[Batch] | None:
-    """On a worker thread."""
+    """Return the next batches of a read. Runs on a worker thread."""
     from embarcadero.tier.table_reads import naming_the_store
 
     with naming_the_store(tier):
@@ -174,16 +175,16 @@ def _next_of_table(tier: Tier, lists: Iterator[list[Batch]]) -> list[Batch] | No
 
 
 async def describe(brokers: BrokerPool, topic: str) -> TopicInfo:
-    """The topic as the store has it now."""
-    return TopicInfo.told(await brokers.ask(m.DescribeTopic(name=topic), m.TopicIs))
+    """Return the current state of a topic in the store."""
+    return TopicInfo.of(await brokers.ask(m.DescribeTopic(name=topic), m.TopicIs))
 
 
 async def find_position(
     brokers: BrokerPool, about: TopicInfo, lane: int, by: str, value: int, patience: float | None = None
 ) -> LanePosition:
-    """Where an index, a seq or a time is, whether brokers still have it or only the topic's table has.
+    """Find an index, a seq or a time, at brokers or in the topic's table.
 
-    Raises Trimmed if neither has it, FuturePosition.
+    Raises Trimmed if neither has it, FuturePosition if it is beyond the end.
     """
     try:
         hot = await brokers.ask(m.Find(lane=lane, by=by, start=value), m.PlaceIs, patience)
@@ -193,38 +194,39 @@ async def find_position(
         hot = None
     if about.tier is None or (hot is not None and await _is_exact(brokers, lane, by, value, hot)):
         return LanePosition(0, 0) if hot is None else LanePosition(hot.index, hot.seq)
-    tier = (await describe(brokers, about.name)).tier  # as it is after brokers have let go of what they had
+    tier = (await describe(brokers, about.name)).tier  # read after the answer: brokers drop only what the table has
     cold = None if tier is None else await _find_in_table(brokers, tier, lane, by, value)
     if cold is not None and not _below(tier, lane, by, value):
         return cold
-    if hot is None and by == "time":  # brokers can't know that what they gave up is older; the table does
+    if hot is None and by == "time":  # the table knows that all dropped batches are older; brokers do not
         tail = await brokers.ask(m.GetTail(lane=lane), m.TailIs)
         if tail.hot_index is None:
             return LanePosition(tail.start_index, tail.start_seq)
         return LanePosition(tail.hot_index, tail.hot_seq or 0)
     if hot is None or _below(tier, lane, by, value):
-        raise Trimmed(f"the batch with {by} {value} of lane {lane} is trimmed", "start at what tail() tells")
+        problem = f"the batch with {by} {value} of lane {lane} was trimmed"
+        raise Trimmed(problem, "tail(...) has the start of the readable part: start_index, start_seq")
     return LanePosition(hot.index, hot.seq)
 
 
 async def table_only_cuts(
     brokers: BrokerPool, topic: str, lane: int, start: int, stop: int, piece_bytes: int
 ) -> list[Cut]:
-    """Pieces of that part of a span that only the topic's table has, from `start` on. There, a piece is whole files."""
+    """Divide the part of a span that only the topic's table has, from `start` on. A piece there is whole files."""
     tier = (await describe(brokers, topic)).tier
     tail = await brokers.ask(m.GetTail(lane=lane), m.TailIs)
     hot = tail.start_index if tail.hot_index is None else tail.hot_index
     if tier is None or start >= min(stop, hot):
         return []
     cuts = await _table_cuts(brokers, tier, lane, start, min(stop, hot), piece_bytes)
-    if cuts and cuts[-1].index > stop:  # in the midst of a file
+    if cuts and cuts[-1].index > stop:  # the stop is inside a file
         index, seq = await find_position(brokers, await describe(brokers, topic), lane, "index", stop)
         cuts[-1] = Cut(stop, seq if index == stop else cuts[-1].seq, cuts[-1].bytes)
     return cuts
 
 
 async def _find_in_table(brokers: BrokerPool, tier: Tier, lane: int, by: str, value: int) -> LanePosition | None:
-    """Where a position is in a table: as a broker tells, or as this client sees."""
+    """Find a position in a table, through a broker or by this client."""
 
     def find() -> LanePosition | None:
         found = open_table(tier, brokers).find(lane, by, value)
@@ -237,7 +239,7 @@ async def _find_in_table(brokers: BrokerPool, tier: Tier, lane: int, by: str, va
 
 
 async def _table_cuts(brokers: BrokerPool, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
-    """Files of a table as pieces of a span: as a broker tells, or as this client sees."""
+    """Divide a span by the files of a table, through a broker or by this client."""
 
     def cuts() -> list[Cut]:
         from embarcadero.tier.table_reads import table_cuts
@@ -250,9 +252,9 @@ async def _table_cuts(brokers: BrokerPool, tier: Tier, lane: int, start: int, st
 
 
 async def _of_table(
-    brokers: BrokerPool, tier: Tier, ask: m.Find | m.Measure, kind: type[Told], look: Callable[[], Seen]
-) -> Told | Seen:
-    """What a broker says about a table; else what this client finds itself, with `look` on a worker thread."""
+    brokers: BrokerPool, tier: Tier, ask: m.Find | m.Measure, kind: type[Found], look: Callable[[], Seen]
+) -> Found | Seen:
+    """Ask a broker about a table. If none can answer, this client runs `look` on a worker thread."""
     refused: EmbarcaderoError | None = None
     if any(connection.link.tables for connection in brokers.live()):
         try:
@@ -279,7 +281,7 @@ async def _of_table(
 
 
 async def _is_exact(brokers: BrokerPool, lane: int, by: str, value: int, hot: m.PlaceIs) -> bool:
-    """Whether the position that brokers answered is the one asked for, and not just the first that they have."""
+    """Whether brokers found the position itself, and did not answer with their first position instead."""
     if by == "index":
         return hot.index == value
     if by == "seq":
@@ -289,20 +291,20 @@ async def _is_exact(brokers: BrokerPool, lane: int, by: str, value: int, hot: m.
 
 
 def _below(tier: Tier | None, lane: int, by: str, value: int) -> bool:
-    """Whether a position is below the start of the part that is in the table, and so below that of the topic."""
+    """Whether a position is below the start of the table, and so below the start of the topic."""
     index, seq = (0, 0) if tier is None else tier.start(lane)
     return value < {"index": index, "seq": seq}.get(by, 0)
 
 
 def forked_reader(topic: str) -> Forked:
-    """Why a reader of the parent process does not read in a forked child."""
+    """Return the error of a reader that was opened in the parent of a forked child."""
     return Forked(f"this reader of {topic!r} was opened before the process was forked", "subscribe in the child")
 
 
 class SubscriberDriver(CoreDriver):
-    """Hands on what a subscriber's core has ready. `on_ready` is called when there may be something new.
+    """Runs a subscriber's core. Calls `on_ready` when there may be batches, an error, or when `until` is reached.
 
-    `until` is an index that somebody waits for: reaching it is news, too.
+    `until` is an index for which the caller waits.
     """
 
     core: ReaderCore
@@ -319,11 +321,11 @@ class SubscriberDriver(CoreDriver):
         self.core, self._on_ready, self._until = core, on_ready, until
         self._table = TableReads(brokers, topic, self.run)
         self._topic = topic
-        self._logged: EmbarcaderoError | None = None  # the last trouble with the table
+        self._logged: EmbarcaderoError | None = None  # the last logged error of the table
         brokers.attach(self)
 
     def run(self) -> None:
-        """Move whatever can move."""
+        """Do everything that is possible now."""
         super().run()
         self._table.begin(self.core.take_table_asks())
         self._log_trouble()
@@ -332,26 +334,26 @@ class SubscriberDriver(CoreDriver):
 
     @property
     def arrived(self) -> bool:
-        """Whether everything before the index that is waited for was taken."""
+        """Whether all batches before `until` were taken."""
         position = None if self._until is None else self.core.position
         return position is not None and self._until is not None and position >= self._until
 
     def _log_trouble(self) -> None:
-        """Log why the topic's table can't be read, once for each reason, and that it can be read again."""
+        """Log each error of the topic's table once, and log when the table can be read again."""
         trouble, before = self.core.trouble, self._logged
         if trouble is not None and (before is None or trouble.message != before.message):
-            _LOG.warning("topic %r: %s; trying again", self._topic, trouble.message)
+            _LOG.warning("topic %r: %s; retrying", self._topic, trouble.message)
         elif trouble is None and before is not None:
-            _LOG.info("topic %r: its table can be read again", self._topic)
+            _LOG.info("topic %r: the table can be read again", self._topic)
         self._logged = trouble
 
     def retry(self) -> None:
-        """Go on after a store could not be reached."""
+        """Continue after a store did not answer."""
         self.core.retry(now_us())
         self.run()
 
     def take(self, most: int) -> list[Batch]:
-        """Batches in order; the core goes on fetching."""
+        """Take batches in order. The core continues to fetch."""
         taken = self.core.take_batches(most, now_us())
         super().run()
         self._table.begin(self.core.take_table_asks())
@@ -359,21 +361,21 @@ class SubscriberDriver(CoreDriver):
         return taken
 
     def stop(self) -> None:
-        """Let go of connections, timers and tables."""
+        """Release connections, timers and reads of the table."""
         super().stop()
         self._table.stop()
 
     def pause(self) -> None:
-        """Stop fetching; the position stays."""
+        """Stop fetching and keep the position."""
         self.core.pause()
 
     def resume(self) -> None:
-        """Fetch again."""
+        """Continue to fetch."""
         self.core.resume(now_us())
         self.run()
 
     def seek(self, by: str, value: int, lane: int | None = None) -> None:
-        """Go on elsewhere."""
+        """Continue at another position."""
         self.core.seek(by, value, now_us(), lane)
         self.run()
 
@@ -381,7 +383,7 @@ class SubscriberDriver(CoreDriver):
 def reader_settings(
     brokers: BrokerPool, topic: TopicInfo, read: str, partitions: list[int] | None = None
 ) -> ReaderSettings:
-    """How this client reads a topic, by its schemas of now. Only topics on disks may have a table, or get one."""
+    """Return the settings for a reader of a topic, with its current schemas. A topic with a table has replicas."""
     return ReaderSettings(
         silent_after_us=int(brokers.settings.resend_after_s * 1e6),
         read=read,
@@ -401,39 +403,39 @@ def reader_settings(
 def reader_core(
     brokers: BrokerPool, topic: TopicInfo, start: Lookup, read: str, partitions: list[int] | None = None
 ) -> ReaderCore:
-    """A reader of a whole topic: of its one lane, or (orders 0 and 1) of all its lanes."""
+    """Create a reader of a whole topic: of its one lane, or (orders 0 and 1) of all its lanes."""
     if topic.order > Order.BROKER:
         return SubscriberCore(reader_settings(brokers, topic, read, partitions), topic.lane, start)
     if start.by in ("index", "seq"):
         raise BadValue(
-            f"topic {topic.name!r} has order {topic.order}: a {start.by} names a place in one of its lanes",
-            'start at "earliest", "latest" or a time, then seek(seq=..., lane=...)',
+            f"topic {topic.name!r} has order {topic.order}, so each of its lanes has its own {start.by}",
+            'start at "earliest", "latest" or a time, then call seek(seq=..., lane=...)',
         )
     return LanesCore(reader_settings(brokers, topic, read, partitions), topic.lane, topic.lanes, start)
 
 
 def lanes_of(topic: Topic, lane: int | None) -> list[int]:
-    """The lanes that a question is about: all of the topic, or the given one. BadValue if it is of another topic."""
+    """Return all lanes of the topic, or the given one. Raises BadValue if the lane belongs to another topic."""
     lanes = [each.lane for each in topic.lanes] if topic.order <= Order.BROKER else [topic.lane]
     if lane is None:
         return lanes
     if lane not in lanes:
-        raise BadValue(f"lane {lane} is not a lane of topic {topic.name!r}", f"its lanes are {lanes}")
+        raise BadValue(f"lane {lane} is not a lane of topic {topic.name!r}", f"use one of {lanes}")
     return [lane]
 
 
 def lane_of(topic: Topic, lane: int | None, what: str) -> int:
-    """The one lane that a question is about: a topic of order 0 or 1 has several, and BadValue asks for one."""
+    """Return the lane of a request. A topic of order 0 or 1 has several: without `lane`, raise BadValue."""
     if lane is None and topic.order <= Order.BROKER:
         raise BadValue(
-            f"topic {topic.name!r} has order {topic.order}: {what} names a place in one of its lanes",
-            "say which: lane=...; describe() lists them",
+            f"topic {topic.name!r} has order {topic.order}, so {what} needs a lane",
+            "pass lane=...; describe() lists the lanes",
         )
     return lanes_of(topic, lane)[0]
 
 
 def joined(parts: dict[int, pa.Table], schemas: TopicSchemas) -> pa.Table:
-    """Tables of several lanes as one, with a column that tells the lane."""
+    """Concatenate the tables of several lanes, with a column `_lane`."""
     tables = [
         table.append_column(_LANE, pa.array(np.full(table.num_rows, lane, dtype=np.uint32)))
         for lane, table in parts.items()
@@ -445,17 +447,17 @@ def _read_schema(schemas: TopicSchemas) -> pa.Schema:
     return schemas.newest.append(pa.field(SEQ_COLUMN, pa.uint64(), nullable=False))
 
 
-def tail_of(topic: Topic, told: TailIs) -> Tail:
-    """A lane's tail as callers see it. Without replicas there is nothing to wait for: ordered is all there is."""
-    durable = (told.durable_index, told.durable_seq) if topic.replicas else (told.index, told.seq)
-    hot_index, hot_seq = told.hot_index, told.hot_seq
-    hot = (told.start_index, told.start_seq) if hot_index is None or hot_seq is None else (hot_index, hot_seq)
-    start = told.start_index, told.start_seq
-    return Tail(told.lane, told.index, told.seq, *start, *durable, *hot, holes=tuple(told.holes))
+def tail_of(topic: Topic, answer: TailIs) -> Tail:
+    """Return a lane's tail for callers. Without replicas, the durable end is the ordered end."""
+    durable = (answer.durable_index, answer.durable_seq) if topic.replicas else (answer.index, answer.seq)
+    hot_index, hot_seq = answer.hot_index, answer.hot_seq
+    hot = (answer.start_index, answer.start_seq) if hot_index is None or hot_seq is None else (hot_index, hot_seq)
+    start = answer.start_index, answer.start_seq
+    return Tail(answer.lane, answer.index, answer.seq, *start, *durable, *hot, holes=tuple(answer.holes))
 
 
 def with_lags(readers: list[ReaderProgress], tail: Tail) -> list[ReaderProgress]:
-    """Readers with the records that each is behind; in lanes that it said nothing of, that is all of them."""
+    """Add to each reader its lag in records. A lane that it did not report counts as a whole."""
     return [
         msgspec.structs.replace(
             reader,
@@ -469,23 +471,25 @@ def with_lags(readers: list[ReaderProgress], tail: Tail) -> list[ReaderProgress]
 
 
 def seq_span(tail: Tail, start: int | None, end: int | None) -> Span:
-    """The seqs to read; by default from the earliest to the end of the log as it is now."""
+    """Return the seqs to read, by default from the earliest record to the current end."""
     first, stop = tail.start_seq if start is None else start, tail.seq if end is None else end
     if first < 0 or stop < first:
-        raise BadValue(f"seqs {first} to {stop} are no span", "start is at least 0 and at most end")
+        raise BadValue(f"seqs {first} to {stop} are not a valid span", "use 0 <= start <= end")
     if stop > tail.seq or first > tail.seq:
-        raise FuturePosition(f"seqs {first} to {stop} reach beyond the end ({tail.seq})", "read less, or wait")
+        problem = f"the span of seqs {first} to {stop} reaches beyond the end of the log, which is {tail.seq}"
+        raise FuturePosition(problem, "read less, or wait until the records exist")
     if start is not None and start < tail.start_seq and first < stop:
-        raise Trimmed(f"records before seq {tail.start_seq} are trimmed", f"start at {tail.start_seq}, or at None")
+        problem = f"records before seq {tail.start_seq} were trimmed, and the read starts at seq {start}"
+        raise Trimmed(problem, f"start at {tail.start_seq}, or at None")
     return Span(first, stop)
 
 
 async def read_span(
     brokers: BrokerPool, topic: TopicInfo, tail: Tail, seqs: Span, patience: float, read: str = "ordered"
 ) -> pa.Table:
-    """Records with these seqs, waiting until they are durable if `read` says so; lost ones are missing.
+    """Read the records with these seqs. With read="durable", wait until they are durable. Lost records are missing.
 
-    TimedOut after `patience` seconds without progress.
+    Raises TimedOut after `patience` seconds without progress.
     """
     parts: list[pa.RecordBatch] = []
     schema = _read_schema(topic.versions)
@@ -500,9 +504,9 @@ async def read_span(
                 for batch in taken:
                     if batch.gap is not None and batch.gap.kind is GapKind.TRIMMED:
                         raise Trimmed(
-                            f"records from seq {at} on were trimmed while they were read: index {batch.gap.stop} is "
-                            "the first readable one",
-                            "read again, with start=None for what is there",
+                            f"records from seq {at} on were trimmed during the read; the first readable index is "
+                            f"{batch.gap.stop}",
+                            "read again, with start=None for all remaining records",
                         )
                     if batch.count and at < stop:
                         parts += [_part(batch, at, stop, schema)] if batch.seq < stop else []
@@ -513,8 +517,8 @@ async def read_span(
 
 
 async def _next(driver: SubscriberDriver, ready: asyncio.Event, patience: float) -> list[Batch]:
-    """The next batches; waits for them. None are left: the lane ends with records that are lost."""
-    while not (taken := driver.take(_AT_ONCE)) and not driver.arrived:
+    """Wait for the next batches. An empty list: the lane ends with lost records."""
+    while not (taken := driver.take(_TAKE_MAX)) and not driver.arrived:
         if driver.core.failed is not None:
             raise fresh(driver.core.failed)
         ready.clear()
@@ -522,21 +526,21 @@ async def _next(driver: SubscriberDriver, ready: asyncio.Event, patience: float)
             async with asyncio.timeout(patience):  # wait_for of Python 3.11 may swallow a cancellation
                 await ready.wait()
         except TimeoutError:
-            raise nothing_came(driver.core, patience) from None
+            raise no_progress(driver.core, patience) from None
     return taken
 
 
-def nothing_came(core: object, patience: float) -> TimedOut:
-    """Why a reader gives up."""
+def no_progress(core: object, patience: float) -> TimedOut:
+    """Return the error of a reader without progress."""
     trouble = core.trouble if isinstance(core, SubscriberCore) else None
     if trouble is not None:
-        return TimedOut(f"nothing could be read for {patience:g} s: {trouble.message}", trouble.hint)
-    hint = 'is the cluster up? what is ordered and not durable yet can be read with read="ordered"'
-    return TimedOut(f"nothing could be read for {patience:g} s", hint)
+        return TimedOut(f"the read made no progress for {patience:g} s: {trouble.message}", trouble.hint)
+    hint = 'check that the cluster is up; use read="ordered" for records that are not durable yet'
+    return TimedOut(f"the read made no progress for {patience:g} s", hint)
 
 
 def _part(batch: Batch, first: int, stop: int, schema: pa.Schema) -> pa.RecordBatch:
-    """The records of a batch that are in the span, with their seqs."""
+    """Return the records of a batch in the span, with their seqs."""
     low, high = max(first, batch.seq), min(stop, batch.seq + batch.count)
     rows = batch.to_arrow().slice(low - batch.seq, high - low)
     seqs = pa.array(np.arange(low, high, dtype=np.uint64))
@@ -544,7 +548,7 @@ def _part(batch: Batch, first: int, stop: int, schema: pa.Schema) -> pa.RecordBa
 
 
 class LaneSpan(NamedTuple):
-    """What to scan: batches with start <= index < stop. None: from the earliest one, to the frontier as it is now."""
+    """The span of a scan: start <= index < stop. None: from the earliest batch, to the current end."""
 
     start: int | None
     stop: int | None
@@ -553,17 +557,17 @@ class LaneSpan(NamedTuple):
     control: bool
 
     def checked(self) -> LaneSpan:
-        """The same, if it is a span."""
+        """Check the span and return it. Raises BadValue."""
         check_read(self.read)
         for number in (self.start, self.stop):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
-                raise BadValue(f"index {number!r} is no place in a log", "use an index from 0 on, or None")
+                raise BadValue(f"{number!r} is not a valid index", "use an integer from 0 on, or None")
         if self.start is not None and self.stop is not None and self.start > self.stop:
-            raise BadValue(f"indices {self.start} to {self.stop} are no span", "start is at most stop")
+            raise BadValue(f"indices {self.start} to {self.stop} are not a valid span", "use start <= stop")
         return self
 
     def indices(self, tail: Tail) -> Span:
-        """Where it starts and stops in a lane of this tail."""
+        """Return the first index and the stop in a lane with this tail."""
         frontier = tail.durable_index if self.read == "durable" else tail.index
         stop = frontier if self.stop is None else self.stop
         start = min(tail.start_index, stop) if self.start is None else self.start
@@ -571,7 +575,7 @@ class LaneSpan(NamedTuple):
 
 
 class Scan:
-    """One scan under way: fetches ahead, within bounds, until it is closed or over."""
+    """An open scan. It reads ahead, within bounds, until its end."""
 
     def __init__(
         self, brokers: BrokerPool, topic: TopicInfo, lane: int, span: LaneSpan, indices: Span, patience: float
@@ -585,11 +589,11 @@ class Scan:
         tell_of_forks(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: refuse to go on. The position is the parent's."""
+        """In a forked child, refuse to continue. The position stays with the parent."""
         self._forked = True
 
     async def next(self) -> list[Batch]:
-        """The batches that are here; waits for some. None are left: it is over. Raises TimedOut."""
+        """Wait for the next batches. An empty list: the scan has ended. Raises TimedOut."""
         if self._forked:
             raise forked_reader(self._topic)
         while not (taken := self._driver.take(self._core.ready)) and not self._driver.arrived and not self._core.ended:
@@ -607,11 +611,11 @@ class Scan:
             async with asyncio.timeout(self._patience):  # wait_for of Python 3.11 may swallow a cancellation
                 await self._ready.wait()
         except TimeoutError:
-            if self._core.position == position:  # it may go on through batches that are not wanted
-                raise nothing_came(self._core, self._patience) from None
+            if self._core.position == position:  # otherwise it made progress through batches that are not wanted
+                raise no_progress(self._core, self._patience) from None
 
     def _clipped(self, batch: Batch) -> Batch:
-        """The same without what is outside the span: a gap of indices may begin before it, or end behind it."""
+        """Limit a gap to the span: it may begin before the span, or end after it."""
         if (gap := batch.gap) is None or gap.kind in (GapKind.SKIPPED, GapKind.END_OF_LANE):
             return batch
         inside = gap._replace(start=max(gap.start, self._indices.start), stop=min(gap.stop, self._indices.stop))
@@ -622,7 +626,7 @@ class Scan:
         self.stop()
 
     def stop(self) -> None:
-        """The same, at once."""
+        """Stop fetching, without waiting."""
         self._closed = True
         if self._forked:
             return
@@ -631,6 +635,6 @@ class Scan:
 
 
 def check_piece_bytes(piece_bytes: int) -> None:
-    """How large a piece of a span may be."""
+    """Raise BadValue unless this can be the size of a piece."""
     if piece_bytes < 1:
-        raise BadValue(f"pieces of {piece_bytes} bytes", "use at least 1; some MiB are sensible")
+        raise BadValue(f"piece_bytes is {piece_bytes}, and must be at least 1", "use some MiB, for example 64 << 20")

@@ -1,4 +1,4 @@
-"""What callers get: futures of records that they publish, batches and records that they read, topics."""
+"""Results for callers: futures of published records, batches and records that were read, topics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOG: Final = logging.getLogger("embarcadero.client")
 
 
 class Receipt(NamedTuple):
-    """What was stored of one batch, beside its position."""
+    """Facts of a stored batch, other than its position."""
 
     topic_id: int
     size: int
@@ -35,10 +35,10 @@ class Receipt(NamedTuple):
 
 
 class BatchResult:
-    """What became of a batch. Settles once; may be waited for and called back from any thread.
+    """The outcome of a batch. It settles once. Any thread may wait for it or add callbacks.
 
-    `condition` is shared by all results of a publisher, so a result costs no lock of its own. `receipt` is there once
-    one batch is stored; a table that became several has none.
+    All results of a publisher share `condition`, so a result needs no lock of its own. A stored batch has a `receipt`;
+    a table of several batches has none.
     """
 
     __slots__ = ("_callbacks", "condition", "done", "error", "position", "receipt")
@@ -51,10 +51,8 @@ class BatchResult:
         self.error: EmbarcaderoError | None = None
         self._callbacks: list[Callable[[], object]] = []
 
-    def settle(
-        self, position: Position | None, error: EmbarcaderoError | None, receipt: Receipt | None = None
-    ) -> None:
-        """The batch has ended. Later calls change nothing."""
+    def settle(self, position: Position | None, error: EmbarcaderoError | None, receipt: Receipt | None = None) -> None:
+        """Set the outcome. Later calls change nothing."""
         with self.condition.lock:
             if self.done:
                 return
@@ -65,7 +63,7 @@ class BatchResult:
             _call(callback)
 
     def on_done(self, callback: Callable[[], object]) -> None:
-        """Call back once it has ended: in the client's own thread, or at once if it has."""
+        """Call back when the outcome is known: in the client's own thread, or immediately if it is known already."""
         with self.condition.lock:
             if not self.done:
                 self._callbacks.append(callback)
@@ -73,15 +71,16 @@ class BatchResult:
         _call(callback)
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until it has ended. Ctrl-C gets through."""
+        """Wait for the outcome. Ctrl-C interrupts the wait."""
         if self.done:
             return
         if not self.condition.wait_for(lambda: self.done, timeout):
-            raise TimedOut(f"no outcome within {timeout:g} s", "the record may still be stored; ask again later")
+            problem = f"the record has no outcome after {timeout:g} s"
+            raise TimedOut(problem, "it may still be stored; call result() again later")
 
 
 def _call(callback: Callable[[], object]) -> None:
-    """A callback that fails is its author's trouble: others are called, other batches end, connections stay."""
+    """Call a callback and log its error. Other callbacks, batches and connections are not affected."""
     try:
         callback()
     except Exception:
@@ -89,9 +88,9 @@ def _call(callback: Callable[[], object]) -> None:
 
 
 class RecordFuture(msgspec.Struct, eq=False, gc=False):
-    """The future position of one record (or of the first record of a table).
+    """The future position of a record, or of the first record of a table.
 
-    There is one for every record, so it is made in C; it refers to nothing that refers back to it for long.
+    Every record has one, so it is created in C. It is in no long-lived reference cycle.
     """
 
     _result: BatchResult
@@ -102,31 +101,51 @@ class RecordFuture(msgspec.Struct, eq=False, gc=False):
         return self._result.done
 
     def result(self, timeout: float | None = None) -> Position | None:
-        """Where the record is. Raises its error, or TimedOut.
+        """Wait for the outcome and return the position of the record.
 
-        None: it is stored, but so long ago that the cluster no longer names the place; or ack=0, and nobody asked.
+        Args:
+            timeout: Seconds. None means no limit.
+
+        Returns:
+            The position. None with ack=0, or if the record was stored so long ago that the cluster no longer knows the
+            position.
+
+        Raises:
+            TimedOut: There is no outcome yet.
+            EmbarcaderoError: The error of the record.
+
+        Example:
+            position = publisher.send(b"value").result(timeout=10)
         """
         self._result.wait(timeout)
         return self._outcome()
 
     def exception(self, timeout: float | None = None) -> EmbarcaderoError | None:
-        """The error with which it ended, or None. Raises TimedOut while it has not ended."""
+        """Wait for the outcome and return the error of the record, or None. Raises TimedOut."""
         self._result.wait(timeout)
         return self._result.error
 
     def staged(self, schema: int = 0, timeout: float | None = None) -> StagedBatch:
-        """Name the stored batch, so that it can be published into another topic: see `publish_reference`.
+        """Wait for the outcome and return a reference to the stored batch, for `publish_reference`.
 
-        For batches that were published with `publish_encoded` into a topic of order 0 or 1. `schema` is the version of
-        the other topic's schema by which the payload was encoded; 0: raw records. Raises the batch's error, TimedOut,
-        or BadValue if its place is not known.
+        The batch must have been published with `publish_encoded` into a topic of order 0 or 1.
 
+        Args:
+            schema: Version of the target topic's schema with which the payload was encoded. 0: raw records.
+            timeout: Seconds. None means no limit.
+
+        Raises:
+            TimedOut: There is no outcome yet.
+            BadValue: The position of the batch is not known.
+            EmbarcaderoError: The error of the batch.
+
+        Example:
             staged = publisher.publish_encoded(payload, count).staged(schema=1)
         """
         position, receipt = self.result(timeout), self._result.receipt
         if position is None or receipt is None:
             raise BadValue(
-                "the place of this batch is not known: it was published with ack=0, or as several batches",
+                "the position of this batch is not known: it was published with ack=0, or as several batches",
                 "stage with publish_encoded and ack=1 or ack=2",
             )
         return StagedBatch(
@@ -134,9 +153,9 @@ class RecordFuture(msgspec.Struct, eq=False, gc=False):
         )
 
     def add_done_callback(self: FutureType, callback: Callable[[FutureType], object]) -> None:
-        """Call `callback(self)` once the outcome is known, in the client's own thread: it should be quick.
+        """Call `callback(self)` when the outcome is known, in the client's own thread. It must be fast.
 
-        What it raises is logged and goes no further.
+        An exception of the callback is logged.
         """
         self._result.on_done(lambda: callback(self))
 
@@ -150,7 +169,7 @@ class RecordFuture(msgspec.Struct, eq=False, gc=False):
 
 
 class TableResult(BatchResult):
-    """The result of a table that became several batches: ends when all have, with the first one's position."""
+    """The result of a table of several batches. It ends with the last batch, and has the position of the first."""
 
     __slots__ = ("_parts",)
 
@@ -159,11 +178,11 @@ class TableResult(BatchResult):
         self._parts: list[BatchResult] = []
 
     def add(self, part: BatchResult) -> None:
-        """One more batch belongs to the table."""
+        """Add a batch of the table."""
         self._parts.append(part)
 
     def complete(self) -> None:
-        """All batches of the table were added."""
+        """Note that all batches of the table were added."""
         for part in self._parts:
             part.on_done(self._part_done)
 
@@ -175,18 +194,22 @@ class TableResult(BatchResult):
 
 
 _SLICE_S = 1.0
-"""Longest sleep: whoever was to wake us may itself have been interrupted."""
+"""Longest sleep. The thread that should wake this one may have been interrupted."""
 
 
 class Waitable:
-    """Where threads wait for a change of what `lock` guards."""
+    """A condition variable for the state that `lock` guards.
+
+    It uses only locks written in C. Ctrl-C may interrupt a thread anywhere: those of `threading.Condition` are written
+    in Python, and can be left in a wrong state.
+    """
 
     def __init__(self) -> None:
         self.lock: Any = allocate_lock()
-        self._waiters: list[Any] = []  # locks, each held by who sleeps on it
+        self._waiters: list[Any] = []  # locks, each held by a sleeping thread
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None) -> bool:
-        """Without the lock: wait until the predicate, asked with the lock held, is true; its last value."""
+        """Wait until the predicate is true, and return its last value. Call without the lock; the predicate has it."""
         give_up = None if timeout is None else time.monotonic() + timeout
         while True:
             waiter = allocate_lock()
@@ -200,15 +223,15 @@ class Waitable:
                 self._waiters.append(waiter)
             if not waiter.acquire(True, left):
                 with self.lock:
-                    if waiter in self._waiters:  # nobody else would take it away while nothing changes
+                    if waiter in self._waiters:  # only notify_all removes it otherwise
                         self._waiters.remove(waiter)
 
     def refuse(self, error: EmbarcaderoError) -> None:
-        """After a fork, in the child: whoever takes the lock, or waits, gets this error."""
+        """After a fork, in the child: threads that take the lock or wait get this error."""
         self.lock = RefusingLock(error)
 
     def notify_all(self) -> None:
-        """With the lock held: let everybody look again."""
+        """Wake all waiting threads. Call with the lock held."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.release()
@@ -242,9 +265,9 @@ invariant(OrderEntry._fields == ORDER.names, "an OrderEntry has the fields of th
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record of a batch. In a topic with a schema `value` is the row as a dict, and there is no key or header.
+    """A record of a batch. In a topic with a schema, `value` is the row as a dict, and key and headers are None.
 
-    Made in C and unknown to the garbage collector, which would take most of the time when there are millions.
+    Records are created in C and not tracked by Python's garbage collector, which is too slow for millions of them.
     """
 
     seq: int
@@ -255,18 +278,25 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def timestamp(self) -> datetime:
-        """The publisher's time in UTC (with a schema: when the batch was ordered)."""
+        """The time from the publisher, in UTC. In a topic with a schema: when the batch was ordered."""
         return _datetime(self.timestamp_us)
 
 
 class Batch:
-    """An immutable batch, or (when `gap` is set) a typed hole with no records.
+    """An immutable batch of records, or (when `gap` is set) a typed gap without records.
 
-    `session` and `session_seq` name the publisher's stream and the batch's number in it; `append_time` (`append_us` in
-    microseconds since 1970) was set by the lane's writer and never goes back; `broker` is the broker that took the
-    batch in; `schema_version` is the version of the topic's schema that its publisher used (0: raw records); `crc` is
-    the CRC32C of the payload. `kind` is the kind of its entry, None for a hole in the log itself. One who reads with
-    control=True also gets the entries that open, fence and close sessions: no records, and fields as in their entry.
+    - `lane`, `index`, `seq`, `count`: its position, and its number of records.
+    - `session`, `session_seq`: the session of its publisher, and its number there.
+    - `append_time` (`append_us` in microseconds since 1970): set by the writer of the lane; it never decreases.
+    - `broker`: the broker that received it.
+    - `schema_version`: the version of the topic's schema that its publisher used (0: raw records).
+    - `crc`: the CRC32C of the payload.
+    - `kind`: the kind of its entry; None for a gap in the log itself. With control=True a reader also gets the entries
+      that open, fence and close sessions: they have no records.
+
+    Example:
+        for record in batch:
+            print(record.seq, record.value)
     """
 
     __slots__ = (
@@ -310,7 +340,7 @@ class Batch:
     def of_entry(
         cls, lane: int, entry: OrderEntry, payload: Any, brokers: Mapping[int, int], schemas: TopicSchemas = RAW
     ) -> Batch:
-        """The batch of an order entry; a SKIP becomes a gap."""
+        """Create the batch of an order entry. A SKIP becomes a gap."""
         if entry.kind != EntryKind.SKIP:
             return cls(lane, entry, payload, brokers, schemas)
         batch = cls(lane, entry, b"", brokers)
@@ -319,7 +349,7 @@ class Batch:
 
     @classmethod
     def of_gap(cls, lane: int, gap: Gap, seq: int | None) -> Batch:
-        """A hole in the log itself; `seq` is where it begins, if known."""
+        """Create a gap in the log itself. `seq` is its first seq, if known."""
         fields = dict.fromkeys(OrderEntry._fields, 0)
         fields |= {"index": gap.start, "seq": NO_INDEX if seq is None else seq, "session": NO_SESSION}
         batch = cls(lane, OrderEntry(**fields), b"", {})
@@ -328,26 +358,30 @@ class Batch:
 
     @property
     def append_time(self) -> datetime:
-        """When it was ordered, in UTC."""
+        """The time when the batch was ordered, in UTC."""
         return _datetime(self.append_us)
 
     @property
     def size(self) -> int:
-        """Bytes of its payload."""
+        """Size of its payload in bytes."""
         return len(self.payload)
 
     def seq_of(self, i: int) -> int:
-        """The seq of its record number `i`."""
+        """Return the seq of record number `i`. Raises IndexError."""
         if not 0 <= i < self.count:
-            raise IndexError(f"record {i} of a batch of {self.count}")
+            raise IndexError(f"record {i} does not exist: the batch has {self.count}")
         return self.seq + i
 
     def to_arrow(self) -> pa.RecordBatch:
-        """Its records as columns of the newest schema that its reader knows; those added since are null.
+        """Return the records as Arrow columns of the newest schema that the reader knows.
 
-        Fully checked once, so a hostile publisher can't harm whoever reads the columns; not copied unless compressed.
-        A gap has no rows. Corrupt, if the payload is not what its entry says.
+        Columns that are newer than the batch are null. The payload is fully checked once, so a hostile publisher cannot
+        harm the reader of the columns. It is not copied unless it is compressed. A gap has no rows.
 
+        Raises:
+            Corrupt: The payload contradicts its entry.
+
+        Example:
             batch.to_arrow().column("price")        # a pyarrow Array
         """
         if self._arrow is None:
@@ -368,8 +402,13 @@ class Batch:
         return pa.RecordBatch.from_arrays(columns, schema=newest)
 
     def records(self) -> list[Record]:
-        """Its records as objects, at a few million a second; `to_arrow` is far quicker still.
+        """Return the records as objects. `to_arrow` is much faster for large batches.
 
+        Raises:
+            Corrupt: The payload contradicts its entry.
+            BadValue: A value does not fit Python's types, for example a nanosecond timestamp.
+
+        Example:
             for record in batch.records():
                 print(record.seq, record.key, record.value, record.timestamp)
         """
@@ -388,7 +427,7 @@ class Batch:
         try:
             found: list[dict[str, Any]] = columns.to_pylist()
         except (pa.ArrowException, ArithmeticError, ValueError, TypeError, LookupError, ImportError) as error:
-            raise BadValue(f"{self!r} has a value that Python's types can't hold: {error}", "use to_arrow()") from None
+            raise BadValue(f"{self!r} has a value that no type of Python fits: {error}", "use to_arrow()") from None
         return found
 
     def __iter__(self) -> Iterator[Record]:
@@ -403,7 +442,7 @@ class Batch:
 
 
 def _bytes(column: pa.Array) -> Iterable[Any]:
-    """Through numpy: several times faster than to_pylist."""
+    """Convert through numpy, which is several times faster than to_pylist."""
     if column.null_count == len(column):
         return repeat(None)
     found: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
@@ -420,14 +459,14 @@ def _datetime(microseconds: int) -> datetime:
     try:
         return _EPOCH + timedelta(0, 0, microseconds)
     except OverflowError:
-        raise Corrupt(f"a time of {microseconds} us is beyond the years 1 to 9999", "see timestamp_us") from None
+        raise Corrupt(f"the time {microseconds} us is not in the years 1 to 9999", "use timestamp_us") from None
 
 
 class TopicInfo(Topic, frozen=True, kw_only=True):
-    """A topic's settings. `schema` is its newest schema (None: raw records), `schemas` every version by number.
+    """The settings of a topic, with its schemas, its ranges and its table.
 
-    `ranges` tells where it is on disks, oldest first by lane; of very many, the newest. `tier` is its table, if it has
-    one, and how far it is in there.
+    `ranges` has the ranges of each lane on disks, oldest first; of very many, only the newest. `tier` is the table of
+    the topic, with its progress, or None.
     """
 
     versions: TopicSchemas
@@ -441,12 +480,12 @@ class TopicInfo(Topic, frozen=True, kw_only=True):
 
     @property
     def schemas(self) -> dict[int, pa.Schema]:
-        """Every version of the schema, from 1 on; empty for a topic of raw records."""
+        """All versions of the schema, from 1 on; empty for a topic of raw records."""
         return self.versions.all()
 
     @classmethod
-    def told(cls, answer: TopicIs) -> TopicInfo:
-        """What a broker told about a topic."""
+    def of(cls, answer: TopicIs) -> TopicInfo:
+        """Create it from a broker's answer."""
         settings = {name: getattr(answer.topic, name) for name in Topic.__struct_fields__}
         versions = decode_versions(answer.columns, answer.widths)
         return cls(**settings, versions=versions, ranges=answer.ranges, tier=answer.tier)

@@ -1,21 +1,22 @@
-"""The subscriber, sans I/O: it asks brokers for what comes next in a lane and hands on checked batches, in order.
+"""The subscriber, sans I/O: it fetches the next batches of a lane from brokers and delivers checked batches, in order.
 
-Theory of operation. One Fetch is under way at a time; the next one goes out as soon as its answer is here, unless the
-buffer is full, so a reader that keeps up never waits for a round trip. Any broker serves any read: when a link goes,
-or is silent, the same index is asked for elsewhere. An answer counts only if it goes on exactly where the last one
-ended: indices grow, record numbers have no holes but typed gaps, and every payload fits its CRC (which is computed
-when the batch is taken, while the broker sends what follows). Anything else is asked for once more, from another
-broker, and then is an error; a wrong batch is never handed on (P4, P7). After a loss
-of the whole fabric a reader goes on at its index: a LOST gap leads to where the lane goes on.
+Theory of operation. One Fetch is open at a time. The next Fetch is sent as soon as the answer arrives, unless the
+read-ahead buffer is full, so a reader that keeps up never waits for a round trip. Any broker serves any read: if a link
+is lost or silent, the same index is fetched from another broker.
 
-A topic on disks may have a table as well. A broker that offers it (Welcome.tables) reads the table for its clients:
-its answer is like any other. Of other brokers, what they say is TRIMMED is looked for in the table by this client
-itself (`take_table_asks`): the driver reads the table as the store knows it after the brokers said so. Brokers drop
-only what is in the table, so each position comes once; what the table does not have either stays a gap.
+Checks. An answer is accepted only if it continues exactly after the last one: indices grow, seqs have no holes except
+typed gaps, and every payload matches its CRC. The CRC is computed when the batch is taken, while the broker sends the
+next batches. A wrong answer is fetched once more, from another broker, and is then an error. A wrong batch is never
+delivered (P4, P7). After a loss of the whole fabric a reader continues at its index: a LOST gap leads to the position
+where the lane continues.
 
-A store that can't be reached is tried again, by both ways in turn and with growing pauses, for `TABLE_RETRY_S` since
-the first question that failed was asked. Then `failed` is a TierUnavailable, and `retry` begins anew: the position is
-kept.
+Tables. A topic with replicas may have a table as well. A broker that offers it (Welcome.tables) reads the table for its
+clients, and its answers are like any other. For other brokers, the client itself reads TRIMMED positions from the table
+(`take_table_asks`). The driver looks up the table in the store after the broker's answer. Brokers drop only records
+that the table has, so each position appears once. A position that the table does not have either stays a gap.
+
+Retries. If a store does not answer, the reader tries both ways in turn, with growing pauses, for `TABLE_RETRY_S` since
+the first failed request was sent. Then `failed` is a TierUnavailable. `retry` starts again at the same position.
 """
 
 from __future__ import annotations
@@ -62,27 +63,27 @@ _TABLE_BACKOFF_LAST_US = 1_000_000
 _TABLE_TRIES_MIN = 2  # by a broker, and by this client itself
 _LOSSES = frozenset({GapKind.LOST, GapKind.NEVER_DURABLE})
 _AHEAD_MAX = 2 * FETCH_ENTRIES_MAX
-"""Batches and gaps that are fetched ahead: those without a payload are bounded, too."""
+"""Limit of batches and gaps in the read-ahead buffer. It also limits those without a payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderSettings:
-    """How a reader reads.
+    """The settings of a reader.
 
-    `table`: the topic may have a table, and what brokers have no longer is looked for there. `tiered`: it has one, and
-    positions are looked for there, too; `in_table` are the lanes of which it has something. `turn`: where to begin with
-    links.
+    `table`: the topic may have a table; records that brokers no longer have are read from it. `tiered`: the topic has a
+    table; positions are looked up there as well. `in_table`: the lanes with records in the table. `turn`: the first
+    link of the rotation.
     """
 
     silent_after_us: int
     read: str = "durable"
     partitions: list[int] | None = None
-    control: bool = False  # entries of sessions are handed on too
-    stop: int | None = None  # nothing from this index on is asked for
+    control: bool = False  # deliver entries of sessions as well
+    stop: int | None = None  # read only below this index
     wait_ms: int = FETCH_WAIT_MS_DEFAULT
     max_bytes: int = FETCH_BYTES_DEFAULT
     prefetch: int = PREFETCH_FETCHES
-    schemas: TopicSchemas = RAW  # by which batches are read
+    schemas: TopicSchemas = RAW  # to decode batches
     brokers: Mapping[int, int] = field(default_factory=dict)  # region handle -> broker
     turn: int = 0
     table: bool = False
@@ -92,7 +93,7 @@ class ReaderSettings:
 
 @dataclass(slots=True, eq=False)
 class TableAsk:
-    """What a reader of a lane wants of the topic's table: the batches of a span, or where a position is."""
+    """A read of the topic's table for one lane: the batches of a span, or a position."""
 
     core: SubscriberCore
     lane: int
@@ -106,7 +107,7 @@ class TableAsk:
 
 
 class ReadAhead:
-    """Batches and gaps that were fetched and not taken, with the CRCs that their payloads must have."""
+    """The read-ahead buffer: batches and gaps that are not taken yet, with the expected CRCs of their payloads."""
 
     def __init__(self, settings: ReaderSettings) -> None:
         self._bytes_max = (settings.prefetch - 1) * settings.max_bytes
@@ -119,22 +120,22 @@ class ReadAhead:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is less ahead than there may be."""
+        """Whether the buffer is not full."""
         return self._bytes <= self._bytes_max and len(self._batches) < _AHEAD_MAX
 
     @property
     def first(self) -> Batch:
-        """The batch that is taken next."""
+        """The next batch."""
         return self._batches[0]
 
     def put(self, batch: Batch, crc: int | None) -> None:
-        """Add a batch; `crc` is what its payload must have."""
+        """Add a batch. `crc` is the expected CRC of its payload."""
         self._batches.append(batch)
         self._sums.append(crc)
         self._bytes += batch.size
 
     def damaged(self) -> bool:
-        """Whether the payload of the first batch is not the right one."""
+        """Whether the payload of the first batch does not match its CRC."""
         crc = self._sums[0]
         return crc is not None and payload_crc(self._batches[0].payload) != crc
 
@@ -153,80 +154,80 @@ class ReadAhead:
 
 
 class TableAccess:
-    """How a reader gets at its topic's table: the question under way, the way that is open, and what failed."""
+    """A reader's access to its topic's table: the open read, the way to the table, and failures."""
 
     def __init__(self, settings: ReaderSettings) -> None:
         self._possible = settings.table
-        self.resolves = settings.tiered  # the position that is looked for may be in the table
+        self.resolves = settings.tiered  # the table may have the start position
         self._ask: TableAsk | None = None
-        self._taken = False  # the driver has the question
-        self._offered = False  # the broker that was connected last reads tables for its clients
-        self._direct = False  # this client reads the table itself, although brokers would
-        self.through_broker = False  # the Fetch under way asks for records of the table, too
-        self.trouble: EmbarcaderoError | None = None  # why the table did not answer when it was last asked
+        self._taken = False  # the driver has taken the read
+        self._offered = False  # the broker of the newest connection reads tables for its clients
+        self._direct = False  # this client reads the table itself, although brokers offer it
+        self.through_broker = False  # the open Fetch asks for records of the table as well
+        self.trouble: EmbarcaderoError | None = None  # the error of the last read of the table
         self._broker_trouble: EmbarcaderoError | None = None  # why a broker could not read the table
-        self._failures, self._failing_us = 0, 0  # in a row, and since when
-        self._asked_us: int | None = None  # when the table was asked; None: it has answered since
+        self._failures, self._failing_us = 0, 0  # consecutive failures, and the time of the first
+        self._asked_us: int | None = None  # when the table was last asked; None: it has answered
 
-    # --- the question ---
+    # --- the open read ---
     @property
     def asked(self) -> bool:
-        """Whether a question is under way."""
+        """Whether a read is open."""
         return self._ask is not None
 
     def ask(self, question: TableAsk) -> None:
-        """Have the driver look into the table."""
+        """Queue a read of the table for the driver."""
         self._ask, self._taken = question, False
 
     def take(self) -> list[TableAsk]:
-        """What is to be asked of the table, once."""
+        """Take the read that the driver must do. Each is returned once."""
         if self._ask is None or self._taken:
             return []
         self._taken = True
         return [self._ask]
 
     def waits_for(self, ask: TableAsk) -> bool:
-        """Whether an answer is still waited for."""
+        """Whether this read is still open."""
         return self._ask is ask
 
     def drop(self) -> None:
-        """An answer that still comes changes nothing."""
+        """Close the read. A later answer is ignored."""
         self._ask = None
 
-    def sought(self) -> None:
-        """The reader goes on elsewhere."""
+    def on_seek(self) -> None:
+        """Note that the reader continues at another position."""
         self.resolves = self._possible
         self._failures = 0
 
     def resolved(self) -> None:
-        """The position is known, or brokers know it."""
+        """Note that the start position is known, or that brokers know it."""
         self._ask, self.resolves = None, False
 
-    # --- the way ---
+    # --- the way: through a broker, or by this client ---
     def connected(self, link: Link) -> None:
         """A connection is ready for use."""
         self._offered = link.tables
 
     def begins(self, now_us: int) -> None:
-        """The reader asks for something."""
+        """Note the time of a request."""
         self._asked_us = now_us
 
     def fetches(self, link: Link) -> bool:
-        """Whether a Fetch on a link asks for records of the table, too."""
+        """Choose and return whether a Fetch on a link asks for records of the table as well."""
         self.through_broker = self._possible and link.tables and not self._direct
         return self.through_broker
 
     def reads_itself(self) -> bool:
-        """Whether this client looks into the table for what brokers say is trimmed."""
+        """Whether this client reads TRIMMED positions from the table itself."""
         return self._possible and not self.through_broker
 
     # --- failures ---
     def broker_failed(self, error: EmbarcaderoError) -> None:
-        """A broker could not read the table: the client tries."""
+        """Note that a broker could not read the table: the client tries next."""
         self._broker_trouble, self._direct = error, True
 
     def client_failed(self, ask: TableAsk, error: EmbarcaderoError, links: list[Link]) -> tuple[EmbarcaderoError, bool]:
-        """This client can't read the table, now or at all; a broker may. The error, and whether it is final."""
+        """Note that this client cannot read the table; a broker may. Return the error, and whether it is final."""
         self._ask = None
         trouble = self._broker_trouble
         offered = any(link.tables for link in links) or (self._offered and not links)
@@ -234,12 +235,12 @@ class TableAccess:
         if isinstance(error, Retriable | OutcomeUnknown | TooMany):
             return error, False
         if ask.by == "span" and offered and (trouble is None or isinstance(trouble, Retriable)):
-            return trouble or error, False  # brokers were not asked yet, or may be able to later
+            return trouble or error, False  # brokers were not asked yet, or may succeed later
         damaged = isinstance(error, NotAvailable) and isinstance(trouble, Corrupt)
         return trouble if damaged and trouble is not None else error, True
 
     def failed(self, error: EmbarcaderoError, now_us: int) -> int | None:
-        """The table could not be read: until when to wait, a little longer each time. None: report it."""
+        """Note a failure. Return the end of a growing back-off. None: report the error."""
         self.trouble = error
         self._failures += 1
         if self._failures == 1:
@@ -250,24 +251,24 @@ class TableAccess:
         return now_us + min(_TABLE_BACKOFF_LAST_US, _TABLE_BACKOFF_FIRST_US << min(self._failures - 1, 16))
 
     def works(self) -> None:
-        """The table was read, or is not needed any more."""
+        """Note that the table was read, or is not needed any more."""
         self._failures = 0
         self.trouble = self._broker_trouble = self._asked_us = None
 
     def try_again(self) -> None:
-        """Begin anew after a failure was reported."""
+        """Count failures from zero, after a failure was reported."""
         self._failures = 0
 
     @property
     def deadline_us(self) -> int | None:
-        """How long a broker that reads the table is waited for, once the store could not be reached. None: any time."""
+        """Until when to wait for a broker that reads the table, after the store did not answer. None: no limit."""
         if not self.through_broker or not self._failures or not isinstance(self.trouble, TierUnavailable):
             return None
         return self._failing_us + int(TABLE_RETRY_S * 1e6)
 
 
 class SubscriberCore(FetchCore):
-    """One reader of one lane. `owner`: whom answers belong to, if not to this core itself."""
+    """A reader of one lane. `owner` gets the answers; by default this core."""
 
     def __init__(
         self, settings: ReaderSettings, lane: int, start: Lookup = FIRST_INDEX, owner: object | None = None
@@ -280,29 +281,29 @@ class SubscriberCore(FetchCore):
         self._ahead = ReadAhead(settings)
         self.failed: EmbarcaderoError | None = None
         self.paused = False
-        self.ended = False  # the lane is closed, and its end was handed on
+        self.ended = False  # the lane is closed, and its end was delivered
         self._by, self._next = start
-        self._next_seq: int | None = None  # seq at which the next batch must begin, where that is known
-        self._confirmed = False  # the cluster itself has led us to `_next`
-        self._taken = start.value if start.by == "index" else 0  # everything below was taken, or is not wanted
-        self._failed_fetches = 0  # in a row
-        self._suspect_position: Lookup | None = None  # an answer for this position could not be right
+        self._next_seq: int | None = None  # expected seq of the next batch, if known
+        self._confirmed = False  # an answer of the cluster has led to `_next`
+        self._taken = start.value if start.by == "index" else 0  # all batches below were taken, or are not wanted
+        self._failed_fetches = 0  # consecutive failures
+        self._suspect_position: Lookup | None = None  # an answer for this position was wrong
 
-    # --- what the driver asks for ---
+    # --- for the driver ---
     @property
     def position(self) -> int | None:
-        """Index of the next batch to be taken; None while the cluster has not yet said where we are."""
+        """Index of the next batch; None while it is not known."""
         if self._ahead:
-            return max(self._taken, self._ahead.first.index)  # a gap may begin below what was taken: that is lost
+            return max(self._taken, self._ahead.first.index)  # a gap of lost batches may begin below `_taken`
         return self._next if self._by == "index" else None
 
     @property
     def ready(self) -> int:
-        """How many batches (and gaps) can be taken now."""
+        """Number of batches (and gaps) that can be taken now."""
         return len(self._ahead)
 
     def take_batches(self, most: int, now_us: int) -> list[Batch]:
-        """Up to `most` batches (and gaps) in order. When it gives none, `failed` tells whether there will be more."""
+        """Take up to `most` batches (and gaps), in order. If there are none, `failed` may have the reason."""
         taken: list[Batch] = []
         while self._ahead and len(taken) < most:
             if self._ahead.damaged():
@@ -316,32 +317,32 @@ class SubscriberCore(FetchCore):
         return taken
 
     def _damaged(self, batch: Batch) -> None:
-        """A payload is wrong: what was fetched from there on is asked for once more."""
+        """A payload is wrong: fetch again from there on."""
         self._drop_ahead()
         self._by, self._next, self._next_seq, self.ended = "index", batch.index, batch.seq, False
         self._suspect(
             ChecksumMismatch(
-                f"the payload at index {batch.index} of lane {self.lane} is damaged",
-                "it was asked for twice; seek past it to go on",
+                f"the payload at index {batch.index} of lane {self.lane} does not match its checksum",
+                "it was fetched twice; seek past it to continue",
             )
         )
 
     def _drop_ahead(self) -> None:
-        """Drop what was fetched, and what is on its way."""
+        """Drop the read-ahead buffer, and ignore the answers to open requests."""
         self._ahead.clear()
         self._request.end()
         self._table.drop()
 
     def positions(self) -> dict[int, int | None]:
-        """By lane: index of the next batch to be taken."""
+        """Return, by lane, the index of the next batch."""
         return {self.lane: self.position}
 
     def seek(self, by: str, value: int, now_us: int, lane: int | None = None) -> None:
-        """Go on elsewhere: by "index", "seq", "time", "earliest" or "latest". What was fetched ahead is dropped."""
+        """Continue at another "index", "seq" or "time", or at "earliest" or "latest". Drop the read-ahead buffer."""
         if lane not in (None, self.lane):
-            raise BadValue(f"lane {lane} is not a lane of this topic", f"its lane is {self.lane}")
+            raise BadValue(f"lane {lane} is not a lane of this topic", f"use {self.lane}, or no lane")
         self.ended = False
-        self._table.sought()
+        self._table.on_seek()
         self._by, self._next, self._next_seq, self._confirmed = by, value, None, False
         self._taken = value if by == "index" else 0
         self._drop_ahead()
@@ -351,15 +352,15 @@ class SubscriberCore(FetchCore):
         self._pump(now_us)
 
     def pause(self) -> None:
-        """Ask for nothing more. What is on its way is kept for later."""
+        """Stop fetching. The answer to the open Fetch is kept for later."""
         self.paused = True
 
     def resume(self, now_us: int) -> None:
-        """Go on where we paused."""
+        """Continue after `pause`, at the same position."""
         self.paused = False
         self._pump(now_us)
 
-    # --- what the connections tell ---
+    # --- events of connections ---
     def on_connected(self, link: Link, now_us: int) -> None:
         """A connection is ready for use."""
         self._request.connected(link)
@@ -367,19 +368,19 @@ class SubscriberCore(FetchCore):
         self._pump(now_us)
 
     def on_disconnected(self, conn: int, now_us: int) -> None:
-        """A connection is gone; its answer is asked for elsewhere."""
+        """A connection was lost: send its request to another broker."""
         self._output.pop(conn, None)
         self._request.disconnected(conn)
         self._pump(now_us)
 
     def on_control(self, conn: int, request: int, message: AnyMessage, now_us: int) -> None:
-        """A Failed for our Fetch, or a Pong."""
+        """Handle a Failed for the open Fetch, or a Pong."""
         self._request.heard(conn, now_us)
         if not self._request.answered_by(conn, request) or not isinstance(message, Failed):
             return
         self._request.end()
         error = from_wire(message.code, message.message, message.hint)
-        recovering = isinstance(error, FuturePosition) and self._confirmed  # we were there: it has to be found again
+        recovering = isinstance(error, FuturePosition) and self._confirmed  # it existed before: recovery will find it
         if self._table.through_broker and isinstance(error, TierUnavailable | BadTable | NotAvailable):
             self._table.broker_failed(error)
             self._table_failed(error, now_us)
@@ -392,7 +393,7 @@ class SubscriberCore(FetchCore):
         self._pump(now_us)
 
     def on_fetched(self, conn: int, event: FetchedReceived, now_us: int) -> None:
-        """The answer to a Fetch; one that we no longer wait for is ignored."""
+        """Handle the answer to the open Fetch. Other answers are ignored."""
         self._request.heard(conn, now_us)
         if not self._request.answered_by(conn, event.request):
             return
@@ -400,7 +401,7 @@ class SubscriberCore(FetchCore):
         try:
             self._take(event)
             self._failed_fetches = 0
-            if not self._table.asked and (self._table.through_broker or event.payloads):  # read, or not needed any more
+            if not self._table.asked and (self._table.through_broker or event.payloads):  # was read, or is not needed
                 self._table_works()
             if not event.payloads:
                 self._suspect_position = None
@@ -410,7 +411,7 @@ class SubscriberCore(FetchCore):
 
     # --- time ---
     def on_timer(self, now_us: int) -> None:
-        """Do what is due; calling it early is harmless."""
+        """Do everything that is due. An early call does nothing."""
         if (overdue := self._request.overdue(now_us)) is not None:
             self._judge(*overdue, self._owner, now_us)
         if (deadline_us := self._table_deadline_us) is not None and now_us >= deadline_us:
@@ -420,7 +421,7 @@ class SubscriberCore(FetchCore):
         self._pump(now_us)
 
     def next_timer_us(self) -> int | None:
-        """When `on_timer` has something to do, unless something else happens before."""
+        """Return when `on_timer` must run, if no other event comes first."""
         if (silence_us := self._request.silence_us) is not None:
             return min(silence_us, self._table_deadline_us or silence_us)
         return self._request.back_off_us
@@ -431,7 +432,7 @@ class SubscriberCore(FetchCore):
 
     # --- asking ---
     def _pump(self, now_us: int) -> None:
-        """Ask for more unless that is under way, or there is enough, or asking makes no sense."""
+        """Send the next request, unless one is open, the buffer is full, or the reader is at its end."""
         if not self._request.may_begin(now_us) or self._table.asked or not self.has_room or self.ended:
             return
         if self.failed is not None or self.paused or self._at_stop:
@@ -446,7 +447,7 @@ class SubscriberCore(FetchCore):
             by=self._by,
             start=self._next,
             max_bytes=settings.max_bytes,
-            # "latest" is asked without waiting: it is then an index, and a lost link can't make it a later one
+            # "latest" does not wait: the answer fixes the index, so that a lost link cannot move it
             wait_ms=0 if self._by == "latest" else settings.wait_ms,
             partitions=settings.partitions,
             read=settings.read,
@@ -460,12 +461,12 @@ class SubscriberCore(FetchCore):
 
     @property
     def has_room(self) -> bool:
-        """Whether there is less ahead than there may be."""
+        """Whether the read-ahead buffer is not full."""
         return self._ahead.has_room
 
     @property
     def trouble(self) -> EmbarcaderoError | None:
-        """Why the topic's table could not be read when it was last asked."""
+        """The last error of the topic's table, until the table can be read again."""
         return self._table.trouble
 
     @property
@@ -473,13 +474,13 @@ class SubscriberCore(FetchCore):
         return self._settings.stop is not None and self._by == "index" and self._next >= self._settings.stop
 
     def _fetch_failed(self, now_us: int) -> None:
-        """This broker can't answer now: wait a little longer each time, and ask the next one."""
+        """A broker cannot answer now: back off with growing pauses, and ask the next broker."""
         wait_us = min(_BACKOFF_LAST_US, _BACKOFF_FIRST_US << min(self._failed_fetches, 16))
         self._failed_fetches += 1
         self._request.back_off(now_us + wait_us)
 
     def _suspect(self, error: EmbarcaderoError) -> None:
-        """An answer that can't be right is asked for once more, from another broker; then it is an error."""
+        """Fetch once more from another broker after a wrong answer. The second wrong answer is an error."""
         self._request.ask_elsewhere()
         position = Lookup(self._by, self._next)
         if self._suspect_position == position:
@@ -488,7 +489,7 @@ class SubscriberCore(FetchCore):
 
     # --- checking ---
     def _take(self, event: FetchedReceived) -> None:
-        """Hand on what goes on from where we are. On an error, what came before it has been handed on."""
+        """Check and buffer an answer. After an error, the batches before it are in the buffer."""
         if event.gap is not None:
             self._take_gap(event.gap)
         for fields, payload in zip(event.entries.tolist(), event.payloads, strict=True):
@@ -500,19 +501,21 @@ class SubscriberCore(FetchCore):
             self._put(Batch.of_entry(self.lane, entry, payload, self._settings.brokers, self._settings.schemas), crc)
             self._by, self._next, self._next_seq = "index", entry.index + 1, entry.seq + entry.count
         if self._table.asked:
-            return  # it goes on behind what the table has
+            return  # the lane continues after the table's part
         if self._by == "index" and event.next_index < self._next:
-            raise BadFrame(f"a broker goes back from index {self._next} to {event.next_index}", "report it: a bug")
+            problem = f"a broker went back from index {self._next} to {event.next_index}"
+            raise BadFrame(problem, "report it: this is a bug")
         if self._by == "time" and event.next_index == event.tail_index:
-            return  # that time has not come in this log: ask for it again, so that nothing older slips in
+            return  # no batch has this time yet: keep asking by time, so that no older batch is delivered
         self._by, self._next, self._confirmed = "index", event.next_index, True
 
     def _take_gap(self, gap: Gap) -> None:
-        """A typed hole. One that begins below our position tells that what was read there is lost."""
-        filtered = self._settings.partitions is not None  # then, what is before the gap may be left out
+        """Check and buffer a gap. A gap that begins below the position reports that batches read there are lost."""
+        filtered = self._settings.partitions is not None  # then batches before the gap may be left out
         jumps = gap.start > self._next and not filtered and gap.kind not in _LOSSES  # or be entries of sessions
         if self._by == "index" and (jumps or (gap.start < self._next and not self._may_lose(gap))):
-            raise BadFrame(f"a gap at index {gap.start} where {self._next} comes next", "report it: this is a bug")
+            problem = f"a broker sent a gap at index {gap.start}, and index {self._next} comes next"
+            raise BadFrame(problem, "report it: this is a bug")
         if gap.kind is GapKind.TRIMMED and self._table.reads_itself():
             if self._by != "index" or gap.start != self._next:
                 self._next_seq = None
@@ -525,24 +528,25 @@ class SubscriberCore(FetchCore):
         self._by, self._next, self._next_seq = "index", gap.stop, None
 
     def _may_lose(self, gap: Gap) -> bool:
-        """Whether what is below our position may be gone: what is ordered and not durable goes with the fabric."""
+        """Whether batches below the position may be lost: batches that are not durable are lost with the fabric."""
         if gap.kind in _LOSSES:
             return gap.stop > self._next
         return gap.kind is GapKind.END_OF_LANE and self._settings.read == "ordered"
 
     def _check(self, entry: OrderEntry) -> None:
         if entry.kind != EntryKind.BATCH and (entry.count or entry.size):
-            raise BadFrame(f"entry {entry.index} of kind {entry.kind} has records", "only batches have: report it")
+            problem = f"entry {entry.index} of kind {entry.kind} has records, and only batches may have records"
+            raise BadFrame(problem, "report it: this is a bug")
         if self._by == "index" and entry.index < self._next:
-            raise BadFrame(f"index {entry.index} was served where {self._next} comes next", "report it: this is a bug")
+            problem = f"a broker served index {entry.index}, and index {self._next} comes next"
+            raise BadFrame(problem, "report it: this is a bug")
         whole = self._settings.partitions is None
         if self._settings.control and whole and self._by == "index" and entry.index > self._next:
-            raise BadFrame(f"index {entry.index} was served, {self._next} was left out", "report it: this is a bug")
+            problem = f"a broker served index {entry.index} and left out index {self._next}"
+            raise BadFrame(problem, "report it: this is a bug")
         if whole and self._next_seq is not None and entry.seq != self._next_seq:
-            raise BadFrame(
-                f"index {entry.index} begins at seq {entry.seq} where {self._next_seq} comes next",
-                "report it: this is a bug",
-            )
+            problem = f"the batch at index {entry.index} begins at seq {entry.seq}, and seq {self._next_seq} comes next"
+            raise BadFrame(problem, "report it: this is a bug")
 
     def _put(self, batch: Batch, crc: int | None = None) -> None:
         self._ahead.put(batch, crc)
@@ -556,15 +560,15 @@ class SubscriberCore(FetchCore):
         )
 
     def take_table_asks(self) -> list[TableAsk]:
-        """What is to be asked of the table, once."""
+        """Take the read of the table that the driver must do. Each is returned once."""
         return self._table.take()
 
     def wants(self, ask: TableAsk) -> bool:
-        """Whether an answer is still waited for."""
+        """Whether this read is still open."""
         return self._table.waits_for(ask)
 
     def on_table_position(self, ask: TableAsk, index: int | None, now_us: int) -> None:
-        """Where the position is that was asked for; None: brokers know better."""
+        """Take the index of a position. None: brokers know it."""
         if not self.wants(ask):
             return
         self._table.resolved()
@@ -573,7 +577,7 @@ class SubscriberCore(FetchCore):
         self._pump(now_us)
 
     def on_table_batches(self, ask: TableAsk, batches: Iterable[Batch]) -> None:
-        """Batches and gaps out of the table, which go on from where we are."""
+        """Check and buffer batches and gaps from the table."""
         if not self.wants(ask):
             return
         for batch in batches:
@@ -583,9 +587,9 @@ class SubscriberCore(FetchCore):
             ):
                 self._table.drop()
                 self.failed = Corrupt(
-                    f"the table of lane {self.lane} has {batch!r} where index {self._next}, seq {self._next_seq} "
+                    f"the table of lane {self.lane} has {batch!r}, and index {self._next}, seq {self._next_seq} "
                     "comes next",
-                    "look at the table: somebody else has written to it",
+                    "check the table: another program has written to it",
                 )
                 return
             self._put(batch)
@@ -594,7 +598,7 @@ class SubscriberCore(FetchCore):
         self._table_works()
 
     def on_table_end(self, ask: TableAsk, reached: int, now_us: int) -> None:
-        """The table has no more of the span: what is from `reached` on is nowhere any more."""
+        """End a read of a span: positions from `reached` on exist neither in the table nor at brokers."""
         if not self.wants(ask):
             return
         self._table.drop()
@@ -606,7 +610,7 @@ class SubscriberCore(FetchCore):
         self._pump(now_us)
 
     def on_table_failed(self, ask: TableAsk, error: EmbarcaderoError, now_us: int) -> None:
-        """This client can't read the table: now, or at all. A broker may be able to."""
+        """This client cannot read the table, now or permanently. A broker may succeed."""
         if not self.wants(ask):
             return
         reason, final = self._table.client_failed(ask, error, self._request.links())
@@ -616,7 +620,7 @@ class SubscriberCore(FetchCore):
             self._table_failed(reason, now_us)
 
     def _table_failed(self, error: EmbarcaderoError, now_us: int) -> None:
-        """The table could not be read: wait, then report it."""
+        """Back off after a failed read of the table, or report the error."""
         until_us = self._table.failed(error, now_us)
         if until_us is None:
             self.failed = error
@@ -628,7 +632,7 @@ class SubscriberCore(FetchCore):
         self._table.works()
 
     def retry(self, now_us: int) -> None:
-        """Go on at the same position after a store could not be reached. Other failures are final."""
+        """Continue at the same position after a store did not answer. Other failures are final."""
         if isinstance(self.failed, TierUnavailable):
             self.failed = None
             self._table.try_again()

@@ -1,4 +1,4 @@
-"""Configuration: `embarcadero.yaml` < environment < flags. table.py declares every key; all else follows from it."""
+"""Configuration: `embarcadero.yaml` < environment < flags. table.py declares every key."""
 
 from embarcadero.config.sources import load
 from embarcadero.config.table import DEFAULTS, Config, FabricSizes

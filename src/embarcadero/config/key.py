@@ -1,7 +1,7 @@
-"""What a key is: how its value is written, read, checked and shown. Sections are declared with these, in table.py.
+"""Keys: how their values are written, read, checked and shown. table.py declares the sections with these functions.
 
-Values are written as people write them: `16MiB`, `256 MB`, `30s`, `2h`, `80%`. A plain number is in the key's own unit.
-A section is a frozen struct; each field carries a `Rule` in its annotation, and its default is the key's default:
+Values are written as `16MiB`, `256 MB`, `30s`, `2h` or `80%`. A plain number is in the key's own unit. A section is a
+frozen struct. Each field has a `Rule` in its annotation, and its default is the key's default:
 
     credit_bytes: Annotated[int, size("Bytes that ...", 64 * KIB, GIB)] = limits.CREDIT_BYTES
 """
@@ -28,7 +28,7 @@ _QUANTITY = re.compile(r"([-+]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*
 
 
 class BadQuantity(ValueError):
-    """A value that can't be read: what is wrong, and what would be right."""
+    """A value is not valid. `what` states the problem, `right` states what is valid."""
 
     def __init__(self, what: str, right: str) -> None:
         super().__init__(f"{what}: {right}")
@@ -36,16 +36,16 @@ class BadQuantity(ValueError):
 
 
 def quantity(text: str, units: Mapping[str, float], own: float, example: str) -> float:
-    """A number with one of `units`, in units of `own`; without a unit it is taken as it is."""
+    """Parse a number with one of `units`, and convert it to `own`. Without a unit it is in `own` already."""
     found = _QUANTITY.fullmatch(text.strip())
     if found is None:
-        raise BadQuantity(f"{text!r} is no number", f"write one such as {example}")
+        raise BadQuantity(f"{text!r} is not a number", f"write a number such as {example}")
     number, unit = float(found[1].replace("_", "")), found[2]
     if unit:
         by_lower = {name.lower(): factor for name, factor in units.items()}
         if unit.lower() not in by_lower:
-            known = f"use {', '.join(units)}" if units else "it takes a plain number"
-            raise BadQuantity(f"{unit!r} is no unit here", f"{known}, such as {example}")
+            known = f"use {', '.join(units)}" if units else "write a plain number"
+            raise BadQuantity(f"{unit!r} is not a unit of this key", f"{known}, such as {example}")
         number = number * by_lower[unit.lower()] / own
     if not math.isfinite(number):
         raise BadQuantity(f"{text!r} is too large", f"write a number such as {example}")
@@ -53,14 +53,15 @@ def quantity(text: str, units: Mapping[str, float], own: float, example: str) ->
 
 
 def whole(number: float, text: str, unit: str) -> int:
-    """A number that must have no fraction; rounding errors of unit changes are not the user's."""
+    """Check that a number has no fraction. Rounding errors of unit conversions are ignored."""
     if abs(number - round(number)) > 1e-9 * max(1.0, abs(number)):
-        raise BadQuantity(f"{text!r} is not whole", f"write whole {unit}" if unit else "write a whole number")
+        right = f"write a whole number of {unit}" if unit else "write a whole number"
+        raise BadQuantity(f"{text!r} is not a whole number", right)
     return round(number)
 
 
 def yes_or_no(text: str) -> bool:
-    """`true` or `false`, and the usual other words for them."""
+    """Parse `true` or `false`, or the usual other words for them."""
     lower = text.strip().lower()
     if lower in {"true", "yes", "on", "1"}:
         return True
@@ -70,17 +71,17 @@ def yes_or_no(text: str) -> bool:
 
 
 def absolute(text: str) -> str:
-    """A path from the root on, without space around it; `~` is the user's home. Nothing stays nothing."""
+    """Make a path absolute, without surrounding space. `~` is the user's home. An empty text stays empty."""
     text = text.strip()
     try:
         found = str(Path(text).expanduser().absolute()) if text else ""
         return found if found == found.strip() else absolute(found)  # a name that ends in space, before a last slash
     except RuntimeError:
-        raise BadQuantity(f"{text!r} begins with the home of nobody", "write ~/ for your own") from None
+        raise BadQuantity(f"{text!r} begins with the home of an unknown user", "write ~/ for your own home") from None
 
 
 def show_bytes(value: int) -> str:
-    """Bytes in the largest unit that fits evenly: `16 MiB`."""
+    """Show bytes in the largest unit without a fraction: `16 MiB`."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if value and value % BYTES[unit] == 0:
             return f"{value // BYTES[unit]} {unit}"
@@ -94,7 +95,7 @@ PREFIX: Final = "EMBARCADERO_"
 
 
 class Kind(Enum):
-    """How a value is written."""
+    """The kind of a value."""
 
     TEXT = "text"
     PATH = "path"
@@ -110,25 +111,25 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """All about a key but its name and default."""
+    """The facts of a key, except its name and default."""
 
     kind: Kind
     meaning: str
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
-    numbers: tuple[tuple[str, int], ...] = ()  # choices of a number that are words, and what they stand for
+    numbers: tuple[tuple[str, int], ...] = ()  # choices that are words for numbers
     power_of_two: bool = False
-    fixed: str = ""  # why it can't be changed; empty for keys that can be set
+    fixed: str = ""  # why it cannot be changed; empty for keys that can be set
     variable: str = ""  # a second, shorter environment variable
-    secret: bool = False  # values are masked wherever they are shown, and kept in a file of their own
-    default_text: str = ""  # where the default is more than a value
-    stands_for: tuple[str, ...] = ()  # names that the first designs gave it
+    secret: bool = False  # values are masked in all output, and kept in a separate file
+    default_text: str = ""  # describes a default that is not a plain value
+    stands_for: tuple[str, ...] = ()  # its names in the first designs
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of the configuration."""
+    """A key of the configuration."""
 
     section: str
     name: str
@@ -141,7 +142,7 @@ class Key:
 
     @property
     def variables(self) -> list[str]:
-        """Its environment variables; the first wins."""
+        """Its environment variables. The first one takes precedence."""
         own = f"{PREFIX}{self.section}_{self.name}".upper()
         return [own, self.rule.variable] if self.rule.variable else [own]
 
@@ -152,7 +153,7 @@ class Key:
 
     @property
     def range(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values, for people."""
         rule = self.rule
         if rule.fixed:
             return "fixed"
@@ -166,7 +167,7 @@ class Key:
         return f"{self._number(rule.least)} to {self._number(rule.most)}{two}"
 
     def show(self, value: Any) -> str:
-        """A value as people read it; reading it again gives the same value."""
+        """Show a value for people. `read` of the result returns the same value."""
         if isinstance(value, bool):
             return str(value).lower()
         if isinstance(value, list):
@@ -181,10 +182,10 @@ class Key:
 
     # reading
     def read(self, text: str | list[str]) -> Value:
-        """The value that a text stands for. Raises BadQuantity."""
+        """Parse and check a value. Raises BadQuantity."""
         if isinstance(text, list):
             if self.rule.kind is not Kind.LIST:
-                raise BadQuantity("is a list", "write a single value")
+                raise BadQuantity("is a list, not a single value", "write a single value")
             return [part.strip() for part in text]
         match self.rule.kind:
             case Kind.TEXT:
@@ -200,10 +201,10 @@ class Key:
         return self._checked(text)
 
     def _choice(self, text: str) -> str | int:
-        if not text and self.default == "":  # none is chosen: `default_text` says what that means
+        if not text and self.default == "":  # no choice: `default_text` describes the default
             return text
         if text.lower() not in self.rule.choices:
-            raise BadQuantity(f"{text!r} does not exist", f"use {' or '.join(self.rule.choices)}")
+            raise BadQuantity(f"{text!r} is not a choice of this key", f"use {' or '.join(self.rule.choices)}")
         number = dict(self.rule.numbers).get(text.lower(), text)
         return int(number) if self.integral else text.lower()
 
@@ -218,62 +219,63 @@ class Key:
         number = quantity(text, *units.get(rule.kind, ({}, 1, str(self.default))))
         value = whole(number, text, self.unit) if self.integral else number
         if rule.fixed and value != self.default:
-            raise BadQuantity(f"{text!r} can't be set", f"it is {self._number(self.default)}: {rule.fixed}")
+            right = f"it is always {self._number(self.default)}: {rule.fixed}"
+            raise BadQuantity(f"the value {text!r} cannot be set", right)
         if rule.least is not None and rule.most is not None and not rule.least <= value <= rule.most:
             raise BadQuantity(f"{self._number(value)} is out of range", f"use {self.range}")
         if rule.power_of_two and int(value) & (int(value) - 1):
             below = 1 << (int(value).bit_length() - 1)
             near = f"{self._number(below)} or {self._number(2 * below)}"
-            raise BadQuantity(f"{text!r} is no power of two", f"it must be a power of two: use {near}")
+            raise BadQuantity(f"{text!r} is not a power of two", f"use {near}")
         return value
 
 
-# --- rules, by what they are for ---
+# --- rules, by kind ---
 def size(meaning: str, least: int, most: int, **more: Any) -> Rule:
-    """Bytes."""
+    """Declare a number of bytes."""
     return Rule(kind=Kind.SIZE, meaning=meaning, least=least, most=most, **more)
 
 
 def count(meaning: str, least: int, most: int, **more: Any) -> Rule:
-    """A whole number."""
+    """Declare a whole number."""
     return Rule(kind=Kind.COUNT, meaning=meaning, least=least, most=most, **more)
 
 
 def seconds(meaning: str, least: float, most: float, **more: Any) -> Rule:
-    """A time for people and networks."""
+    """Declare a time in seconds."""
     return Rule(kind=Kind.SECONDS, meaning=meaning, least=least, most=most, **more)
 
 
 def milliseconds(meaning: str, least: float, most: float, **more: Any) -> Rule:
-    """A short time."""
+    """Declare a time in milliseconds."""
     return Rule(kind=Kind.MILLISECONDS, meaning=meaning, least=least, most=most, **more)
 
 
 def share(meaning: str, least: float, most: float, **more: Any) -> Rule:
-    """A part of a whole, 0 to 1."""
+    """Declare a share, 0 to 1."""
     return Rule(kind=Kind.SHARE, meaning=meaning, least=least, most=most, **more)
 
 
 def text(meaning: str, **more: Any) -> Rule:
-    """Any text."""
+    """Declare a text."""
     return Rule(kind=Kind.TEXT, meaning=meaning, **more)
 
 
 def path(meaning: str, **more: Any) -> Rule:
-    """A file or folder; in a file, relative to that file's folder."""
+    """Declare a file or folder. In a configuration file it is relative to that file's folder."""
     return Rule(kind=Kind.PATH, meaning=meaning, **more)
 
 
 def flag(meaning: str, **more: Any) -> Rule:
-    """true or false."""
+    """Declare a flag: true or false."""
     return Rule(kind=Kind.FLAG, meaning=meaning, **more)
 
 
 def choice(meaning: str, *choices: str, **more: Any) -> Rule:
-    """One of a few words."""
+    """Declare a choice of words."""
     return Rule(kind=Kind.CHOICE, meaning=meaning, choices=choices, **more)
 
 
 def several(meaning: str, **more: Any) -> Rule:
-    """Texts, with commas or as a list."""
+    """Declare a list of texts. They are written with commas or as a list."""
     return Rule(kind=Kind.LIST, meaning=meaning, **more)

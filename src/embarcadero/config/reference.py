@@ -1,4 +1,4 @@
-"""The reference page and the example file, made from the table of keys."""
+"""The reference page and the example file, generated from the table of keys."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from embarcadero.config.table import GONE, KEYS, RELATIONS, SECTIONS, STANDS_FOR
 _INTRODUCTION = """\
 # Configuration
 
-This page is made by `embarcadero config reference`; a test keeps it true.
+`embarcadero config reference` prints this page, and a test compares the two.
 
-Values come from `embarcadero.yaml`, then from the environment, then from options of the command line; the later one
-wins. The file is the one named by `--config` (`config=` in Python), else by `$EMBARCADERO_CONFIG`, else
-`./embarcadero.yaml`, else `~/.config/embarcadero/embarcadero.yaml`. A Python program reads a file only if `config=` or
-`$EMBARCADERO_CONFIG` names one; the environment always counts.
+Values come from `embarcadero.yaml`, from the environment, and from options of the command line. A
+later source takes precedence. The file is the first of these:
+
+1. the file in `--config` (`config=` in Python),
+2. the file in `$EMBARCADERO_CONFIG`,
+3. `./embarcadero.yaml`, for the command line only,
+4. `~/.config/embarcadero/embarcadero.yaml`, for the command line only.
+
+The environment always applies.
 
 ```yaml
 # embarcadero.yaml
@@ -30,8 +35,8 @@ client:
   linger_ms: 5
 ```
 
-    embarcadero config check              # every problem with its place: file and line, variable, option
-    embarcadero config show               # every value and where it came from
+    embarcadero config check              # every problem, with its file and line, variable or option
+    embarcadero config show               # every value and its origin
     embarcadero config example            # a file with every key, commented out
     embarcadero up --config embarcadero.yaml
 
@@ -42,33 +47,44 @@ with emb.local(config="embarcadero.yaml") as log:      # emb.connect(config=...)
     log.create_topic("orders")
 ```
 
-A plain number is in the unit that the table names. Sizes may be written with B, KB, MB, GB, TB (powers of 1000) or KiB,
-MiB, GiB, TiB (powers of 1024); times with us, ms, s, min, h, d; shares as `0.8` or `80%`. Paths in a file are relative
-to that file's folder. Processes that `up` starts get the configuration of `up`, through `cluster.json` in the cluster's
-folder; `embarcadero node` lets its own file and environment win over that, except for the sizes of the fabric.
+A plain number is in the unit of the table. Other units can be written:
 
-By default nothing listens on the network: brokers and metrics are on 127.0.0.1. To serve others, set `broker.host` to
-an address of this machine; or to `0.0.0.0` together with `broker.advertised_host`, the address that clients are told.
+| kind | units |
+| --- | --- |
+| sizes | B, KB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024) |
+| times | us, ms, s, min, h, d |
+| shares | `0.8` or `80%` |
+
+Paths in a file are relative to that file's folder.
+
+Processes that `up` starts get the configuration of `up`, through `cluster.json` in the cluster's
+folder. For `embarcadero node`, its own file and environment take precedence over that, except for
+the sizes of the fabric.
+
+By default nothing listens on the network: brokers and metrics listen on 127.0.0.1. To serve other
+machines, set `broker.host` to an address of this machine. Or set it to `0.0.0.0`, and set
+`broker.advertised_host` to the address that clients use.
 """
 
 _EMPTY = '""'
 _SEEDS = """\
 ## Names of the first designs
 
-Every key and variable that the first designs of Embarcadero had, and what became of it.
+The keys and variables of the first designs of Embarcadero, and their replacements.
 """
 
 
 def page() -> str:
-    """The whole reference, as Markdown."""
+    """Return the whole reference as Markdown."""
     parts = [_INTRODUCTION]
     for section, kind in SECTIONS.items():
         parts.append(f"## {section}\n\n{getdoc(kind)}\n")
         parts.append(_section(key for key in KEYS.values() if key.section == section))
-    parts.append("## What must fit together\n")
-    parts.append("\n".join(f"- {', '.join(f'`{key}`' for key in keys)}: {says}." for keys, _, says in RELATIONS) + "\n")
+    parts.append("## Relations between keys\n")
+    relations = (f"- {', '.join(f'`{key}`' for key in keys)}: {message}." for keys, _, message in RELATIONS)
+    parts.append("\n".join(relations) + "\n")
     parts.append(_SEEDS)
-    parts.append(_table(["name", "here"], [[f"`{name}`", _became(name)] for name in [*STANDS_FOR, *GONE]]))
+    parts.append(_table(["name", "now"], [[f"`{name}`", _replacement(name)] for name in [*STANDS_FOR, *GONE]]))
     return "\n".join(parts)
 
 
@@ -84,12 +100,12 @@ def _row(key: Key) -> list[str]:
 
 
 def default_of(key: Key) -> str:
-    """A key's default in words."""
+    """Return a key's default for people."""
     return key.rule.default_text or key.show(key.default)
 
 
 def unit_of(key: Key) -> str:
-    """The unit of a plain number, or what kind of value it is."""
+    """Return the unit of a plain number, or the kind of the value."""
     if key.unit:
         return key.unit
     return {Kind.TEXT: "text", Kind.PATH: "path", Kind.LIST: "list", Kind.SHARE: "share", Kind.COUNT: "number"}.get(
@@ -97,10 +113,10 @@ def unit_of(key: Key) -> str:
     )
 
 
-def _became(name: str) -> str:
+def _replacement(name: str) -> str:
     if name in STANDS_FOR:
         return f"`{STANDS_FOR[name]}`"
-    return f"gone, because {GONE[name]}"
+    return f"removed: {GONE[name]}"
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> str:
@@ -109,8 +125,8 @@ def _table(columns: list[str], rows: list[list[str]]) -> str:
 
 
 def example_file() -> str:
-    """An embarcadero.yaml that changes nothing: every key that can be set, commented out."""
-    lines = ["# embarcadero.yaml: remove the # before what you want to change. See `embarcadero config reference`."]
+    """Return an embarcadero.yaml with every key that can be set, commented out."""
+    lines = ["# embarcadero.yaml: remove the # from a key to change it. See `embarcadero config reference`."]
     for section in SECTIONS:
         lines += ["", f"# {section}:"]
         for key in KEYS.values():

@@ -1,7 +1,7 @@
-"""Values that must not be shown: which keys have them, how they are masked, and how they are kept apart.
+"""Secret values: which keys have them, how they are masked, and how they are stored separately.
 
-Of `tier.properties`, names are shown and values are not, except those of a few properties whose only secrets are the
-user and the query of a URL. Any other property may hold one: PyIceberg knows many, and plug-ins add more.
+For `tier.properties`, names are shown and values are masked. Exceptions are a few properties whose only secrets are the
+user and the query of a URL. Any other property may be a secret: PyIceberg knows many, and plug-ins add more.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PUBLIC: Final = frozenset((
 ))  # fmt: skip
 _WAREHOUSE: Final = "tier.warehouse"
 _SHORTEST: Final = 4
-"""Shorter values are not replaced in logs: they would be found everywhere."""
+"""Shorter values are not masked in logs: they would match too often."""
 
 
 def masked(full: str, value: Any) -> Any:
-    """The value of a key as it may be shown: as it is, or for a key with secrets without them."""
+    """Return the value of a key without its secrets."""
     if full == _WAREHOUSE:
         return _masked_value("warehouse", value)
     return list(map(_masked_pair, value)) if full in SECRET else value
@@ -49,16 +49,16 @@ def _masked_value(name: str, value: str) -> str:
     if name not in _SHOWN:
         return MASK
     scheme, user, place = split_user(value)
-    if "?" in user:  # of a password, or of a query with an @: where the secret ends is unknown
+    if "?" in user:  # in a password, or in a query with an @: the end of the secret is unknown
         return f"{scheme}{MASK}"
     return f"{scheme}{MASK if user else ''}{'@' if user else ''}{place.partition('?')[0]}"
 
 
 def split_user(url: str) -> tuple[str, str, str]:
-    """Split a URL into its scheme (with `://`), its user with the password, and what follows their `@`.
+    """Split a URL into its scheme (with `://`), its user with the password, and the rest after their `@`.
 
-    The user ends at the last `@`, also behind a `/` or `?`: SQLAlchemy takes passwords that have these as they are, and
-    users forget to encode an `@`. If the user has a `?`, it may be a place and part of a query instead.
+    The user ends at the last `@`, also after a `/` or `?`: SQLAlchemy accepts these characters in passwords, and people
+    forget to encode an `@`. If the user has a `?`, it may be a location and part of a query instead.
     """
     scheme, there, rest = url.partition("://") if "://" in url else ("", "", url)
     if rest.startswith("/"):
@@ -68,14 +68,14 @@ def split_user(url: str) -> tuple[str, str, str]:
 
 
 def secret_values(config: Config) -> list[str]:
-    """All texts that logs must not have, longest first."""
+    """Return all texts that must not appear in logs, longest first."""
     pairs = [f"warehouse={config.tier.warehouse}", *(pair for full in SECRET for pair in _value(config, full))]
     found = {text for pair in pairs for text in _hidden(pair)}
     return sorted((text for text in found if len(text) >= _SHORTEST), key=lambda text: (-len(text), text))
 
 
 def _hidden(pair: str) -> list[str]:
-    """The parts of a `name=value` pair that are masked, in each way to read a URL."""
+    """Return the masked parts of a `name=value` pair, for each possible reading of a URL."""
     name, equals, value = (part.strip() for part in pair.partition("="))
     if name.lower() not in _SHOWN:
         return [value if equals else name]
@@ -88,13 +88,13 @@ def _hidden(pair: str) -> list[str]:
 
 
 def split(config: Config) -> tuple[Config, dict[str, list[str]]]:
-    """A configuration without its secrets, and the secrets by key."""
+    """Split a configuration into one without secrets, and the secrets by key."""
     secrets = {full: _value(config, full) for full in SECRET if _value(config, full)}
     return _with(config, {full: [] for full in secrets}), secrets
 
 
 def join(config: Config, secrets: Mapping[str, Sequence[str]]) -> Config:
-    """The configuration that was split. Keys that are not known, or hold no secret, are left out."""
+    """Restore a configuration from `split`. Unknown keys, and keys without secrets, are ignored."""
     return _with(config, {full: list(value) for full, value in secrets.items() if full in SECRET})
 
 
@@ -112,7 +112,7 @@ def _with(config: Config, values: Mapping[str, list[str]]) -> Config:
 
 
 def public_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Those properties of a store that every client may know: where it is, never a key. An endpoint loses its user."""
+    """Return the properties of a store that every client may know: its location, no secrets, no user of an endpoint."""
     found: dict[str, str] = {}
     for key in sorted(_PUBLIC & properties.keys()):
         scheme, user, place = split_user(properties[key])
@@ -123,12 +123,12 @@ def public_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_properties(pairs: Sequence[str], what: str = "tier.properties") -> dict[str, str]:
-    """`key=value` pairs. BadValue names one that is none, and what they are."""
+    """Parse `key=value` pairs. Raises BadValue with the number of a wrong entry."""
     found: dict[str, str] = {}
     for number, pair in enumerate(pairs, start=1):
         key, equals, value = pair.partition("=")
-        if not equals or not key.strip():  # it may be a part of a secret: not shown
+        if not equals or not key.strip():  # it may be a part of a secret, so it is not shown
             hint = "write key=value, such as s3.region=eu-west-1; a value with a comma needs a list in the file"
-            raise BadValue(f"{what} has {len(pairs)} entries, and number {number} has no name and '='", hint)
+            raise BadValue(f"{what} has {len(pairs)} entries, and number {number} is not a key=value pair", hint)
         found[key.strip()] = value.strip()
     return found

@@ -1,6 +1,6 @@
-"""One configuration out of all sources: defaults < file < environment < flags. All problems are found at once.
+"""One configuration from all sources: defaults < file < environment < flags. All problems are reported together.
 
-Both the file and the environment give plain texts and where they stood; keys know how to read them.
+File and environment provide texts and their origins. Keys parse the texts.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 # --- problems ---------------------------------------------------------------------------------------------------------
 class Problem(NamedTuple):
-    """One thing that is wrong."""
+    """A problem of the configuration."""
 
     where: str  # file:line, a variable, a flag
-    key: str  # empty when it is about all of a source
+    key: str  # empty if the problem concerns a whole source
     what: str
     right: str
 
@@ -39,7 +39,7 @@ class Problem(NamedTuple):
 
 
 def as_error(problems: Sequence[Problem]) -> BadConfiguration:
-    """All problems in one error."""
+    """Combine all problems into one error."""
     if len(problems) == 1:
         message = str(problems[0])
     else:
@@ -48,7 +48,7 @@ def as_error(problems: Sequence[Problem]) -> BadConfiguration:
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that a wrong one most likely means."""
+    """Return the known name that is most similar to an unknown one."""
     return next(iter(get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 
@@ -59,11 +59,11 @@ OTHER_VARIABLES: Final = {
     FILE_VARIABLE, PREFIX + "DEBUG", PREFIX + "STEP", PREFIX + "SPARK_PYTHON", PREFIX + "SPARK_CORES"
 }  # fmt: skip
 _INJECTED: Final = re.compile(r".*_SERVICE_(HOST|PORT.*)|.*_PORT_\d+_(TCP|UDP).*", re.ASCII)
-"""Variables that orchestrators make up for services that are called embarcadero-something."""
+"""Variables that orchestrators set for services whose name begins with embarcadero."""
 
 
 class Given(NamedTuple):
-    """A value as it was given, and where."""
+    """The text of a value, and its origin."""
 
     text: str | list[str]
     origin: str
@@ -73,7 +73,7 @@ ConfigSource = tuple[dict[str, Given], list[Problem]]
 
 
 def find_file(environ: Mapping[str, str]) -> Path | None:
-    """The file to read when none is named: $EMBARCADERO_CONFIG, ./embarcadero.yaml, or the one in the user's home."""
+    """Find the default file: $EMBARCADERO_CONFIG, ./embarcadero.yaml, or the file in the user's home."""
     if named := environ.get(FILE_VARIABLE):
         return Path(named)
     home = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -81,7 +81,7 @@ def find_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def read_environment(environ: Mapping[str, str]) -> ConfigSource:
-    """Values of all variables of ours. Unknown ones are problems if they look like ours."""
+    """Read the values of all EMBARCADERO_ variables. Unknown ones are problems if they resemble a key."""
     known = {variable: key for key in KEYS.values() for variable in reversed(key.variables)}
     given: dict[str, Given] = {}
     problems: list[Problem] = []
@@ -98,30 +98,31 @@ def read_environment(environ: Mapping[str, str]) -> ConfigSource:
 def _unknown_variable(variable: str, known: Mapping[str, Key]) -> Iterator[Problem]:
     where = f"${variable}"
     if variable in SEEDS:
-        yield Problem(where, "", "is not known under this name", SEEDS[variable])
+        yield Problem(where, "", "is an old name", SEEDS[variable])
     elif _INJECTED.fullmatch(variable):
         return
     elif close := nearest(variable.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in known], 0.75):
-        yield Problem(where, "", "stands for no key", f"did you mean {PREFIX}{close}?")
+        yield Problem(where, "", "does not belong to a key", f"did you mean {PREFIX}{close}?")
     elif any(variable.startswith(f"{PREFIX}{section.upper()}_") for section in SECTIONS):
-        yield Problem(where, "", "stands for no key", "see `embarcadero config reference`")
+        yield Problem(where, "", "does not belong to a key", "see `embarcadero config reference`")
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 def read_file(path: Path) -> ConfigSource:
-    """Values of a YAML file with a mapping of sections, each a mapping of keys."""
-    import yaml  # takes a while to load, and most processes read no file
+    """Read a YAML file: a mapping of sections, each of them a mapping of keys."""
+    import yaml  # slow to load, and most processes read no file
 
     try:
         with path.open("rb") as file:
             content = file.read(CONFIG_BYTES_MAX + 1)
     except OSError as error:
-        return {}, [Problem(str(path), "", f"can't be read: {error.strerror}", "name a file that exists and is yours")]
+        return {}, [Problem(str(path), "", f"can't be read: {error.strerror}", "check the path and its permissions")]
     if len(content) > CONFIG_BYTES_MAX:
-        return {}, [Problem(str(path), "", f"has more than {CONFIG_BYTES_MAX} bytes", "is it a configuration?")]
+        what = f"has more than {CONFIG_BYTES_MAX} bytes"
+        return {}, [Problem(str(path), "", what, "check that it is a configuration file")]
     if content.count(b"[") + content.count(b"{") > CONFIG_BRACKETS_MAX:
         what = f"opens more than {CONFIG_BRACKETS_MAX} brackets"
-        return {}, [Problem(str(path), "", what, "write lists with a line for each item")]
+        return {}, [Problem(str(path), "", what, "write lists with one line per item")]
     try:
         root = yaml.compose(content, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -161,12 +162,12 @@ class _File:
                 self._keys(name, value)
 
     def _seeds_or_unknown(self, node: yaml.Node, value: yaml.Node, section: str, right: str) -> None:
-        """An unknown section: its keys may be known by names of the first designs."""
-        self._problem(node, section, "is no section", right)
+        """Report an unknown section, and those of its keys that are names of the first designs."""
+        self._problem(node, section, "is not a section", right)
         if _is_mapping(value):
             for name, key_node, _ in self._pairs(value, section, "keys"):
                 if became := SEEDS.get(f"{section}.{name}"):
-                    self._problem(key_node, f"{section}.{name}", "is not known under this name", became)
+                    self._problem(key_node, f"{section}.{name}", "is an old name", became)
 
     def _keys(self, section: str, node: yaml.Node) -> None:
         names = {key.name for key in KEYS.values() if key.section == section}
@@ -175,23 +176,24 @@ class _File:
             if name not in names:
                 self._unknown_key(key_node, full, name, names)
             elif full in self._given:
-                self._problem(key_node, full, "is there twice", f"the first is in {self._given[full].origin}")
+                first = self._given[full].origin
+                self._problem(key_node, full, "occurs twice", f"remove one; the first is in {first}")
             else:
                 self._value(KEYS[full], value)
 
     def _unknown_key(self, node: yaml.Node, full: str, name: str, names: set[str]) -> None:
         elsewhere = nearest(full, KEYS, 0.8) or next((key for key in KEYS if key.endswith(f".{name}")), None)
         if became := SEEDS.get(full):
-            self._problem(node, full, "is not known under this name", became)
+            self._problem(node, full, "is an old name", became)
         elif (close := nearest(name, names)) or elsewhere:
             wanted = f"{full.partition('.')[0]}.{close}" if close else elsewhere
-            self._problem(node, full, "is no key", f"did you mean {wanted}?")
+            self._problem(node, full, "is not a key", f"did you mean {wanted}?")
         else:
-            self._problem(node, full, "is no key", f"keys here are {', '.join(sorted(names))}")
+            self._problem(node, full, "is not a key", f"use one of {', '.join(sorted(names))}")
 
     def _value(self, key: Key, node: yaml.Node) -> None:
         if _is_null(node):
-            self._problem(node, str(key), "has no value", "give one, or remove the line for the default")
+            self._problem(node, str(key), "has no value", "write a value, or remove the line for the default")
         elif _is_scalar(node):
             text = node.value
             if key.rule.kind is Kind.PATH and text and not text.startswith("~"):
@@ -200,17 +202,18 @@ class _File:
         elif _is_list(node) and all(map(_is_scalar, node.value)):
             self._given[str(key)] = Given([part.value for part in node.value], self._at(node))
         else:
-            self._problem(node, str(key), "is no single value", f"write one, such as {key.show(key.default) or 'text'}")
+            example = key.show(key.default) or "text"
+            self._problem(node, str(key), "is not a single value", f"write a single value, such as {example}")
 
     def _pairs(self, node: yaml.Node, key: str, wanted: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
         if not _is_mapping(node):
-            self._problem(node, key, "is no mapping", f"write {wanted}")
+            self._problem(node, key, "is not a mapping", f"write {wanted}")
             return
         for name, value in node.value:
             if _is_scalar(name):
                 yield name.value, name, value
             else:
-                self._problem(name, key, "has a name that is no text", f"write {wanted}")
+                self._problem(name, key, "has a name that is not text", f"write {wanted}")
 
 
 def _kind(node: yaml.Node) -> str:
@@ -240,27 +243,27 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The values of all sources together."""
+    """The combined values of all sources."""
 
     values: dict[str, Any]  # by full key
-    origins: dict[str, str]  # by full key: where its value came from
+    origins: dict[str, str]  # by full key: the origin of its value
     problems: list[Problem]
     file: Path | None
 
     def config(self) -> Config:
-        """The configuration; raises BadConfiguration, with all problems."""
+        """Return the configuration. Raises BadConfiguration with all problems."""
         if self.problems:
             raise as_error(self.problems)
         return config_of(self.values)
 
 
 def values_of(config: Config) -> dict[str, Any]:
-    """The value of every key."""
+    """Return the value of every key."""
     return {full: getattr(getattr(config, key.section), key.name) for full, key in KEYS.items()}
 
 
 def config_of(values: Mapping[str, Any]) -> Config:
-    """The configuration with these values."""
+    """Create the configuration with these values."""
     sections = {
         section: kind(**{key.name: values[full] for full, key in KEYS.items() if key.section == section})
         for section, kind in SECTIONS.items()
@@ -275,7 +278,7 @@ def resolve(
     environ: Mapping[str, str] = os.environ,
     base: Config = DEFAULTS,
 ) -> Resolved:
-    """Take `base`, then the file, the environment and the flags (by full key), each over the one before."""
+    """Combine `base`, the file, the environment and the flags (by full key). A later source takes precedence."""
     found, problems = read_file(file) if file else ({}, [])
     more, wrong = read_environment(environ)
     problems = [*problems, *wrong]
@@ -293,13 +296,13 @@ def resolve(
 
 
 def broken_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[Problem]:
-    """Values that are right by themselves and wrong together, at the place where the first of them was set."""
+    """Report values that contradict each other, with the origin of the first of them."""
     found = []
-    for keys, holds, says in RELATIONS:
+    for keys, holds, message in RELATIONS:
         if not holds(*(values[full] for full in keys)):
             where = next((origins[full] for full in keys if origins[full] != DEFAULT), DEFAULT)
             are = ", ".join(f"{full} is {KEYS[full].show(values[full]) or 'empty'}" for full in keys)
-            found.append(Problem(where, "", are, says))
+            found.append(Problem(where, "", are, message))
     return found
 
 
@@ -310,11 +313,18 @@ def load(
     search: bool = False,
     base: Config = DEFAULTS,
 ) -> Config:
-    """The configuration of a program: the file `config` if named, the environment, and `flags` over both.
+    """Load the configuration of a program: the file `config`, the environment, and `flags`. Later ones take precedence.
 
-    A Config is taken as it is, with the flags over it. Without a file $EMBARCADERO_CONFIG names one; `search` looks in
-    the usual places too. Raises BadConfiguration, with all problems.
+    Args:
+        config: A path. None: the file in $EMBARCADERO_CONFIG, if set. A `Config` replaces file and environment.
+        flags: Values by full key. None values are ignored.
+        search: Also look for a file in the usual folders.
+        base: The defaults.
 
+    Raises:
+        BadConfiguration: Values are not valid. The message has all problems.
+
+    Example:
         config = load("embarcadero.yaml", {"broker.port": 0})
     """
     given = {full: as_given(full, value) for full, value in (flags or {}).items() if value is not None}
@@ -324,7 +334,7 @@ def load(
 
 
 def which_file(named: str | Path | None, search: bool) -> Path | None:
-    """The file to read: the named one, else $EMBARCADERO_CONFIG, else (`search`) one of the usual places."""
+    """Return the file to read: the named one, else $EMBARCADERO_CONFIG, else (`search`) a file in the usual folders."""
     if named is not None:
         return Path(named)
     variable = os.environ.get("EMBARCADERO_CONFIG")
@@ -332,12 +342,12 @@ def which_file(named: str | Path | None, search: bool) -> Path | None:
 
 
 def as_given(full: str, value: Any, origin: str = "") -> Given:
-    """A value that a program gave, as the text that stands for it."""
+    """Convert a value of a program to text."""
     if isinstance(value, list):
         return Given([str(part) for part in value], origin or full)
     return Given(str(value), origin or full)
 
 
 def encode(config: Config) -> bytes:
-    """As JSON, for another process."""
+    """Encode the configuration as JSON, for another process."""
     return msgspec.json.encode(config)

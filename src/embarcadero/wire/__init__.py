@@ -1,1 +1,1 @@
-"""What travels between clients and brokers. See README.md here, and docs/protocol.md."""
+"""The protocol between clients and brokers. See README.md in this folder, and docs/protocol.md."""

@@ -1,6 +1,6 @@
 """The frames of the protocol, as tables. All numbers are little-endian.
 
-Every frame starts with the same 8 bytes; `length` counts what follows the frame's header (16 or 64 bytes).
+Every frame starts with the same 8 bytes; `length` counts the bytes after the frame's header (16 or 64 bytes).
 
     any frame            batch (64)                 fetched (64)              ack (48 each)
     0 magic   u16 "EM"   8  session_seq u64         8  request    u64         0  lane        u32
@@ -15,25 +15,28 @@ Every frame starts with the same 8 bytes; `length` counts what follows the frame
                          60 check       u32
 
 kind     header  request is               body
-CONTROL  16      the message's number     one msgpack message (messages.py); an answer has its question's number
+CONTROL  16      the message's number     one msgpack message (messages.py); an answer has its request's number
 BATCH    64      -                        an Arrow IPC record batch message, `crc` is its CRC32C
 ACK      16      0                        `length` / 48 acks
-CREDIT   16      bytes granted in all     nothing; counts whole batch frames since the connection began
-FULL     16      why (`full_frame`)       nothing; for 10 s the broker was above its high mark, or a lane stood still
+CREDIT   16      total bytes granted      empty; the total counts whole batch frames from the start of the connection
+FULL     16      why (`full_frame`)       empty; for 10 s the broker was above its high watermark, or a lane stood still
 FETCHED  64      number of its Fetch      `count` order entries (64 bytes each), then payloads, each padded to 8 bytes
 
-Bit 0 of a batch's `flags` (NO_ACK; orders 0 and 1): the publisher wants no ack, not even of a refusal.
-Bit 1 (WANT_DURABLE): the ack that says stored is to come once the batch is durable, not when it is ordered.
-Bit 2 (REFERENCE): the body is no payload, but a REFERENCE_BODY that names the staged batch whose payload it is.
-`check` of a 64-byte header is the CRC32C of its first 60 bytes. A batch's `low` is
-the publisher's lowest unsettled sequence.
+Flags of a batch:
 
-Bytes to values and back, for every frame: pure functions; nothing here waits, and nothing believes a length. And the
-receiver of frames: sans-I/O, bounded, without a copy for large payloads.
+- bit 0 (NO_ACK; orders 0 and 1): the publisher wants no ack, also not for a refusal.
+- bit 1 (WANT_DURABLE): the broker acks the batch when it is durable, not when it is ordered.
+- bit 2 (REFERENCE): the body is not a payload, but a REFERENCE_BODY that names the staged batch with the payload.
 
-Headers use `struct`: a batch header costs about a microsecond, numpy scalars would cost twenty. Acks and order entries
-are arrays and stay arrays. A decoder raises a ProtocolError (BadMagic, BadVersion, FrameTooLarge, BadFrame) when the
-peer contradicts the protocol, ChecksumMismatch when bytes were damaged, and nothing else, whatever the input.
+`check` of a 64-byte header is the CRC32C of its first 60 bytes. A batch's `low` is the publisher's lowest unsettled
+sequence.
+
+This module has pure functions between bytes and values for every frame. No function waits, and every length is checked.
+It also has the receiver of frames: sans-I/O, bounded, without a copy for large payloads.
+
+Headers use `struct`: a batch header costs about a microsecond; numpy scalars would cost twenty. Acks and order entries
+stay arrays. For any input, a decoder raises only a ProtocolError (BadMagic, BadVersion, FrameTooLarge, BadFrame) if the
+peer violates the protocol, or ChecksumMismatch if bytes are damaged.
 """
 
 from __future__ import annotations
@@ -104,12 +107,12 @@ ACK: Final = table(
 )  # fmt: skip
 
 NO_ACK: Final = 1
-"""Flag of a batch frame: no ack is wanted."""
+"""Flag of a batch frame: the publisher wants no ack."""
 WANT_DURABLE: Final = 2
-"""Flag of a batch frame: stored means durable. Refusals come at once."""
+"""Flag of a batch frame: the ack waits until the batch is durable. Refusals are sent immediately."""
 
 REFERENCE: Final = 4
-"""Flag of a batch frame: the body names a staged batch. `crc`, `count`, `partition` and `schema` are of the payload."""
+"""Flag of a batch frame: the body names a staged batch. `crc`, `count`, `partition` and `schema` are of its payload."""
 
 REFERENCE_BODY: Final = table(
     32, lane=("<u4", 0), size=("<u4", 4), index=("<u8", 8), topic_id=("<u8", 16), check=("<u4", 28)
@@ -137,7 +140,7 @@ _CHECK_AT: Final = 60
 _REFERENCE: Final = struct.Struct("<IIQQ4x")
 _ENTRY_BYTES: Final = ORDER.itemsize
 _COPIED_BYTES_MAX: Final = 4_096
-"""Up to here, a copy is quicker than a view that the library for checksums takes."""
+"""Up to this size, a copy is faster than a view for the checksum library."""
 
 _crc32c = google_crc32c.value
 _encode_message = msgspec.msgpack.Encoder().encode
@@ -149,8 +152,8 @@ PACKED_ACK: Final = struct.Struct("<IIQQQQB7x")
 """Lane, session, session sequence, index, seq, extra, outcome."""
 
 _ACK_WORD: Final = WORDS[FrameKind.ACK]
-invariant(PACKED_ACK.size == ACK.itemsize, "a packed ack is the table's ack")
-invariant(_REFERENCE.size + _CHECK.size == REFERENCE_BODY.itemsize, "a packed reference is the table's")
+invariant(PACKED_ACK.size == ACK.itemsize, "a packed ack has the layout of the table")
+invariant(_REFERENCE.size + _CHECK.size == REFERENCE_BODY.itemsize, "a packed reference has the layout of the table")
 _BATCH_WORD: Final = WORDS[FrameKind.BATCH]
 _FETCHED_WORD: Final = WORDS[FrameKind.FETCHED]
 
@@ -158,12 +161,12 @@ _SPANS: Final = frozenset({GapKind.TRIMMED, GapKind.LOST, GapKind.NEVER_DURABLE}
 _FETCHED_GAPS: Final = _SPANS | {GapKind.END_OF_LANE}
 _OUTCOMES: Final = frozenset(int(outcome) for outcome in Outcome)
 _OUTCOME_AT: Final = 40
-invariant(PACKED_ACK.pack(0, 0, 0, 0, 0, 0, 1).index(1) == _OUTCOME_AT, "an ack's outcome is where the table says")
+invariant(PACKED_ACK.pack(0, 0, 0, 0, 0, 0, 1).index(1) == _OUTCOME_AT, "an ack's outcome has the table's offset")
 _OUTCOME_KNOWN: Final = np.isin(np.arange(256), [int(outcome) for outcome in Outcome])
 
 
 class BatchHeader(NamedTuple):
-    """What a batch frame says about its payload."""
+    """The header of a batch frame."""
 
     session_seq: int
     low: int
@@ -178,7 +181,7 @@ class BatchHeader(NamedTuple):
 
 
 class BatchReference(NamedTuple):
-    """The staged batch that a batch frame with the flag REFERENCE names, and how many bytes its payload has."""
+    """The staged batch in a batch frame with the flag REFERENCE, and the size of its payload."""
 
     lane: int
     size: int
@@ -187,7 +190,7 @@ class BatchReference(NamedTuple):
 
 
 class FetchedHeader(NamedTuple):
-    """What a fetched frame says about its entries."""
+    """The header of a fetched frame."""
 
     request: int
     next_index: int
@@ -198,18 +201,18 @@ class FetchedHeader(NamedTuple):
 
 
 def payload_crc(buffer: Any) -> int:
-    """CRC32C of any contiguous buffer, without a copy of what is large."""
+    """Compute the CRC32C of any contiguous buffer, without a copy of large ones."""
     if isinstance(buffer, bytes):
         return int(_crc32c(buffer))
     if isinstance(buffer, memoryview) and buffer.nbytes <= _COPIED_BYTES_MAX:
         return int(_crc32c(bytes(buffer)))
     data = np.frombuffer(buffer, dtype=np.uint8)
-    data.setflags(write=False)  # the library takes read-only buffers only, and no memoryviews
+    data.setflags(write=False)  # the library accepts only read-only buffers, and no memoryviews
     return int(_crc32c(data))
 
 
 def wrong_prefix(word: int) -> ProtocolError:
-    """Why the first four bytes of a frame are not acceptable here."""
+    """Return the error for the first four bytes of a frame that is not accepted."""
     start, version, kind = word & 0xFFFF, word >> 16 & 0xFF, word >> 24
     if start != MAGIC:
         seen = start.to_bytes(2, "little")
@@ -218,32 +221,33 @@ def wrong_prefix(word: int) -> ProtocolError:
         elif seen.isalpha():
             hint = "this looks like HTTP or another text protocol; use an Embarcadero client"
         else:
-            hint = "is this an HTTP or TLS client? use an Embarcadero client"
+            hint = "the peer may be an HTTP or TLS client; use an Embarcadero client"
         return BadMagic(f"a frame starts with {seen!r} instead of {MAGIC.to_bytes(2, 'little')!r}", hint)
     if version != PROTOCOL_VERSION:
         return BadVersion(
-            f"the peer speaks protocol version {version}, this side speaks version {PROTOCOL_VERSION}",
+            f"the peer uses protocol version {version}, and this side uses version {PROTOCOL_VERSION}",
             "use releases that share a protocol version on both sides",
         )
     if kind in WORDS:
-        return BadFrame(f"a {FrameKind(kind).name} frame is not allowed here", "docs/protocol.md says who sends what")
+        problem = f"a {FrameKind(kind).name} frame is not allowed in this direction"
+        return BadFrame(problem, "docs/protocol.md has the frames of each direction")
     return BadFrame(f"frame kind {kind} is unknown", "use releases that share a protocol version on both sides")
 
 
 # --- control ----------------------------------------------------------------------------------------------------------
 def control_frame(message: Message, request: int = 0) -> bytes:
-    """A whole frame with one control message."""
+    """Encode a whole frame with one control message."""
     body = _encode_message(message)
     if len(body) > limits.CONTROL_BYTES_MAX:
         raise FrameTooLarge(
             f"a {type(message).__name__} of {len(body)} bytes is above the limit of {limits.CONTROL_BYTES_MAX}",
-            "ask for less at once",
+            "request less in one call",
         )
     return _SHORT.pack(WORDS[FrameKind.CONTROL], len(body), request) + body
 
 
 def decode_control(body: BytesLike) -> AnyMessage:
-    """The message in the body of a control frame."""
+    """Decode the body of a control frame."""
     try:
         return _decode_message(body)
     except RecursionError as error:
@@ -253,7 +257,7 @@ def decode_control(body: BytesLike) -> AnyMessage:
 
 
 def parse_request(header: BytesLike) -> int:
-    """The last field of a 16-byte header: a request's number, or bytes granted."""
+    """Read the last field of a 16-byte header: a request's number, or granted bytes."""
     return int.from_bytes(header[8:16], "little")
 
 
@@ -271,13 +275,13 @@ def batch_header(
     schema: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """The 64 bytes before a batch's payload of `length` bytes."""
+    """Encode the 64 bytes before a batch's payload of `length` bytes."""
     header = _BATCH.pack(_BATCH_WORD, length, session_seq, low, lane, session, count, crc, partition, schema, flags)
     return header + _CHECK.pack(_crc32c(header))
 
 
 def parse_batch_header(buf: BytesLike) -> BatchHeader:
-    """The header in the first 64 bytes of `buf`, with every field checked."""
+    """Decode the header in the first 64 bytes of `buf`, and check every field."""
     checked = bytes(buf[:_CHECK_AT])
     word, length, session_seq, low, lane, session, count, crc, partition, schema, flags = _BATCH.unpack(checked)
     if word != _BATCH_WORD:
@@ -289,28 +293,28 @@ def parse_batch_header(buf: BytesLike) -> BatchHeader:
     if flags & REFERENCE and length != REFERENCE_BODY.itemsize:
         raise _bad_reference_length(length)
     if not 0 < count <= limits.RECORDS_PER_BATCH_MAX:
-        raise BadFrame(f"a batch of {count} records", f"send 1 to {limits.RECORDS_PER_BATCH_MAX} records in a batch")
+        raise BadFrame(f"a batch has {count} records", f"send 1 to {limits.RECORDS_PER_BATCH_MAX} records in a batch")
     if not low <= session_seq <= limits.SESSION_SEQUENCE_MAX:
         raise BadFrame(
-            f"a batch with sequence {session_seq} and lowest unsettled sequence {low}",
-            "`low` is at most the batch's own sequence, and sequences count up from 0",
+            f"a batch has sequence {session_seq} and lowest unsettled sequence {low}",
+            f"send `low` <= sequence <= {limits.SESSION_SEQUENCE_MAX}",
         )
     return BatchHeader._make((session_seq, low, lane, session, count, crc, length, partition, schema, flags))
 
 
 def reference_body(reference: BatchReference) -> bytes:
-    """Encode the body of a batch frame that names a staged batch."""
+    """Encode the body of a batch frame by reference."""
     body = _REFERENCE.pack(*reference)
     return body + _CHECK.pack(_crc32c(body))
 
 
 def parse_reference(body: BytesLike) -> BatchReference:
-    """Decode the body of a batch frame with the flag REFERENCE, with every field checked."""
+    """Decode the body of a batch frame with the flag REFERENCE, and check every field."""
     if len(body) != REFERENCE_BODY.itemsize:
         raise _bad_reference_length(len(body))
     checked = bytes(body[: _REFERENCE.size])
     if _crc32c(checked) != _CHECK.unpack_from(body, _REFERENCE.size)[0]:
-        raise ChecksumMismatch("the body of a batch by reference is damaged", "connect again, and send it again")
+        raise ChecksumMismatch("the body of a batch by reference is damaged", "connect again, and send the batch again")
     reference = BatchReference._make(_REFERENCE.unpack(checked))
     if not 0 < reference.size <= limits.FRAME_BYTES_MAX:
         raise _bad_length("referenced batch", reference.size, limits.FRAME_BYTES_MAX)
@@ -318,9 +322,8 @@ def parse_reference(body: BytesLike) -> BatchReference:
 
 
 def _bad_reference_length(length: int) -> BadFrame:
-    return BadFrame(
-        f"a batch by reference with a body of {length} bytes", f"the body has {REFERENCE_BODY.itemsize} bytes"
-    )
+    problem = f"the body of a batch by reference has {length} bytes"
+    return BadFrame(problem, f"send a body of {REFERENCE_BODY.itemsize} bytes")
 
 
 def _damaged_header(what: str) -> ChecksumMismatch:
@@ -330,46 +333,47 @@ def _damaged_header(what: str) -> ChecksumMismatch:
 def _bad_length(what: str, length: int, most: int) -> ProtocolError:
     if length > most:
         return FrameTooLarge(f"a {what} frame of {length} bytes is above the limit of {most}", "send smaller frames")
-    return BadFrame(f"a {what} frame of {length} bytes", "its length contradicts the rest of its header")
+    return BadFrame(f"the length of a {what} frame, {length} bytes, contradicts its header", "send consistent headers")
 
 
 # --- acks and flow ----------------------------------------------------------------------------------------------------
 def ack_frame(acks: Entries) -> bytes:
-    """A whole frame with an array of frames.ACK, of at most ACKS_PER_FRAME_MAX."""
+    """Encode a whole frame with an array of ACK, of at most ACKS_PER_FRAME_MAX."""
     if len(acks) > limits.ACKS_PER_FRAME_MAX:
-        raise FrameTooLarge(f"{len(acks)} acks in one frame", f"send at most {limits.ACKS_PER_FRAME_MAX}")
+        raise FrameTooLarge(f"one frame has {len(acks)} acks", f"send at most {limits.ACKS_PER_FRAME_MAX}")
     return _SHORT.pack(WORDS[FrameKind.ACK], len(acks) * ACK.itemsize, 0) + acks.tobytes()
 
 
 def one_ack_frame(lane: int, session: int, sequence: int, index: int, seq: int, extra: int, outcome: int) -> bytes:
-    """A whole frame with one ack."""
+    """Encode a whole frame with one ack."""
     ack = PACKED_ACK.pack(lane, session, sequence, index, seq, extra, outcome)
     return _SHORT.pack(_ACK_WORD, len(ack), 0) + ack
 
 
 def parse_acks(body: BytesLike) -> Entries:
-    """The acks in the body of an ack frame; the array lies on `body`."""
+    """Decode the body of an ack frame. The array is a view of `body`."""
     if len(body) % ACK.itemsize:
-        raise BadFrame(f"an ACK frame of {len(body)} bytes", f"acks have {ACK.itemsize} bytes each")
+        raise BadFrame(f"an ACK frame has {len(body)} bytes", f"send a multiple of {ACK.itemsize} bytes")
     if len(body) == ACK.itemsize and body[_OUTCOME_AT] in _OUTCOMES:
         return np.frombuffer(body, dtype=ACK)
     acks = np.frombuffer(body, dtype=ACK) if len(body) else np.empty(0, dtype=ACK)
     known = _OUTCOME_KNOWN[acks["outcome"]]
     if not known.all():
         outcome = int(acks["outcome"][~known][0])
-        raise BadFrame(f"an ack with outcome {outcome}", "use releases that share a protocol version on both sides")
+        problem = f"an ack has the unknown outcome {outcome}"
+        raise BadFrame(problem, "use releases that share a protocol version on both sides")
     return acks
 
 
 def credit_frame(total: int) -> bytes:
-    """A whole frame that grants `total` bytes since the connection began."""
+    """Encode a whole frame that grants `total` bytes, counted from the start of the connection."""
     return _SHORT.pack(WORDS[FrameKind.CREDIT], 0, total)
 
 
 def full_frame(lane: int = -1, replica: int = -1, trouble: int = 0) -> bytes:
-    """A whole frame that says: no room for too long. Without a lane the broker's own memory is full.
+    """Encode a whole frame that reports: full for too long. Without a lane, the broker's own memory is full.
 
-    With one, disks do not keep up with that lane (orders 0 and 1: the topic's number); `replica` is one that has
+    With a lane, disks do not keep up with it (orders 0 and 1: the topic's number). `replica` is a replica with
     `trouble`, in bits of its health word. 64 bits: lane + 1 (32), replica + 1 (24), trouble (8).
     """
     why = (lane + 1) << 32 | (replica + 1 & 0xFF_FFFF) << 8 | trouble & 0xFF
@@ -377,7 +381,7 @@ def full_frame(lane: int = -1, replica: int = -1, trouble: int = 0) -> bytes:
 
 
 def parse_full(why: int) -> tuple[int, int, int]:
-    """Lane, replica and trouble of a FULL frame; -1, -1 and 0 where it names none."""
+    """Decode lane, replica and trouble of a FULL frame; -1, -1 and 0 if it has none."""
     return (why >> 32) - 1, (why >> 8 & 0xFF_FFFF) - 1, why & 0xFF
 
 
@@ -385,14 +389,14 @@ def parse_full(why: int) -> tuple[int, int, int]:
 def fetched_header(
     *, request: int, next_index: int, tail_index: int, count: int, length: int, gap: Gap | None = None
 ) -> bytes:
-    """The 64 bytes before `count` entries and their padded payloads, together `length` bytes."""
+    """Encode the 64 bytes before `count` entries and their padded payloads, together `length` bytes."""
     kind, start, stop = (0, 0, 0) if gap is None else (gap.kind, gap.start, gap.stop)
     header = _FETCHED.pack(_FETCHED_WORD, length, request, next_index, tail_index, count, kind, start, stop)
     return header + _CHECK.pack(_crc32c(header))
 
 
 def parse_fetched_header(buf: BytesLike) -> FetchedHeader:
-    """The header in the first 64 bytes of `buf`, with every field checked."""
+    """Decode the header in the first 64 bytes of `buf`, and check every field."""
     checked = bytes(buf[:_CHECK_AT])
     word, length, request, next_index, tail_index, count, gap_kind, start, stop = _FETCHED.unpack(checked)
     if word != _FETCHED_WORD:
@@ -400,7 +404,7 @@ def parse_fetched_header(buf: BytesLike) -> FetchedHeader:
     if _crc32c(checked) != _CHECK.unpack_from(buf, _CHECK_AT)[0]:
         raise _damaged_header("fetched")
     if count > limits.FETCH_ENTRIES_MAX:
-        raise BadFrame(f"a fetched frame with {count} entries", f"at most {limits.FETCH_ENTRIES_MAX} fit one frame")
+        raise BadFrame(f"a fetched frame has {count} entries", f"send at most {limits.FETCH_ENTRIES_MAX}")
     most = limits.FETCH_BYTES_MAX + limits.FRAME_BYTES_MAX + count * _ENTRY_BYTES if count else 0
     if not count * _ENTRY_BYTES <= length <= most:
         raise _bad_length("fetched", length, most)
@@ -408,15 +412,14 @@ def parse_fetched_header(buf: BytesLike) -> FetchedHeader:
     if gap_kind:
         whole = start < stop if gap_kind in _SPANS else start == stop
         if not whole or gap_kind not in _FETCHED_GAPS:
-            raise BadFrame(
-                f"a gap of kind {gap_kind} over [{start}, {stop})", "a fetched gap is of positions, or END_OF_LANE"
-            )
+            problem = f"a fetched frame has a gap of kind {gap_kind} over [{start}, {stop})"
+            raise BadFrame(problem, "send a gap of positions, or END_OF_LANE")
         gap = Gap(GapKind(gap_kind), start, stop)
     return FetchedHeader(request, next_index, tail_index, count, length, gap)
 
 
 def parse_fetched_body(header: FetchedHeader, body: memoryview) -> tuple[Entries, list[memoryview]]:
-    """Entries and payloads of a fetched frame, as views of `body`. Payloads' own CRCs are the reader's to check."""
+    """Decode entries and payloads of a fetched frame, as views of `body`. The reader checks the CRCs of payloads."""
     if not header.count:
         return np.empty(0, dtype=ORDER), []
     body = body.toreadonly()
@@ -425,27 +428,28 @@ def parse_fetched_body(header: FetchedHeader, body: memoryview) -> tuple[Entries
         raise ChecksumMismatch("an order entry in a fetched frame is damaged", "fetch again, from another broker")
     sizes: npt.NDArray[np.int64] = entries["size"].astype(np.int64)
     if sizes.max() > limits.FRAME_BYTES_MAX or ((entries["kind"] == BATCH_KIND) & (sizes == 0)).any():
-        raise BadFrame("an order entry with a size out of range", f"payloads have 1 to {limits.FRAME_BYTES_MAX} bytes")
-    room = (sizes + (PAYLOAD_ALIGN - 1)) & -PAYLOAD_ALIGN
+        problem = "the size of a payload in an order entry is out of range"
+        raise BadFrame(problem, f"send payloads of 1 to {limits.FRAME_BYTES_MAX} bytes")
+    padded = (sizes + (PAYLOAD_ALIGN - 1)) & -PAYLOAD_ALIGN
     first = header.count * _ENTRY_BYTES
-    if first + int(room.sum()) != header.length:
+    if first + int(padded.sum()) != header.length:
         raise BadFrame(
-            f"a fetched frame of {header.length} bytes whose entries ask for {first + int(room.sum())}",
-            "its length contradicts its entries",
+            f"a fetched frame has {header.length} bytes, and its entries need {first + int(padded.sum())}",
+            "send a length that fits the entries",
         )
-    starts = accumulate(room.tolist(), initial=first)
+    starts = accumulate(padded.tolist(), initial=first)
     return entries, [body[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=False)]
 
 
 # --- receiving --------------------------------------------------------------------------------------------------------
 DIRECT_BYTES_MIN: Final = 32 * limits.KIB
-"""Below this, one more call to the kernel costs more than the copy."""
+"""Below this size, another system call costs more than the copy."""
 
-_BATCH_KIND: Final = FrameKind.BATCH  # a global is found faster than a member of an enum, and each frame looks
+_BATCH_KIND: Final = FrameKind.BATCH  # a global lookup is faster than an enum member, and every frame needs it
 _PREFIX_BYTES: Final = PREFIX.size
 _LONG_HEADER_BYTES: Final = max(HEADER_BYTES.values())
 _LENGTH_MAX: Final[dict[FrameKind, int | None]] = {
-    FrameKind.CONTROL: None,  # depends on whether the peer has said hello: `control_bytes_max`
+    FrameKind.CONTROL: None,  # smaller before the peer's Hello: `control_bytes_max`
     FrameKind.BATCH: limits.FRAME_BYTES_MAX,
     FrameKind.ACK: limits.ACKS_PER_FRAME_MAX * ACK.itemsize,
     FrameKind.CREDIT: 0,
@@ -455,14 +459,14 @@ _LENGTH_MAX: Final[dict[FrameKind, int | None]] = {
 
 
 class ControlReceived(NamedTuple):
-    """A control message; `request` is its number, or its question's."""
+    """A control message; `request` is its number, or the number of its request."""
 
     request: int
     message: AnyMessage
 
 
 class BatchReceived(NamedTuple):
-    """A batch whose payload is complete in the memory that `admit` gave."""
+    """A batch with its complete payload, in the memory from `admit`."""
 
     header: BatchHeader
 
@@ -474,21 +478,21 @@ class AcksReceived(NamedTuple):
 
 
 class CreditReceived(NamedTuple):
-    """Bytes granted since the connection began."""
+    """Bytes granted from the start of the connection."""
 
     total: int
 
 
 class FullReceived(NamedTuple):
-    """No room for too long: in the broker's memory (no lane), or in a lane with which disks do not keep up."""
+    """Full for too long: the broker's memory (no lane), or a lane with which disks do not keep up."""
 
     lane: int = -1
-    replica: int = -1  # one that is in trouble
+    replica: int = -1  # a replica in trouble
     trouble: int = 0  # bits of its health word
 
 
 class FetchedReceived(NamedTuple):
-    """The answer to a Fetch; entries and payloads are views of one received body."""
+    """The answer to a Fetch. Entries and payloads are views of one received body."""
 
     request: int
     next_index: int
@@ -508,27 +512,28 @@ class _ShortHeader(NamedTuple):
 
 
 class FrameReceiver:
-    """One connection's incoming half.
+    """The receiving half of a connection.
 
-    Theory of operation. The driver asks `get_buffer()` where the next bytes shall go, lets the socket write there, and
-    calls `received(n)`. Usually that is the scratch, which all connections of an event loop share: one read brings many
-    small frames, which are parsed in a loop, and their bodies are copied to where they belong. When at least
-    DIRECT_BYTES_MIN of a body are still missing, it is the body's own memory instead, and nothing is copied.
+    Theory of operation. `get_buffer()` returns the memory for the next bytes. The driver lets the socket write there,
+    and calls `received(n)`. Usually the memory is the scratch buffer, which all connections of an event loop share: one
+    read brings many small frames, which are parsed in a loop, and their bodies are copied. If at least
+    DIRECT_BYTES_MIN of a body are missing, it is the body's own memory, and no copy is made.
 
         between frames --header--> body --last byte--> event, between frames
-                                     `-- admit said None: its bytes are counted and dropped, no event
+                                     `-- admit returned None: the bytes are counted and dropped, without an event
 
-    A body's memory is made only after its header is complete and its length is checked: a batch's by `admit`, which
-    knows the log and the peer's credit; any other body's here. `admit` runs ahead of the events: one read may admit
-    many batches before the first BatchReceived is returned (in the same order), so the caller keeps what `admit` gave
-    in a queue. Between two calls a connection holds at most part of a header (< 64 bytes) and the body under way;
-    nothing refers to the scratch. An error is final: it drops the events of the same call (they were not acted on, and
-    the connection is to be closed; what was admitted and not returned is to be given back), and the receiver raises it
-    again ever after.
+    Memory for a body is allocated only after its header is complete and its length is checked. `admit`, which knows the
+    log and the peer's credit, allocates for batches; the receiver allocates for other bodies. `admit` runs ahead of the
+    events: one read may admit many batches before the first BatchReceived is returned (in the same order). So the
+    caller queues the results of `admit`. Between two calls a connection has at most a part of a header (< 64 bytes) and
+    one incomplete body, and no reference to the scratch buffer.
 
-    A control frame may have an answer that is much larger. With `full`, the receiver therefore stops before each
-    control frame until all earlier events were handled: `go_on` returns the next ones. While `full()` is true it stays
-    stopped, and keeps the rest of the read as it came.
+    An error is final. It drops the events of the same call, which were not handled, and every later call raises it
+    again. The caller must close the connection, and release memory of admitted batches that were not returned.
+
+    A control frame may have a much larger answer. With `full`, the receiver therefore stops before each control frame
+    until all earlier events were handled: `go_on` returns the next ones. While `full()` is true it stays stopped, and
+    keeps the rest of the read unparsed.
     """
 
     def __init__(
@@ -540,22 +545,22 @@ class FrameReceiver:
         full: Callable[[], bool] | None = None,
         control_bytes_max: int,
     ) -> None:
-        invariant(len(scratch) > _LONG_HEADER_BYTES, "the scratch holds more than a header")
-        invariant(admit is not None or FrameKind.BATCH not in allowed, "batches need someone to admit them")
+        invariant(len(scratch) > _LONG_HEADER_BYTES, "the scratch buffer is larger than a header")
+        invariant(admit is not None or FrameKind.BATCH not in allowed, "a receiver of batches has `admit`")
         self.control_bytes_max = control_bytes_max
         self._kinds = {WORDS[kind]: (kind, HEADER_BYTES[kind], _LENGTH_MAX[kind]) for kind in allowed}
         self._scratch = scratch
         self._admit, self._full = admit, full
-        self._kept: bytes | memoryview = b""  # the start of a header; all that waits while stopped
+        self._kept: bytes | memoryview = b""  # the start of a header; while stopped, all unparsed bytes
         self.stopped = False  # before a control frame, until `go_on`
-        self._header: BatchHeader | FetchedHeader | _ShortHeader | None = None  # of the body under way; None: drained
-        self._body: memoryview | None = None  # where that body goes; None: nowhere
+        self._header: BatchHeader | FetchedHeader | _ShortHeader | None = None  # of the open body; None: drop the body
+        self._body: memoryview | None = None  # memory of the open body; None: drop it
         self._missing = 0  # bytes of that body
-        self._direct = False  # the last buffer given out was the body's own memory
+        self._direct = False  # the last buffer was the body's own memory
         self._error: BaseException | None = None
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes shall go; never empty. Call `received` before another connection uses the scratch."""
+        """Return the memory for the next bytes, never empty. Call `received` before another connection uses it."""
         self._direct = self._body is not None and self._missing >= DIRECT_BYTES_MIN
         if self._direct and self._body is not None:
             return self._body[len(self._body) - self._missing :]
@@ -566,26 +571,26 @@ class FrameReceiver:
         return self._scratch[kept:]
 
     def received(self, n: int) -> list[Event]:
-        """Take the `n` bytes that were written to the last buffer; what they complete, in order."""
+        """Parse the `n` bytes that were written to the last buffer. Return the completed events, in order."""
         if self.stopped:
             self._kept = b"".join((self._kept, self._scratch[:n]))
             return []
         return self._take(self._scratch, len(self._kept) + n)
 
     def go_on(self) -> list[Event]:
-        """What comes next in the bytes that were received, now that all earlier events were handled."""
+        """Continue to parse received bytes, after all earlier events were handled. Return the next events."""
         if not self.stopped:
             return []
         self.stopped = False
         return self._take(memoryview(self._kept), len(self._kept))
 
     def drop(self) -> None:
-        """Drop what waits: the connection has ended."""
+        """Drop unparsed bytes: the connection has ended."""
         self._kept, self.stopped = b"", False
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that were received and wait until `full` is no longer true."""
+        """Number of received bytes that wait until `full` is false."""
         return len(self._kept) if self.stopped else 0
 
     def _take(self, data: memoryview, size: int) -> list[Event]:
@@ -608,11 +613,11 @@ class FrameReceiver:
 
     @staticmethod
     def _again(error: BaseException) -> BaseException:
-        """A fresh copy: raising one object twice would pile up its traceback."""
+        """Return a copy of the error: one object that is raised twice would accumulate tracebacks."""
         return type(error)(error.message, error.hint) if isinstance(error, EmbarcaderoError) else error
 
     def _scan(self, data: memoryview, size: int, events: list[Event]) -> None:
-        """Parse the first `size` bytes of the scratch, or of what was kept."""
+        """Parse the first `size` bytes of the scratch buffer, or of kept bytes."""
         kinds, at = self._kinds, 0
         if self._missing:
             at = self._fill(data, 0, size, events)
@@ -628,7 +633,8 @@ class FrameReceiver:
                     break
                 most = self.control_bytes_max
             if length > most:
-                raise FrameTooLarge(f"a {kind.name} frame of {length} bytes is above the limit of {most}", "send less")
+                problem = f"a {kind.name} frame of {length} bytes is above the limit of {most}"
+                raise FrameTooLarge(problem, "send smaller frames")
             body_at = at + header_bytes
             if body_at > size:
                 break
@@ -638,24 +644,24 @@ class FrameReceiver:
         self._kept = rest if self.stopped and data is not self._scratch else bytes(rest)
 
     def _open(self, kind: FrameKind, length: int, header: memoryview) -> None:
-        """Get memory for the body of the frame with this header."""
+        """Allocate memory for the body of the frame with this header."""
         if kind is _BATCH_KIND and self._admit is not None:
             batch = parse_batch_header(header)
             self._body = self._admit(batch)
             self._header = batch if self._body is not None else None
-            invariant(self._body is None or len(self._body) == length, "admitted memory fits the payload exactly")
+            invariant(self._body is None or len(self._body) == length, "admitted memory has the size of the payload")
         else:
             if kind is FrameKind.FETCHED:
                 self._header = parse_fetched_header(header)
             elif kind is FrameKind.ACK and length % ACK.itemsize:
-                raise BadFrame(f"an ACK frame of {length} bytes", f"acks have {ACK.itemsize} bytes each")
+                raise BadFrame(f"an ACK frame has {length} bytes", f"send a multiple of {ACK.itemsize} bytes")
             else:
                 self._header = _ShortHeader(kind, parse_request(header))
-            self._body = np.empty(length, dtype=np.uint8).data  # unlike a bytearray, not cleared first
+            self._body = np.empty(length, dtype=np.uint8).data  # not cleared first, unlike a bytearray
         self._missing = length
 
     def _fill(self, data: memoryview, at: int, size: int, events: list[Event]) -> int:
-        """Move what `data` has of the body, from `at`; where the next frame starts."""
+        """Copy the part of the body in `data`, from `at` on. Return the offset of the next frame."""
         missing = self._missing
         taken = min(missing, size - at)
         if self._body is not None:
@@ -667,13 +673,13 @@ class FrameReceiver:
         return at + taken
 
     def _finish(self, events: list[Event]) -> None:
-        """The body is complete: turn it into an event."""
+        """Convert a complete body to an event."""
         header, body = self._header, self._body
         self._header = self._body = None
         if isinstance(header, BatchHeader):
             events.append(BatchReceived(header))
         elif body is None or header is None:
-            return  # drained
+            return  # the body was dropped
         elif isinstance(header, FetchedHeader):
             entries, payloads = parse_fetched_body(header, body)
             events.append(

@@ -1,31 +1,31 @@
-"""Control messages: one msgpack struct each, tagged by its class name. Answers carry their question's frame number.
+"""Control messages: one msgpack struct each, tagged by its class name. An answer has the frame number of its request.
 
-question                answer                 who asks
-Hello                   Welcome                client, first of all
+request                 answer                 sender of the request
+Hello                   Welcome                client, as its first message
 OpenSession             Opened, or NameHeld    publisher
 CloseSession            Done                   publisher
-CreateTopic             TopicIs                anyone
-AlterTopic              TopicIs                anyone
-DescribeTopic           TopicIs                anyone
-ListTopics              TopicsAre              anyone
-DeleteTopic             Done                   anyone
+CreateTopic             TopicIs                any client
+AlterTopic              TopicIs                any client
+DescribeTopic           TopicIs                any client
+ListTopics              TopicsAre              any client
+DeleteTopic             Done                   any client
 Fetch                   a FETCHED frame        subscriber
-GetTail                 TailIs                 anyone
-Find                    PlaceIs                anyone
-Trim                    PlaceIs                anyone
+GetTail                 TailIs                 any client
+Find                    PlaceIs                any client
+Trim                    PlaceIs                any client
 OpenTier                TierIs                 a job that writes a topic's table
 AdvanceTier             TierIs                 the same
 KeepTier                Done                   the same
 CloseTier               Done                   the same
-Measure                 PiecesAre              who wants to share a span among several readers
-NoteProgress            Done                   a reader that wants others to see how far it is
-GetReaders              ReadersAre             anyone
-RemoveReader            Done                   anyone
+Measure                 PiecesAre              a client that divides a span among several readers
+NoteProgress            Done                   a reader that publishes its progress
+GetReaders              ReadersAre             any client
+RemoveReader            Done                   any client
 GetLanes                LanesAre               subscriber of a topic of order 0 or 1; waits for new lanes
-GetStatus               StatusIs               anyone
-Ping                    Pong                   either side
-any                     Failed                 when it can't be done
--                       MembersAre             pushed by a broker when brokers come and go
+GetStatus               StatusIs               any client
+Ping                    Pong                   client or broker
+any                     Failed                 the answer if the request fails
+-                       MembersAre             a broker sends it when the set of live brokers changes
 """
 
 from __future__ import annotations
@@ -40,65 +40,65 @@ from embarcadero.types import NO_HANDLE, U63, Cut, LanePosition, Range, ReaderPr
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 SessionSequence = Annotated[int, msgspec.Meta(ge=0, le=SESSION_SEQUENCE_MAX)]
-"""Numbers from outside are in range once decoded."""
+"""Numbers from peers. Decoding checks their range."""
 
-# `topic_id` of a request names the topic that the client means. A broker refuses it with TopicReplaced once that topic
-# is deleted, even if another one has its name by then. 0, as old clients send it: any topic of that name.
+# `topic_id` of a request identifies the topic. A broker refuses the request with TopicReplaced once that topic is
+# deleted, even if another topic has its name. 0, which old clients send: any topic with the name.
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Base of all control messages."""
+    """Base class of all control messages."""
 
 
 class BrokerAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a live broker listens."""
+    """The address of a live broker."""
 
     broker: int
     incarnation: int
     host: str
     port: int
-    handle: int = NO_HANDLE  # by which order entries name this incarnation
+    handle: int = NO_HANDLE  # of this incarnation, in order entries
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """First message of a client."""
+    """The first message of a client."""
 
     versions: list[int]
     client: str = ""
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The broker's answer: who it is, and who else there is."""
+    """The broker's answer to Hello: its identity, and all live brokers."""
 
     version: int
     cluster: str
     broker: int
     incarnation: int
     brokers: list[BrokerAddress]
-    frame_bytes_max: int = FRAME_BYTES_MAX  # the largest payload of a batch that this cluster takes
-    record_bytes_max: int = RECORD_BYTES_MAX  # and the largest record
-    records_max: int = RECORDS_PER_BATCH_MAX  # and the most records in a batch
-    generation: int = 0  # grows when the cluster starts anew, with an empty fabric; 0: not told
+    frame_bytes_max: int = FRAME_BYTES_MAX  # the largest payload of a batch that this cluster accepts
+    record_bytes_max: int = RECORD_BYTES_MAX  # the largest record
+    records_max: int = RECORDS_PER_BATCH_MAX  # the largest number of records in a batch
+    generation: int = 0  # grows when the cluster starts with an empty fabric; 0: not known
     tables: bool = False  # this broker reads tables of topics for its clients (Fetch.table)
-    references: bool = False  # this broker takes batches by reference
+    references: bool = False  # this broker accepts batches by reference
 
 
 class MembersAre(Message, frozen=True, kw_only=True):
-    """All live brokers, pushed on change."""
+    """All live brokers. A broker sends it when they change."""
 
     brokers: list[BrokerAddress]
 
 
 class OpenSession(Message, frozen=True, kw_only=True):
-    """Open a session: new, under a name (fencing that name's earlier holder), or continuing a fenced one.
+    """Open a session: a new one, one with a name (which fences the name's earlier holder), or continue a fenced one.
 
-    `at`: its next sequence becomes this one, unless it is further on already.
-    `holder`: open the name only if this session holds it (NO_SESSION: only if none does). So a request that comes late,
-    through another broker, takes the name from nobody: not even from its own sender, who has asked again and has it.
-    `lane`: only if the topic still has this lane. One that was deleted and made again has sessions of its own, and so
-    has one without replicas after a loss of memory.
-    `order`: the order of a new session, 2 (weak) or 5 (strong); None: as the topic. A session that continues another
-    keeps that one's order.
+    `at`: its next sequence becomes this one, unless it is higher already.
+    `holder`: open the name only if this session holds it (NO_SESSION: only if no session does). A delayed duplicate
+    through another broker therefore cannot take the name, not even from its own sender, which has asked again.
+    `lane`: only if the topic still has this lane. A topic that was deleted and created again has other sessions, and so
+    has a topic without replicas after a loss of memory.
+    `order`: the order of a new session, 2 (weak) or 5 (strong); None: as the topic. A continued session keeps its
+    order.
     """
 
     topic: str
@@ -114,9 +114,9 @@ class OpenSession(Message, frozen=True, kw_only=True):
 class Opened(Message, frozen=True, kw_only=True):
     """The session is open. `expected`: the next sequence (0 if new); `low`: the lowest that may be sent again.
 
-    `reached`: what was expected before, when `at` was asked for. `order`: the session's (0: not told, as the topic's).
+    `reached`: with `at`, the next sequence before the request. `order`: of the session (0: not known, as the topic).
 
-    Batches [lost_from, lost_to) of the lane are its newest LOST gap (both 0: it has none); `lost_before`: earlier ones.
+    Batches [lost_from, lost_to) of the lane are its newest LOST gap (both 0: none); `lost_before` has earlier gaps.
     """
 
     lane: U32
@@ -132,9 +132,9 @@ class Opened(Message, frozen=True, kw_only=True):
 
 
 class NameHeld(Message, frozen=True, kw_only=True):
-    """The name was not opened: another session than the one named holds it. To take it, ask again and name this one.
+    """The name was not opened, because another session than `holder` has it. To take it, ask again with this holder.
 
-    `expected`: the next sequence of the session that holds it; None: a broker of an earlier version does not say.
+    `expected`: the next sequence of the session that has the name; None from brokers of an earlier version.
     """
 
     session: U32
@@ -142,14 +142,14 @@ class NameHeld(Message, frozen=True, kw_only=True):
 
 
 class CloseSession(Message, frozen=True, kw_only=True):
-    """The publisher is done; nothing of it is in flight."""
+    """Close a session. No batch of it is in flight."""
 
     lane: U32
     session: U32
 
 
 class CreateTopic(Message, frozen=True, kw_only=True):
-    """Create a topic; lane and defaults (None) are the cluster's."""
+    """Create a topic. The cluster chooses the lane and the defaults (None)."""
 
     name: str
     order: int | None = None
@@ -162,12 +162,12 @@ class CreateTopic(Message, frozen=True, kw_only=True):
     retention_bytes: int | None = None
     retention_s: int | None = None
     columns: bytes = b""  # its schema as an Arrow message; empty: raw records
-    partitioner: str | None = None  # None: "crc32c", which a client that does not know of partitioners uses
+    partitioner: str | None = None  # None: "crc32c", the partitioner of clients without this field
     key: str = ""  # the column whose values choose partitions
 
 
 class AlterTopic(Message, frozen=True, kw_only=True):
-    """Change what is given of a topic; what can't change is refused, with the reason."""
+    """Change the given options of a topic. A change that is not possible is refused with the reason."""
 
     name: str
     order: int | None = None
@@ -184,16 +184,16 @@ class AlterTopic(Message, frozen=True, kw_only=True):
 
 
 class DescribeTopic(Message, frozen=True, kw_only=True):
-    """Ask for one topic."""
+    """Look up a topic."""
 
     name: str
 
 
 class TopicIs(Message, frozen=True, kw_only=True):
-    """One topic. `columns`: its newest schema; `widths`: how many of these columns each version has, from 1 on.
+    """A topic. `columns`: its newest schema; `widths`: the number of these columns in each version, from 1 on.
 
-    `ranges`: where it is on disks, oldest first by lane; of very many, the newest. `age_us`: how long ago the topic was
-    created; None: not known.
+    `ranges`: its ranges on disks, oldest first by lane; of very many, the newest. `age_us`: the time since the topic
+    was created; None: not known.
     """
 
     topic: Topic
@@ -205,7 +205,7 @@ class TopicIs(Message, frozen=True, kw_only=True):
 
 
 class ListTopics(Message, frozen=True, kw_only=True):
-    """Ask for all topics."""
+    """List all topics."""
 
 
 class TopicsAre(Message, frozen=True, kw_only=True):
@@ -230,24 +230,24 @@ class Fetch(Message, frozen=True, kw_only=True):
     max_bytes: U63
     wait_ms: U63 = 0
     partitions: list[U16] | None = None
-    read: str = "durable"  # durable | ordered: the frontier that nothing is served above
-    control: bool = False  # entries that open, fence and close sessions come too
-    stop: U63 | None = None  # the index at which the reader stops: nothing at or above is sent, or waited for
-    table: bool = False  # records that only the topic's table still has are read there, too
-    never_durable: bool = False  # the client knows gaps of this kind; else they are LOST to it
+    read: str = "durable"  # durable | ordered: the end up to which records are served
+    control: bool = False  # include entries that open, fence and close sessions
+    stop: U63 | None = None  # the index at which the reader stops: the broker does not send or wait for later ones
+    table: bool = False  # also read records that only the topic's table has
+    never_durable: bool = False  # the client knows this kind of gap; otherwise it gets LOST
 
 
 class GetTail(Message, frozen=True, kw_only=True):
-    """Ask for the linearizable end of a lane."""
+    """Get the linearizable end of a lane."""
 
     lane: U32
 
 
 class TailIs(Message, frozen=True, kw_only=True):
-    """The end of a lane, its earliest readable index and seq, and how far it is durable.
+    """The ordered end of a lane, its earliest readable index and seq, and its durable end.
 
-    `hot_index`, `hot_seq`: where the part begins that brokers serve, if it is not at the start (None). `holes`: seqs
-    [from, to) above the start that restarts passed over, the newest ones.
+    `hot_index`, `hot_seq`: the start of the part that brokers serve, if it differs from the start (None: it does not).
+    `holes`: seqs [from, to) above the start that restarts skipped, the newest ones.
     """
 
     lane: int
@@ -263,7 +263,7 @@ class TailIs(Message, frozen=True, kw_only=True):
 
 
 class Find(Message, frozen=True, kw_only=True):
-    """Ask where a position in a lane is: by index, seq or time as in Fetch. `table`: in the topic's table alone."""
+    """Find a position in a lane, by index, seq or time as in Fetch. `table`: only in the topic's table."""
 
     lane: U32
     by: str
@@ -272,10 +272,10 @@ class Find(Message, frozen=True, kw_only=True):
 
 
 class Trim(Message, frozen=True, kw_only=True):
-    """Move the start of a lane up to a position, given as in Find. Going back changes nothing.
+    """Move the start of a lane up to a position, given as in Find. A position below the start changes nothing.
 
-    `seq`: with an index below what brokers have: the seq that belongs to it. Without `cold` only the part that brokers
-    have gets another start, at most where the topic's table ends.
+    `seq`: the seq of the index, if brokers no longer have that index. Without `cold`, only the part at the brokers gets
+    another start, at most the end of the topic's table.
     """
 
     lane: U32
@@ -287,9 +287,9 @@ class Trim(Message, frozen=True, kw_only=True):
 
 
 class PlaceIs(Message, frozen=True, kw_only=True):
-    """A position in a lane: the batch found, or the first one that is readable after a trim.
+    """A position in a lane: the batch that was found, or the first readable batch after a trim.
 
-    `table`: the broker looked in the topic's table; `missing`: the table does not have it.
+    `table`: the broker searched the topic's table; `missing`: the table does not have the position.
     """
 
     lane: int
@@ -300,9 +300,9 @@ class PlaceIs(Message, frozen=True, kw_only=True):
 
 
 class Measure(Message, frozen=True, kw_only=True):
-    """Ask for the batches [start, stop) of a lane in pieces of about so many bytes, each of whole batches.
+    """Divide the batches [start, stop) of a lane into pieces of about `piece_bytes`, each of whole batches.
 
-    `table`: only the part that the topic's table has, in pieces of whole files.
+    `table`: only the part in the topic's table, in pieces of whole files.
     """
 
     lane: U32
@@ -314,9 +314,9 @@ class Measure(Message, frozen=True, kw_only=True):
 
 
 class PiecesAre(Message, frozen=True, kw_only=True):
-    """The pieces, in order; the first `pieces_max` of them if there are more: the last one then ends before `stop`.
+    """The pieces, in order. If there are more than `pieces_max`, only the first ones: the last then ends before `stop`.
 
-    `table`: they are files of the topic's table, as it was asked for; the last one may end behind `stop`.
+    `table`: they are files of the topic's table, as requested; the last one may end after `stop`.
     """
 
     lane: int
@@ -325,7 +325,7 @@ class PiecesAre(Message, frozen=True, kw_only=True):
 
 
 class NoteProgress(Message, frozen=True, kw_only=True):
-    """A reader tells how far it is: by lane, the index and seq behind all that it has dealt with."""
+    """Publish the progress of a reader: by lane, the index and seq after the last record that it has processed."""
 
     topic: str
     reader: str
@@ -334,20 +334,20 @@ class NoteProgress(Message, frozen=True, kw_only=True):
 
 
 class GetReaders(Message, frozen=True, kw_only=True):
-    """Ask which readers of a topic told how far they are."""
+    """List the readers of a topic that have published their progress."""
 
     topic: str
 
 
 class ReadersAre(Message, frozen=True, kw_only=True):
-    """The readers of a topic, those heard of last first; of very many, the newest."""
+    """The readers of a topic, the newest report first; of very many, only the newest."""
 
     topic: str
     readers: list[ReaderProgress]
 
 
 class RemoveReader(Message, frozen=True, kw_only=True):
-    """Forget what a reader of a topic told. One that is alive comes back with what it tells next."""
+    """Remove a reader from the list of a topic. An active reader appears again with its next report."""
 
     topic: str
     reader: str
@@ -355,9 +355,9 @@ class RemoveReader(Message, frozen=True, kw_only=True):
 
 
 class OpenTier(Message, frozen=True, kw_only=True):
-    """Begin an epoch of writing a topic's table. `id`, `warehouse` and `table` count if it has none yet.
+    """Begin an epoch of writing a topic's table. `id`, `warehouse` and `table` are used if it has no table yet.
 
-    `properties` say how clients reach the store: endpoint, region, addressing. Secrets are not among them.
+    `properties` are how clients reach the store: endpoint, region, addressing. They have no secrets.
     """
 
     topic: str
@@ -365,15 +365,15 @@ class OpenTier(Message, frozen=True, kw_only=True):
     id: str
     warehouse: str
     table: str
-    hot_retention_s: U63 | None = None  # None: as it is
+    hot_retention_s: U63 | None = None  # None: unchanged
     take_over: bool = False
     topic_id: U63 = 0
     properties: dict[str, str] = {}
-    engine: str = ""  # what writes the files, for `status`
+    engine: str = ""  # the writer of the files, for `status`
 
 
 class AdvanceTier(Message, frozen=True, kw_only=True):
-    """All below these positions of lanes is in the table, as `metadata` describes it."""
+    """Announce that the table has every record below these positions, as `metadata` describes it."""
 
     topic: str
     epoch: U63
@@ -381,11 +381,11 @@ class AdvanceTier(Message, frozen=True, kw_only=True):
     frontiers: dict[U32, LanePosition]
     starts: dict[U32, LanePosition] = {}  # of lanes that are new to the table
     topic_id: U63 = 0
-    engine: str = ""  # what wrote the files, for `status`
+    engine: str = ""  # the writer of the files, for `status`
 
 
 class KeepTier(Message, frozen=True, kw_only=True):
-    """The holder of an epoch is there."""
+    """Renew the lease of an epoch."""
 
     topic: str
     epoch: U63
@@ -393,7 +393,7 @@ class KeepTier(Message, frozen=True, kw_only=True):
 
 
 class CloseTier(Message, frozen=True, kw_only=True):
-    """The holder of an epoch leaves."""
+    """End an epoch."""
 
     topic: str
     epoch: U63
@@ -407,7 +407,7 @@ class TierIs(Message, frozen=True, kw_only=True):
 
 
 class GetLanes(Message, frozen=True, kw_only=True):
-    """Ask for the lanes of a topic (given by its lane number) with a number above `above`; wait for one to come."""
+    """List the lanes of a topic (given by its lane number) above the number `above`. Wait until there is one."""
 
     lane: U32
     above: U32 = 0
@@ -415,7 +415,7 @@ class GetLanes(Message, frozen=True, kw_only=True):
 
 
 class LanesAre(Message, frozen=True, kw_only=True):
-    """The lanes asked for. `unsure` (not told to who waits): of these it is not known yet how much disks have."""
+    """The requested lanes. `unsure`: lanes whose durable end is not known yet; an answer after a wait has none."""
 
     lane: int
     lanes: list[TopicLane]
@@ -423,29 +423,29 @@ class LanesAre(Message, frozen=True, kw_only=True):
 
 
 class GetStatus(Message, frozen=True, kw_only=True):
-    """Ask a broker about itself."""
+    """Get the status of a broker."""
 
 
 class StatusIs(Message, frozen=True, kw_only=True):
-    """What a broker says about itself."""
+    """The status of a broker."""
 
     facts: dict[str, Any]
 
 
 class Ping(Message, frozen=True, kw_only=True):
-    """Are you there?"""
+    """Check that the peer is alive."""
 
 
 class Pong(Message, frozen=True, kw_only=True):
-    """Yes."""
+    """The answer to Ping."""
 
 
 class Done(Message, frozen=True, kw_only=True):
-    """It is done."""
+    """The request was carried out."""
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """It was not done. `code` is the name of an error class of the error tree."""
+    """The request was not carried out. `code` is the name of a class in the error tree."""
 
     code: str
     message: str

@@ -1,8 +1,8 @@
-"""Which partition a key belongs to. Every client of a topic must agree, so the rule is a property of the topic.
+"""The partition of a key. All clients of a topic must agree, so the partitioner is a property of the topic.
 
-`murmur2` gives each key the partition that Kafka's Java clients give it: `toPositive(murmur2(key)) % partitions`.
-`crc32c` is the rule of topics that were created before there was a choice. Text is hashed as UTF-8, and an integer of
-any width as 8 bytes, big-endian (as Kafka's LongSerializer writes it).
+`murmur2` gives the same partitions as Kafka's Java clients: `toPositive(murmur2(key)) % partitions`. `crc32c` is the
+partitioner of topics that are older than the choice. Text is hashed as UTF-8. An integer of any width is hashed as 8
+bytes, big-endian (as Kafka's LongSerializer writes it).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from embarcadero.wire.codec import payload_crc
 
 Partitions = npt.NDArray[np.int32]
 NO_PARTITION: Final = -1
-"""Of a row whose key is null."""
+"""The partition of a row with a null key."""
 
 _KINDS: Final = {MURMUR2: 0, CRC32C: 1}
 _BYTES: Final = (kinds.is_binary, kinds.is_string, kinds.is_large_binary, kinds.is_large_string)
@@ -32,7 +32,7 @@ _SEED, _M = 0x9747_B28C, 0x5BD1_E995
 
 
 class _Native(Protocol):
-    """What the C module offers (native/partitions.c)."""
+    """The functions of the C module (native/partitions.c)."""
 
     def partition(self, kind: int, key: bytes, partitions: int, /) -> int: ...
     def column(
@@ -60,14 +60,14 @@ def _load_native() -> _Native | None:
 NATIVE = _load_native()
 
 
-# --- what a topic may have --------------------------------------------------------------------------------------------
+# --- the key column of a topic ----------------------------------------------------------------------------------------
 def check_key(schema: pa.Schema, key: str) -> None:
-    """Refuse a key column that the schema does not have, or of a type that can't be hashed."""
+    """Raise BadSchema unless the schema has this key column, with a type that can be hashed."""
     if key not in schema.names:
-        raise BadSchema(f"key {key!r} is no column of the schema", f"use one of {', '.join(schema.names)}")
+        raise BadSchema(f"key {key!r} is not a column of the schema", f"use one of {', '.join(schema.names)}")
     kind = schema.field(key).type
     if not is_key_type(kind):
-        raise BadSchema(f"key column {key!r} is {kind}", "a key is binary, string or an integer")
+        raise BadSchema(f"key column {key!r} has type {kind}", "use a binary, string or integer column")
 
 
 def is_key_type(kind: pa.DataType) -> bool:
@@ -77,14 +77,14 @@ def is_key_type(kind: pa.DataType) -> bool:
 
 # --- one key ----------------------------------------------------------------------------------------------------------
 def partition_of(key: bytes, partitions: int, partitioner: str) -> int:
-    """The partition of one key."""
+    """Return the partition of one key."""
     if NATIVE is not None:
         return NATIVE.partition(_KINDS[partitioner], key, partitions)
     return key_hash(key, partitioner) % partitions
 
 
 def key_hash(key: bytes, partitioner: str) -> int:
-    """The hash of one key, without the native module."""
+    """Return the hash of one key, without the native module."""
     return murmur2(key) & 0x7FFF_FFFF if partitioner == MURMUR2 else payload_crc(key)
 
 
@@ -103,7 +103,7 @@ def murmur2(key: bytes) -> int:
 
 # --- whole columns ----------------------------------------------------------------------------------------------------
 def partitions_of(keys: pa.Array, partitions: int, partitioner: str) -> Partitions:
-    """The partitions of a column of keys: binary, text or integers. NO_PARTITION where the key is null."""
+    """Return the partitions of a column of keys: binary, text or integers. NO_PARTITION for a null key."""
     column = _as_bytes(keys)
     if NATIVE is None:
         return _partitions_of(column, partitions, partitioner)
@@ -118,7 +118,7 @@ def partitions_of(keys: pa.Array, partitions: int, partitioner: str) -> Partitio
 
 
 def _as_bytes(keys: pa.Array) -> pa.Array:
-    """Keys as a column of bytes or text; integers as 8 bytes each, big-endian."""
+    """Convert keys to a column of bytes or text; integers to 8 bytes each, big-endian."""
     if not kinds.is_integer(keys.type):
         return keys
     wide = np.uint64 if keys.type == pa.uint64() else np.int64
@@ -132,7 +132,7 @@ def _as_bytes(keys: pa.Array) -> pa.Array:
 
 
 def _partitions_of(column: pa.Array, partitions: int, partitioner: str) -> Partitions:
-    """The same without the native module: a step for each byte or word of the longest key, not for each key."""
+    """Return partitions without the native module, with one step for each byte or word of the longest key."""
     large = kinds.is_large_binary(column.type) or kinds.is_large_string(column.type)
     _, offsets, buffer = column.buffers()
     if not len(column):
@@ -153,7 +153,7 @@ def _partitions_of(column: pa.Array, partitions: int, partitioner: str) -> Parti
 def _crc32c(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
-    """CRC32C of keys that are sorted by length, the longest first."""
+    """Compute the CRC32C of keys that are sorted by length, the longest first."""
     crc, table = np.full(len(starts), _MASK, dtype=np.uint32), _crc_table()
     for at in range(int(lengths[0])):
         still = int(np.searchsorted(-lengths, -at))  # keys longer than `at`
@@ -164,7 +164,7 @@ def _crc32c(
 def _murmur2(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
-    """murmur2 of keys that are sorted by length, the longest first; the sign bit is cleared."""
+    """Compute murmur2 of keys that are sorted by length, the longest first. The sign bit is cleared."""
     m = np.uint32(_M)
     words = lengths // 4
     h = np.uint32(_SEED) ^ lengths.astype(np.uint32)
@@ -181,7 +181,7 @@ def _murmur2(
 
 
 def _bytes_at(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint32]:
-    """`size` bytes from each start as one little-endian number."""
+    """Read `size` bytes from each start as one little-endian number."""
     word = np.zeros(len(starts), dtype=np.uint32)
     for byte in range(size):
         word |= data[starts + byte].astype(np.uint32) << np.uint32(8 * byte)
@@ -190,7 +190,7 @@ def _bytes_at(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], size: 
 
 @cache
 def _crc_table() -> npt.NDArray[np.uint32]:
-    """CRC32C of each byte."""
+    """Return the CRC32C of each byte."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F6_3B78), table >> 1).astype(np.uint32)

@@ -1,25 +1,25 @@
 """Schemas of topics, and payloads of batches: Arrow record batches of these schemas.
 
-A payload is one Arrow IPC record batch message, without its schema, which the topic knows. Nothing is parsed per
-record: encoding copies columns into one buffer, decoding makes arrays that lie on the received bytes.
+A payload is one Arrow IPC record batch message without its schema, which the topic has. No step works per record:
+encoding copies columns into one buffer, and decoding creates arrays over the received bytes.
 
-A payload's CRC shows that nothing changed it, not that its publisher was honest, so decoding trusts nothing in it:
-Arrow verifies the metadata, every buffer is checked to fit, and the sizes that buffers, lists and maps claim are added
-up before any memory is asked for. What is inside the columns (offsets, UTF-8, nulls where none may be) is checked if
-asked (`full`), at a few ns a record; without it, read columns only of publishers you trust.
+A payload's CRC shows that its bytes did not change. It does not show that the publisher was honest, so decoding trusts
+no field. Arrow verifies the metadata, and every buffer must fit. The claimed sizes of buffers, lists and maps are
+summed before memory is allocated. The content of columns (offsets, UTF-8, nulls in columns that are not nullable) is
+checked with `full`, for a few ns per record. Without `full`, read only columns of trusted publishers.
 
-In a compressed message each buffer begins with its unpacked length (8 bytes; -1: stored as it is). Arrow allocates what
-that length says, so all of them are read and added up first. Buffers that are not compressed may overlap, and lists of
-values without bytes (nulls, empty strings) may have any length, so buffers and list entries are added up as well.
+In a compressed message each buffer begins with its unpacked length (8 bytes; -1: not compressed). Arrow allocates that
+length, so all lengths are read and summed first. Uncompressed buffers may overlap, and lists of values without bytes
+(nulls, empty strings) may have any length, so buffers and list entries are summed as well.
 
-A batch of one plain record is written without Arrow's help: making four columns and a message of one row takes Arrow 60
-us, and a publisher that sends records one by one waits for each. All such payloads look alike: a head with a few
-numbers that depend on the value's length, the value, padding, and a tail with the time. What is constant, and where the
-numbers are, is learned once from two payloads that Arrow made.
+A batch of one plain record is encoded without Arrow: four columns and a message of one row take Arrow 60 us, and a
+publisher that sends records one by one waits for each. All these payloads have the same form: a head with some numbers
+that depend on the value's length, the value, padding, and a tail with the time. The constant bytes and the positions of
+the numbers are learned once from two payloads of Arrow.
 
-Columns of a schema are only added at the end, so every version is a prefix of the newest. That makes a history small
-(the newest schema, and how many columns each version has), and lets a reader that knows an old version decode a newer
-batch: its first columns are the ones that the reader knows. Version 0 is raw records.
+Columns of a schema are only added at the end, so every version is a prefix of the newest one. So a history is small:
+the newest schema, and the number of columns in each version. A reader with an old version can decode a newer batch: it
+knows the first columns. Version 0 is raw records.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from embarcadero.limits import (
 # --- compressed messages, and the size of any message before it is unpacked -------------------------------------------
 COMPRESSIONS: Final = ("lz4", "zstd")
 
-_ADVICE: Final = "skip this batch and look at the program that published it"
-_CONTINUES_BYTES: Final = 8  # before the metadata of a message: a mark, and the metadata's length
+_ADVICE: Final = "skip this batch and check the program that published it"
+_CONTINUES_BYTES: Final = 8  # before the metadata of a message: a marker, and the metadata's length
 _STORED_AS_IT_IS: Final = -1
 _BUFFER: Final = np.dtype([("offset", "<i8"), ("length", "<i8")])
 _NODE: Final = np.dtype([("length", "<i8"), ("null_count", "<i8")])
 _OLD_COMPRESSION: Final = b"ARROW:experimental_compression"
-"""A key in the metadata of Arrow 0.17's messages. Arrow's reader still unpacks them; no other writer makes them."""
+"""A key in the metadata of Arrow 0.17's messages. Arrow's reader still unpacks them; no later writer produces them."""
 
 # Positions of fields in the flatbuffer tables of Arrow's Message.fbs.
 _MESSAGE_HEADER: Final = 2
@@ -72,7 +72,7 @@ def _options(compression: str) -> pa.ipc.IpcWriteOptions:
 
 
 def compressed(batch: pa.RecordBatch, compression: str) -> pa.Buffer:
-    """The message of a record batch, compressed: cut out of a stream, since Arrow has no other way to make it."""
+    """Encode a record batch as a compressed message. It is cut out of a stream: Arrow has no other way."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_options(compression)) as stream:
         stream.write_batch(batch)
@@ -83,10 +83,10 @@ def compressed(batch: pa.RecordBatch, compression: str) -> pa.Buffer:
 
 
 def check_unpacked(metadata: bytes, body: Any, schema: pa.Schema, count: int, entries_max: int) -> None:
-    """Raise Corrupt if a message has other than `count` records, or would unpack to too much.
+    """Raise Corrupt if a message does not have `count` records, or would unpack to too many bytes.
 
-    `entries_max`: entries that all its lists and maps together may have. Arrow has verified the offsets in the
-    metadata; nothing else is believed, and nothing is unpacked.
+    `entries_max`: the limit for the entries of all its lists and maps together. Arrow has verified the offsets in the
+    metadata. This trusts no other field, and unpacks no data.
     """
     if _OLD_COMPRESSION in metadata:
         raise Corrupt("a payload uses the experimental compression of Arrow 0.17", "use lz4 or zstd of Arrow 1.0")
@@ -97,30 +97,31 @@ def check_unpacked(metadata: bytes, body: Any, schema: pa.Schema, count: int, en
     length = _field(metadata, batch, _BATCH_LENGTH)
     rows = 0 if length is None else int(struct.unpack_from("<q", metadata, length)[0])
     if rows != count:
-        raise Corrupt(f"a payload has {rows} records, its entry says {count}", _ADVICE)
+        raise Corrupt(f"a payload has {rows} records, and its entry has {count}", _ADVICE)
     claimed = sum(_claims(metadata, batch, memoryview(body) if body is not None else memoryview(b"")))
     if claimed > DECODED_BYTES_MAX:
-        raise Corrupt(f"a payload unpacks to {claimed} bytes, more than {DECODED_BYTES_MAX}", _ADVICE)
+        raise Corrupt(f"a payload unpacks to {claimed} bytes, and the limit is {DECODED_BYTES_MAX}", _ADVICE)
     _check_lists(_vector(metadata, batch, _BATCH_NODES, _NODE)["length"].tolist(), schema, entries_max)
 
 
 def _check_lists(lengths: list[int], schema: pa.Schema, entries_max: int) -> None:
-    """Raise Corrupt if the lists and maps of a batch have too many entries in all.
+    """Raise Corrupt if the lists and maps of a batch have too many entries together.
 
-    `lengths`: of all columns and, after each, of the columns within it; columns that `schema` lacks come last.
+    `lengths`: of all columns and, after each, of its nested columns. Columns that `schema` lacks come last.
     """
     if len(lengths) <= len(schema):
-        return  # no column has others within it, or Arrow refuses the batch
+        return  # no column is nested, or Arrow refuses the batch
     entries = at = 0
     for kind in schema.types:
         found, at = _list_entries(lengths, kind, at)
         entries += found
     if entries > entries_max:
-        raise Corrupt(f"lists and maps of a payload have {entries} entries in all, more than {entries_max}", _ADVICE)
+        problem = f"lists and maps of a payload have {entries} entries together, and the limit is {entries_max}"
+        raise Corrupt(problem, _ADVICE)
 
 
 def _list_entries(lengths: list[int], kind: pa.DataType, at: int) -> tuple[int, int]:
-    """Entries in all lists of a column, whose own length is the one at `at`; and where the next column's is."""
+    """Count the entries in all lists of the column at `at`. Return them, and the position of the next column."""
     entries, at = 0, at + 1
     is_list = kind.num_fields > 0 and not pa.types.is_struct(kind)
     for number in range(kind.num_fields):
@@ -132,16 +133,17 @@ def _list_entries(lengths: list[int], kind: pa.DataType, at: int) -> tuple[int, 
 
 
 def _claims(metadata: bytes, batch: int, body: memoryview) -> list[int]:
-    """Unpacked length of each buffer of a record batch, as it claims."""
+    """Return the claimed unpacked length of each buffer of a record batch."""
     buffers = _vector(metadata, batch, _BATCH_BUFFERS, _BUFFER)
     if _field(metadata, batch, _BATCH_COMPRESSION) is None:
-        return list(map(abs, buffers["length"].tolist()))  # Arrow refuses negative ones; they must not hide others
+        return list(map(abs, buffers["length"].tolist()))  # negative ones, which Arrow refuses, must not lower the sum
     claims = []
     for offset, length in buffers.tolist():
         if not length:
             continue
         if length < 8 or offset < 0 or offset + length > len(body):
-            raise Corrupt(f"a compressed buffer of {length} bytes at {offset} of {len(body)}", _ADVICE)
+            problem = f"a compressed buffer has {length} bytes at offset {offset} of a body of {len(body)} bytes"
+            raise Corrupt(problem, _ADVICE)
         (unpacked,) = struct.unpack_from("<q", body, offset)
         if unpacked < _STORED_AS_IT_IS:
             raise Corrupt(f"a compressed buffer unpacks to {unpacked} bytes", _ADVICE)
@@ -150,24 +152,24 @@ def _claims(metadata: bytes, batch: int, body: memoryview) -> list[int]:
 
 
 def _vector(metadata: bytes, table: int, number: int, dtype: np.dtype[np.void]) -> np.ndarray[Any, np.dtype[np.void]]:
-    """The structs that a field of a flatbuffer table points to."""
+    """Return the structs to which a field of a flatbuffer table points."""
     vector = _table(metadata, table, number)
     if vector is None:
         return np.empty(0, dtype)
     (count,) = struct.unpack_from("<I", metadata, vector)
     if count > BATCH_BUFFERS_MAX:
-        raise Corrupt(f"a payload has {count} buffers or columns, more than {BATCH_BUFFERS_MAX}", _ADVICE)
+        raise Corrupt(f"a payload has {count} buffers or columns, and the limit is {BATCH_BUFFERS_MAX}", _ADVICE)
     return np.frombuffer(metadata, dtype, count, vector + 4)
 
 
 def _table(metadata: bytes, table: int, number: int) -> int | None:
-    """Where the table or vector is that a field of a flatbuffer table points to."""
+    """Return the offset of the table or vector to which a field of a flatbuffer table points."""
     field = _field(metadata, table, number)
     return None if field is None else field + int(struct.unpack_from("<I", metadata, field)[0])
 
 
 def _field(metadata: bytes, table: int, number: int) -> int | None:
-    """Where a field of a flatbuffer table is; None if absent."""
+    """Return the offset of a field of a flatbuffer table; None if it is absent."""
     vtable = table - struct.unpack_from("<i", metadata, table)[0]
     (vtable_bytes,) = struct.unpack_from("<H", metadata, vtable)
     entry = 4 + 2 * number
@@ -184,11 +186,11 @@ RAW_SCHEMA: Final = pa.schema(
         pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
     ]
 )
-"""Records of a topic without a schema of its own."""
+"""The schema of raw records, for topics without their own schema."""
 
 TIMESTAMP_US_MIN: Final = -62_135_596_800_000_000
 TIMESTAMP_US_MAX: Final = 253_402_300_799_999_999
-"""Times that a datetime can be: the years 1 to 9999."""
+"""The range of a datetime: the years 1 to 9999."""
 
 _KEY, _VALUE, _HEADERS, _TIMESTAMP = RAW_SCHEMA.types
 _ARROW_ERRORS: Final = (pa.ArrowException, EOFError, OSError, ValueError, TypeError, OverflowError)
@@ -200,7 +202,7 @@ def raw_batch(
     headers: Sequence[Mapping[str, bytes] | None],
     timestamps_us: Sequence[int],
 ) -> pa.RecordBatch:
-    """Records as columns; all four have the same length."""
+    """Make a batch of raw records from four columns of the same length. Raises BadValue."""
     count = len(values)
     try:
         columns = [
@@ -212,16 +214,16 @@ def raw_batch(
         batch = pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
     except (*_ARROW_ERRORS, AttributeError) as error:
         raise BadValue(
-            f"{count} records can't be made a batch: {error}",
-            "keys and values are bytes, headers map str to bytes, timestamps are microseconds since 1970",
+            f"{count} records do not form a batch: {error}",
+            "use bytes for keys and values, a dict of str to bytes for headers, microseconds since 1970 for timestamps",
         ) from error
     if batch.column(1).null_count:
-        raise BadValue("a record without a value", "send b'' for an empty value")
+        raise BadValue("a record has no value", "use b'' for an empty value")
     return batch
 
 
 def _nullable(items: Sequence[Any], kind: pa.DataType, convert: Callable[[Any], Any] | None = None) -> pa.Array:
-    """A column that is often all null, which then costs next to nothing."""
+    """Make a column. If all values are null, which is common, it is almost free."""
     if items.count(None) == len(items):
         return pa.nulls(len(items), kind)
     return pa.array(items if convert is None else list(map(convert, items)), kind)
@@ -232,12 +234,12 @@ def _pairs(headers: Mapping[str, bytes] | None) -> list[tuple[str, bytes]] | Non
 
 
 def plain_batch(values: Sequence[bytes], times_s: Sequence[float]) -> pa.RecordBatch:
-    """Records that have only a value and the time of a clock, in seconds: the quick way to make a raw batch."""
+    """Make a batch of raw records from values and clock times in seconds. This is the fast path."""
     count = len(values)
     times = np.rint(np.fromiter(times_s, np.float64, count) * 1e6).astype(np.int64)
     ends = np.zeros(count + 1, np.int32)
     np.cumsum(np.fromiter(map(len, values), np.int32, count), out=ends[1:])
-    columns = [  # laid out by hand: pa.array would load pandas first, if there is one, for a third of a second
+    columns = [  # built from buffers: pa.array would first load pandas, if installed, for a third of a second
         pa.nulls(count, _KEY),
         pa.Array.from_buffers(_VALUE, count, [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]),
         pa.nulls(count, _HEADERS),
@@ -247,36 +249,36 @@ def plain_batch(values: Sequence[bytes], times_s: Sequence[float]) -> pa.RecordB
 
 
 def encode_batch(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
-    """The payload of a batch frame; `compression` is None, "lz4" or "zstd"."""
+    """Encode the payload of a batch frame. `compression` is None, "lz4" or "zstd"."""
     return batch.serialize() if compression is None else compressed(batch, compression)
 
 
 def list_entries_max(schema: pa.Schema) -> int:
-    """How many entries all lists and maps of a batch of this schema may have, together."""
+    """Return the limit for the entries of all lists and maps of a batch with this schema, together."""
     return HEADERS_PER_BATCH_MAX if schema is RAW_SCHEMA or schema.equals(RAW_SCHEMA) else LIST_ENTRIES_MAX
 
 
 def decode_batch(buffer: Any, schema: pa.Schema, count: int, *, full: bool = False) -> pa.RecordBatch:
-    """The record batch in a payload, lying on `buffer`. Corrupt, if it is no batch of `count` records of `schema`."""
+    """Decode a payload without a copy. Raises Corrupt unless it is a batch of `count` records of `schema`."""
     try:
         message = pa.ipc.read_message(buffer)
         if message.type != "record batch":
-            raise Corrupt(f"a payload holds a {message.type} message", "its publisher must send record batches")
+            raise Corrupt(f"a payload has a {message.type} message, not a record batch", _ADVICE)
         check_unpacked(message.metadata.to_pybytes(), message.body, schema, count, list_entries_max(schema))
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=full)
         if full and any(not field.nullable and batch.column(i).null_count for i, field in enumerate(schema)):
-            raise Corrupt("a payload lacks values that its topic's schema demands", _ADVICE)
+            raise Corrupt("a payload has nulls in a column that is not nullable", _ADVICE)
     except (*_ARROW_ERRORS, struct.error) as error:
-        raise Corrupt(f"a payload is no record batch of its topic's schema: {error}", _ADVICE) from error
+        raise Corrupt(f"a payload is not a record batch of its topic's schema: {error}", _ADVICE) from error
     if batch.num_rows != count:
-        raise Corrupt(f"a payload has {batch.num_rows} records, its entry says {count}", _ADVICE)
+        raise Corrupt(f"a payload has {batch.num_rows} records, and its entry has {count}", _ADVICE)
     return batch
 
 
 # --- the payload of one plain record ----------------------------------------------------------------------------------
 _ALIGN: Final = 8
-_SHORTER, _LONGER = 61, 70  # their lengths and their padded lengths differ by different numbers, so both are told apart
+_SHORTER, _LONGER = 61, 70  # lengths and padded lengths differ by different numbers, which distinguishes the two
 _NUMBER: Final = struct.Struct("<I")
 _TIME: Final = struct.Struct("<q")
 _HEADS_KEPT: Final = 256
@@ -284,17 +286,17 @@ _PADDING: Final = tuple(bytes(missing) for missing in range(_ALIGN))
 
 
 class _Form(NamedTuple):
-    """What all payloads of one plain record have in common."""
+    """The common form of all payloads of one plain record."""
 
     head: bytes
-    lengths: list[tuple[int, int]]  # where in the head a number is, and what it has beyond the value's length
-    padded: list[tuple[int, int]]  # the same for numbers that count padding as well
+    lengths: list[tuple[int, int]]  # offset of a number in the head, and its difference to the value's length
+    padded: list[tuple[int, int]]  # the same for numbers that include the padding
     before_time: bytes
     after_time: bytes
 
 
 def _example(size: int) -> tuple[bytes, int, int]:
-    """A payload that Arrow made of a value of zeros: its bytes, where the value begins and where the time does."""
+    """Let Arrow encode a value of zeros. Return its bytes, and the offsets of the value and of the time."""
     made = encode_batch(plain_batch([bytes(size)], [0.0]))
     columns = pa.ipc.read_record_batch(pa.ipc.read_message(made), RAW_SCHEMA).columns
     value_at, time_at = (column.buffers()[-1].address - made.address for column in (columns[1], columns[3]))
@@ -303,7 +305,7 @@ def _example(size: int) -> tuple[bytes, int, int]:
 
 @cache
 def _form() -> _Form | None:
-    """None: this release of Arrow does something that we don't expect, and is to encode by itself."""
+    """Learn the form. None: this release of Arrow encodes differently than expected, so Arrow must encode."""
     (payload, value_at, time_at), (longer, value_at_too, time_at_too) = _example(_SHORTER), _example(_LONGER)
     grown = _LONGER - _SHORTER
     tail_at, tail_at_too = value_at + _padded(_SHORTER), value_at_too + _padded(_LONGER)
@@ -329,7 +331,7 @@ def _padded(size: int) -> int:
 
 @lru_cache(maxsize=_HEADS_KEPT)
 def _head(size: int) -> bytes:
-    """What comes before a value of this many bytes: publishers send many of the same."""
+    """Return the bytes before a value of this size. Publishers send many values of the same size."""
     form = _form()
     if form is None:
         return b""
@@ -342,7 +344,7 @@ def _head(size: int) -> bytes:
 
 
 def lone_payload(value: bytes, time_s: float) -> bytes:
-    """The same bytes as `plain_batch` of one value and time (in seconds), encoded without compression."""
+    """Encode one value and time (in seconds): the same bytes as `plain_batch` encoded without compression."""
     form, size = _form(), len(value)
     if form is None:
         return bytes(memoryview(encode_batch(plain_batch([value], [time_s]))))
@@ -352,7 +354,7 @@ def lone_payload(value: bytes, time_s: float) -> bytes:
 
 # --- schemas and their versions ---------------------------------------------------------------------------------------
 SEQ_COLUMN: Final = "_seq"
-"""The column that bounded reads add."""
+"""The column for seqs, which bounded reads add."""
 
 _PLAIN: Final = (
     kinds.is_null, kinds.is_boolean, kinds.is_integer, kinds.is_floating, kinds.is_decimal, kinds.is_temporal,
@@ -367,7 +369,7 @@ _KINDS: Final = "use numbers, bool, dates and times, binary, string, decimal, an
 
 @dataclass(frozen=True, slots=True)
 class TopicSchemas:
-    """The schemas of a topic: `newest`, and how many of its columns each version has."""
+    """The schemas of a topic: `newest`, and the number of its columns in each version."""
 
     newest: pa.Schema
     widths: tuple[int, ...] = ()
@@ -379,21 +381,22 @@ class TopicSchemas:
 
     @property
     def typed(self) -> bool:
-        """Whether the topic has a schema of its own."""
+        """Whether the topic has its own schema."""
         return bool(self.widths)
 
     def of(self, version: int) -> pa.Schema:
-        """The schema by which to read a batch; of a version newer than we know, only the columns that we know."""
+        """Return the schema to decode a batch. For a newer version it has only the known columns."""
         if not self.typed or version >= self.version:
             if version and not self.typed:
-                raise Corrupt(f"a batch of schema version {version} in a topic of raw records", "report it: a bug")
+                problem = f"a topic of raw records has a batch of schema version {version}"
+                raise Corrupt(problem, "report it: this is a bug")
             return self.newest
         if version < 1:
-            raise Corrupt("raw records in a topic with a schema", "report it: this is a bug")
+            raise Corrupt("a topic with a schema has a batch of raw records", "report it: this is a bug")
         return pa.schema(list(self.newest)[: self.widths[version - 1]])
 
     def all(self) -> dict[int, pa.Schema]:
-        """Every version; empty for raw records."""
+        """Return all versions; empty for raw records."""
         return {version: self.of(version) for version in range(1, self.version + 1)}
 
 
@@ -401,48 +404,51 @@ RAW: Final = TopicSchemas(RAW_SCHEMA)
 
 
 def encode_schema(schema: Any) -> bytes:
-    """A new or changed schema as an Arrow message; BadSchema says why it can't be a topic's."""
+    """Check a new or changed schema and encode it as an Arrow message. Raises BadSchema with the reason."""
     if not isinstance(schema, pa.Schema):
-        raise BadSchema(f"a schema is a pyarrow.Schema, not {type(schema).__name__}", "see pyarrow.schema")
+        raise BadSchema(f"the schema is a {type(schema).__name__}, not a pyarrow.Schema", "see pyarrow.schema")
     check_row_bytes(checked_schema(schema.remove_metadata()))
     data: bytes = schema.remove_metadata().serialize().to_pybytes()
     if len(data) > SCHEMA_BYTES_MAX:
-        raise BadSchema(f"a schema of {len(data)} bytes", f"use at most {SCHEMA_BYTES_MAX}: fewer or shorter columns")
+        problem = f"the schema has {len(data)} bytes, and the limit is {SCHEMA_BYTES_MAX}"
+        raise BadSchema(problem, "use fewer columns or shorter names")
     return data
 
 
 def decode_schema(data: bytes) -> pa.Schema:
-    """The checked schema in an Arrow message from outside."""
+    """Decode and check a schema from a peer."""
     if len(data) > SCHEMA_BYTES_MAX:
-        raise BadSchema(f"a schema of {len(data)} bytes", f"use at most {SCHEMA_BYTES_MAX}")
+        problem = f"the schema has {len(data)} bytes, and the limit is {SCHEMA_BYTES_MAX}"
+        raise BadSchema(problem, "use fewer columns or shorter names")
     try:
         return checked_schema(pa.ipc.read_schema(pa.py_buffer(data)))
     except BadSchema:
         raise
-    except (pa.ArrowException, OSError, ValueError) as error:  # names that are no UTF-8 show when they are looked at
-        raise BadSchema(f"no Arrow schema: {error}", "send what pyarrow's Schema.serialize gives") from None
+    except (pa.ArrowException, OSError, ValueError) as error:  # names that are not UTF-8 raise on access
+        raise BadSchema(f"the schema is not an Arrow schema: {error}", "send the result of pyarrow's Schema.serialize") from None
 
 
 def decode_versions(columns: bytes, widths: Sequence[int]) -> TopicSchemas:
-    """What a broker told about a topic's schema."""
+    """Decode the schemas of a topic from a broker's answer."""
     if not columns:
         return RAW
     schema = decode_schema(columns)
     ends = tuple(widths)
     if not ends or ends[0] < 1 or ends[-1] != len(schema) or any(a >= b for a, b in pairwise(ends)):
-        raise Corrupt(f"versions of {list(ends)[:8]} columns of a schema of {len(schema)}", "report it: this is a bug")
+        problem = f"schema versions with {list(ends)[:8]} columns contradict a schema of {len(schema)} columns"
+        raise Corrupt(problem, "report it: this is a bug")
     return TopicSchemas(schema, ends)
 
 
 def checked_schema(schema: pa.Schema) -> pa.Schema:
-    """A schema that a topic may have, as it is."""
+    """Check that a topic may have this schema, and return it."""
     if not 1 <= len(schema) <= SCHEMA_COLUMNS_MAX:
-        raise BadSchema(f"a schema of {len(schema)} columns", f"use 1 to {SCHEMA_COLUMNS_MAX}")
+        raise BadSchema(f"the schema has {len(schema)} columns", f"use 1 to {SCHEMA_COLUMNS_MAX}")
     seen: set[str] = set()
     for field in schema:
         if not field.name or field.name == SEQ_COLUMN or field.name in seen:
-            why = "is there twice" if field.name in seen else "can't be a column's name"
-            raise BadSchema(f"{field.name!r} {why}", f"use other names than '' and {SEQ_COLUMN!r}, each once")
+            why = "occurs twice" if field.name in seen else "is not allowed as the name of a column"
+            raise BadSchema(f"{field.name!r} {why}", f"use unique names other than '' and {SEQ_COLUMN!r}")
         seen.add(field.name)
         _check_type(field.name, field.type, 0)
     return schema
@@ -450,30 +456,30 @@ def checked_schema(schema: pa.Schema) -> pa.Schema:
 
 def _check_type(column: str, kind: pa.DataType, depth: int) -> None:
     if depth > SCHEMA_DEPTH_MAX:
-        raise BadSchema(f"column {column!r} has types within types {depth} deep", f"use at most {SCHEMA_DEPTH_MAX}")
+        raise BadSchema(f"column {column!r} has types nested {depth} deep", f"use at most {SCHEMA_DEPTH_MAX} levels")
     if kinds.is_dictionary(kind):
-        raise BadSchema(f"column {column!r} is {kind}", f"batches carry no dictionaries; use {kind.value_type}")
+        raise BadSchema(f"column {column!r} is {kind}, and batches have no dictionaries", f"use {kind.value_type}")
     if any(is_kind(kind) for is_kind in _NESTED):
         for number in range(kind.num_fields):
             _check_type(column, kind.field(number).type, depth + 1)
     elif isinstance(kind, pa.BaseExtensionType) or not any(is_kind(kind) for is_kind in _PLAIN):
-        raise BadSchema(f"column {column!r} is {kind}, which a topic can't hold", _KINDS)
+        raise BadSchema(f"column {column!r} is {kind}, which topics do not support", _KINDS)
 
 
 def check_row_bytes(schema: pa.Schema) -> None:
-    """Refuse a new or changed schema whose rows are too wide: a reader has that for each older record, without data.
+    """Raise BadSchema if rows of a new or changed schema are too wide: readers fill older records with such nulls.
 
     Topics that got such a schema from an earlier version keep it.
     """
     widths = {field.name: _row_bytes(field.type) for field in schema}
     if (total := sum(widths.values())) > SCHEMA_ROW_BYTES_MAX:
         column = max(widths, key=widths.__getitem__)
-        what = f"rows with {total:,} bytes in columns of fixed width, {widths[column]:,} of them in column {column!r}"
+        what = f"rows have {total:,} bytes in columns of fixed width, {widths[column]:,} of them in column {column!r}"
         raise BadSchema(what, f"use at most {SCHEMA_ROW_BYTES_MAX:,}; use binary and list without a size")
 
 
 def _row_bytes(kind: pa.DataType) -> int:
-    """What a row has whatever is in it, also a null. An entry of a list counts as at least one byte."""
+    """Return the size of any row, also of a null. An entry of a list counts as at least one byte."""
     inner = [_row_bytes(kind.field(number).type) for number in range(kind.num_fields)]
     if kinds.is_fixed_size_list(kind):
         return int(kind.list_size) * max(1, *inner)
@@ -489,12 +495,12 @@ def _row_bytes(kind: pa.DataType) -> int:
 
 
 def evolve(known: TopicSchemas, wanted: pa.Schema) -> TopicSchemas:
-    """The next version, with the new columns at the end; the same object if there are none. BadSchema: all reasons."""
+    """Return the next version, with new columns at the end, or the same object. Raises BadSchema with all reasons."""
     if not known.typed:
         raise BadSchema("a topic of raw records can't get a schema", "create another topic with that schema")
     added = [field for field in wanted if field.name not in known.newest.names]
     if problems := [*_changes(known.newest, wanted, added), *_unfit(added)]:
-        raise BadSchema("; ".join(problems), "a schema changes only by added columns that may be null")
+        raise BadSchema("; ".join(problems), "only add nullable columns, or create another topic")
     if not added:
         return known
     newest = pa.schema([*known.newest, *added])
@@ -525,5 +531,5 @@ def _unfit(added: list[pa.Field]) -> list[str]:
 
 
 def named(schema: pa.Schema) -> str:
-    """A schema in one line, as `topic create --schema` takes it."""
+    """Return a schema in one line, in the form of `topic create --schema`."""
     return ", ".join(f"{field.name}: {field.type}{'' if field.nullable else '!'}" for field in schema)

@@ -1,6 +1,7 @@
-"""Short frames go to the system at once: uvloop would write them after all that its callers still have to do.
+"""Writing frames to sockets, and socket options.
 
-Somebody waits for each of them. Longer ones go together, when the loop has time: there it is the bytes that count.
+Short frames are written immediately, because a peer waits for each of them, and uvloop would write them only after all
+other callbacks. Longer frames are written together by the event loop: for them, throughput matters.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _CAN_GATHER: Final = hasattr(os, "writev")  # Windows has no such call
 
 
 def write_frames(transport: asyncio.Transport, descriptor: int, buffers: list[Any]) -> None:
-    """Write buffers, in order, after all that was written before. `descriptor`: the transport's socket; -1: none."""
+    """Write buffers, in order, after all earlier ones. `descriptor`: the transport's socket; -1: none."""
     if _CAN_GATHER and len(buffers) <= _BUFFERS_MAX and descriptor >= 0 and not transport.get_write_buffer_size():
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
         if size <= _BYTES_MAX:
             try:
                 done = os.writev(descriptor, buffers)
             except OSError:
-                done = 0  # full, or broken: the transport finds out
+                done = 0  # the socket is full or broken: the transport handles both
             if done == size:
                 return
             if done:
@@ -35,10 +36,10 @@ def write_frames(transport: asyncio.Transport, descriptor: int, buffers: list[An
 
 
 def prepare(transport: asyncio.Transport) -> int:
-    """Have a connection's bytes leave at once, and have the system ask whether a silent peer is still there.
+    """Send bytes without delay, and let the system probe silent peers.
 
-    A host that vanishes closes nothing: without this its connections would stay, and count, for ever. Returns the
-    descriptor of the transport's socket; -1 if it has none.
+    A host that vanishes does not close its connections. Without probes they would stay open, and count, without end.
+    Returns the descriptor of the transport's socket; -1 if it has none.
     """
     sock = transport.get_extra_info("socket")
     if sock is None:
@@ -50,8 +51,8 @@ def prepare(transport: asyncio.Transport) -> int:
         (socket.IPPROTO_TCP, "TCP_KEEPINTVL", PEER_PROBE_S),
         (socket.IPPROTO_TCP, "TCP_KEEPCNT", PEER_PROBES),
     ):
-        option = getattr(socket, name, None)  # not every system has all of them; macOS calls the third TCP_KEEPALIVE
+        option = getattr(socket, name, None)  # not every system has all options; macOS calls the third TCP_KEEPALIVE
         if option is not None:
-            with contextlib.suppress(OSError):  # it may be gone already; what reads from it finds out
+            with contextlib.suppress(OSError):  # the peer may be gone already: the next read reports it
                 sock.setsockopt(level, option, value)
     return int(sock.fileno())

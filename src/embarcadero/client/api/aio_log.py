@@ -1,9 +1,9 @@
-"""The asyncio client. The client for threads is generated from its classes; both share everything below them."""
+"""The asyncio client. The synchronous client is generated from these classes, and both share the modules below them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Unpack
 import pyarrow as pa
 
 from embarcadero.client import lifetime
-from embarcadero.client.api.aio_calls import SessionCalls, SurveyCalls, TierCalls, trim_ask
+from embarcadero.client.api.aio_calls import ReaderCalls, SessionCalls, SurveyCalls, TierCalls, trim_ask
 from embarcadero.client.api.aio_streams import Opening, Publisher, Subscriber
 from embarcadero.client.arguments import (
     AS_CONFIGURED,
@@ -38,7 +38,6 @@ from embarcadero.client.brokers import BrokerPool
 from embarcadero.client.reads import (
     LaneSpan,
     Scan,
-    check_piece_bytes,
     find_position,
     joined,
     lane_of,
@@ -46,9 +45,7 @@ from embarcadero.client.reads import (
     read_span,
     reader_core,
     seq_span,
-    table_only_cuts,
     tail_of,
-    with_lags,
 )
 from embarcadero.client.results import Batch, TopicInfo
 from embarcadero.config import Config, load
@@ -57,20 +54,19 @@ from embarcadero.errors import (
     TopicReplaced,
     Unreachable,
     as_reported,
-    invariant,
     raise_as_one,
 )
 from embarcadero.forks import tell_of_forks
-from embarcadero.limits import CLOSE_TIMEOUT_S, PIECES_MAX
+from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.orders import parse_order
-from embarcadero.types import MURMUR2, Cut, LanePosition, Order, Position, ReaderProgress, Tail, Topic
+from embarcadero.types import MURMUR2, Order, Position, Tail, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.schemas import encode_schema
 
-# ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`
+# ruff: noqa: ASYNC109 - a timeout ends these calls with a typed error, so they take a `timeout` argument
 
 Answer = TypeVar("Answer", bound=m.Message)
-_LOOKS_MAX = 5  # at a topic that may have been created just before a call, or after it began
+_LOOKS_MAX = 5  # DescribeTopic requests, when a topic may have been created just before or after a call began
 
 
 def connect(
@@ -79,11 +75,23 @@ def connect(
     config: str | Path | Config | None = None,
     timeout: Timeout = AS_CONFIGURED,
 ) -> Opening[Log]:
-    """Connect to a cluster by the addresses (`host:port`) of one or several of its brokers. Raises Unreachable.
+    """Connect to a cluster.
 
-    `config` names an `embarcadero.yaml`; without addresses those of its `client.brokers` are used. Without a `timeout`
-    it takes at most `client.connect_timeout_s`.
+    Args:
+        addresses: `host:port` of one or more brokers, as a list or separated by commas. None: `client.brokers` of the
+            configuration.
+        config: Path of an `embarcadero.yaml`, or a `Config`.
+        timeout: Seconds. By default `client.connect_timeout_s`; None means no limit.
 
+    Returns:
+        A `Log`. It closes at the end of a `with` block, or when the program calls `close`.
+
+    Raises:
+        Unreachable: No broker answered within the timeout.
+        BadValue: An address is not valid.
+        BadConfiguration: The configuration is not valid.
+
+    Example:
         async with emb.aio.connect("127.0.0.1:9092", timeout=2.0) as log: ...
         async with emb.aio.connect(config="embarcadero.yaml") as log: ...
     """
@@ -96,7 +104,7 @@ async def open_log(
     timeout: Timeout = AS_CONFIGURED,
     cluster: Any = None,
 ) -> Log:
-    """Connect as `connect` does, to the private `cluster` of the caller if there is one."""
+    """Connect as `connect` does. `cluster` is the private cluster that the caller has started, if any."""
     chosen = load(config)
     patience = patience_s(timeout, chosen.client.connect_timeout_s)
     seeds = parse_addresses(broker_addresses(chosen) if addresses is None else addresses)
@@ -109,15 +117,20 @@ async def open_log(
         await brokers.close()
         if isinstance(error, EmbarcaderoError):
             raise
-        raise Unreachable(f"no broker answers at {name} within {patience:g} s", "is the cluster up?") from None
+        hint = "start the cluster, or check the addresses"
+        raise Unreachable(f"no broker answered at {name} within {patience:g} s", hint) from None
     except BaseException:
         await brokers.close()
         raise
     return Log(brokers, name)
 
 
-class Log(TierCalls, SessionCalls, SurveyCalls):
-    """A client of one cluster. Its publishers and subscribers share one connection per broker."""
+class Log(TierCalls, SessionCalls, SurveyCalls, ReaderCalls):
+    """A client of one cluster. Its publishers and subscribers share one connection per broker.
+
+    Requests have a `timeout` in seconds. The default is `client.request_timeout_s`; None means no limit. A request
+    that gets no answer in time raises TimedOut.
+    """
 
     def __init__(self, brokers: BrokerPool, address: str) -> None:
         self._address = address
@@ -128,13 +141,13 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         tell_of_forks(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: connect again with the first call. Publishers and subscribers are the parent's."""
+        """In a forked child, connect again with the first call. Publishers and subscribers stay with the parent."""
         self._parts = set()
         self._finalizer.detach()
 
     @property
     def address(self) -> str:
-        """The addresses it was connected with, as `connect` takes them."""
+        """The addresses that this client was given, in the form that `connect` accepts."""
         return self._address
 
     # --- topics ---
@@ -156,14 +169,33 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         key: str | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> TopicInfo:
-        """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema.
+        """Create a topic. Options that are None get the default of the cluster.
 
-        With a `schema`, records are rows of these columns, `publish` takes them and checks them, and `send` is refused.
-        `replicas` have each record on disk, and it is durable once `durable_on` of them have synced it. Beyond
-        `retention_bytes`, or after `retention_s`, the oldest records go; 0: never. With several `partitions` a record's
-        key chooses one: by `partitioner` "murmur2", as Kafka's Java clients do, or "crc32c". `key` names the column of
-        the schema that has keys: binary, string or integers; rows whose key is null take turns.
+        Args:
+            name: 1 to 249 characters of `A-Z a-z 0-9 . _ -`.
+            order: 0 "none", 1 "local", 2 "total" or 5 "strong".
+            partitions: Number of partitions.
+            replicas: Number of replicas that keep each record on disk.
+            durable_on: Number of replicas that must sync a record before it is durable.
+            schema: Columns of the records. Such a topic accepts rows with `publish` and refuses `send`.
+            on_gap: "fence" or "skip": what happens if a gap in a session does not close.
+            gap_timeout_ms: Time until `on_gap` applies.
+            session_ttl_s: Time after which an idle session expires.
+            retention_bytes: The oldest records are removed above this size. 0: never.
+            retention_s: Records are removed after this time. 0: never.
+            partitioner: How a key chooses a partition: "murmur2" (as Kafka's Java clients) or "crc32c".
+            key: Column of `schema` that has the keys: binary, string or integer. Rows with a null key rotate over the
+                partitions.
 
+        Returns:
+            The new topic.
+
+        Raises:
+            TopicExists: A topic with this name exists.
+            BadName, BadValue, BadSchema: An argument is not valid.
+            OutcomeUnknown: The connection broke during the request. Check with `describe`.
+
+        Example:
             await log.create_topic("orders", order=5, replicas=3, durable_on=2)
             await log.create_topic("ticks", schema=pa.schema([("symbol", pa.string()), ("price", pa.float64())]))
             await log.create_topic("trades", schema=schema, partitions=8, key="symbol")
@@ -184,77 +216,117 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
             partitioner=MURMUR2 if partitioner is None else partitioner,
             key=key or "",
         )
-        return TopicInfo.told(await self._ask(ask, m.TopicIs, timeout, again=False))
+        return TopicInfo.of(await self._ask(ask, m.TopicIs, timeout, again=False))
 
     async def alter_topic(
         self, name: str, *, timeout: Timeout = AS_CONFIGURED, **changes: Unpack[TopicChanges]
     ) -> TopicInfo:
-        """Change a topic that exists: only what is given. BadValue or BadSchema says what can't change, and why.
+        """Change options of an existing topic. Options that are not given keep their values.
 
-        `schema` may add columns that may be null. That makes a new version: publishers that know an older one go on,
-        and readers get nulls where a batch is older than the column. `partitions` grow by whole multiples, `on_gap` may
-        become "skip"; open publishers go on with the settings they began with. `replicas` and `durable_on` count for
-        what is published once the cluster has moved on to its next replicas. TopicReplaced if the topic was deleted
-        meanwhile, and another one has its name.
+        Open publishers keep the settings with which they were opened.
 
+        Args:
+            name: The topic.
+            changes: Options of `create_topic`. `schema` can only add nullable columns: this creates a new version, and
+                readers get nulls where a batch is older than a column. `partitions` can only grow by whole multiples.
+                `on_gap` can only become "skip". `replicas` and `durable_on` apply to records published after the
+                cluster has opened the next range of the topic, on other replicas.
+
+        Returns:
+            The changed topic.
+
+        Raises:
+            BadValue, BadSchema: This option cannot change, or not to this value. The message has the reason.
+            UnknownTopic: There is no such topic.
+            TopicReplaced: The topic was deleted during the call, and another topic has its name.
+
+        Example:
             known = (await log.describe("ticks")).schema
             await log.alter_topic("ticks", schema=known.append(pa.field("venue", pa.string())))
             await log.alter_topic("orders", gap_timeout_ms=60_000)
         """
         given = checked_changes(changes)
         ask = m.AlterTopic(name=name, topic_id=(await self._meant(name, timeout)).id, **given)
-        return TopicInfo.told(await self._ask(ask, m.TopicIs, timeout, again=False))
+        return TopicInfo.of(await self._ask(ask, m.TopicIs, timeout, again=False))
 
     async def describe(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> TopicInfo:
-        """A topic's settings, its `schema` (None: raw records) and all versions of it (`schemas`). Raises UnknownTopic.
+        """Look up a topic.
 
+        Returns:
+            Its settings, its `schema` (None: raw records) and all versions of the schema (`schemas`).
+
+        Raises:
+            UnknownTopic: There is no such topic.
+
+        Example:
             (await log.describe("ticks")).schemas[1]
         """
-        return TopicInfo.told(await self._ask(m.DescribeTopic(name=topic), m.TopicIs, timeout))
+        return TopicInfo.of(await self._ask(m.DescribeTopic(name=topic), m.TopicIs, timeout))
 
     async def topics(self, *, hidden: bool = False, timeout: Timeout = AS_CONFIGURED) -> list[Topic]:
-        """List all topics; with `hidden`, also those that the cluster made for itself (`__staged...`)."""
+        """List all topics.
+
+        Args:
+            hidden: Include the topics that the cluster creates for its own use (`__staged...`).
+
+        Example:
+            names = [topic.name for topic in await log.topics()]
+        """
         topics = (await self._ask(m.ListTopics(), m.TopicsAre, timeout)).topics
         return [topic for topic in topics if hidden or not topic.hidden]
 
     async def delete_topic(self, topic: str, *, topic_id: int | None = None, timeout: Timeout = AS_CONFIGURED) -> None:
-        """Delete a topic with all its records. Raises UnknownTopic.
+        """Delete a topic with all its records.
 
-        The topic is the one that has the name when the call begins, or the one with `topic_id` (`describe(...).id`). A
-        call that waits for a paused broker never deletes the next topic of that name: TopicReplaced.
+        The call deletes the topic that has this name when the call begins. If a paused broker answers late, the call
+        never deletes a later topic of the same name.
 
+        Args:
+            topic: The name.
+            topic_id: Delete only the topic with this id (`describe(...).id`).
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            TopicReplaced: Another topic has this name now.
+
+        Example:
             await log.delete_topic("orders")
         """
         meant = (await self._meant(topic, timeout)).id if topic_id is None else topic_id
         await self._ask(m.DeleteTopic(name=topic, topic_id=meant), m.Done, timeout, again=False)
 
     async def _meant(self, topic: str, timeout: Timeout) -> TopicInfo:
-        """Return the topic that a call means: the one that has the name when the call begins.
+        """Return the topic that had the name when the call began.
 
-        A broker that was paused answers late: TopicReplaced if the topic is younger than the call. An answer tells the
-        topic's age, but not when it was given, between the question and now. A topic that may be older or younger is
-        asked for again: a quick answer tells.
+        A paused broker may answer late: raise TopicReplaced if the topic is younger than the call. An answer has the
+        age of the topic, but the broker may have sent it at any moment since the request. If the topic may be older or
+        younger than the call, ask again: a quick answer decides it.
         """
         began = monotonic()
         for _ in range(_LOOKS_MAX):
             asked = monotonic()
             answer = await self._ask(m.DescribeTopic(name=topic), m.TopicIs, timeout)
             if answer.age_us is None or monotonic() - answer.age_us / 1e6 <= began:
-                return TopicInfo.told(answer)
+                return TopicInfo.of(answer)
             if asked - answer.age_us / 1e6 > began:
                 break
         raise TopicReplaced(
-            f"topic {topic!r} was created while this call waited for a broker, and nothing was changed",
-            "look at the topic, and call again if it is the one that you mean",
+            f"topic {topic!r} was created while this call waited for a broker; nothing was changed",
+            "look at the topic, and call again if it is the right one",
         )
 
     async def tail(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> Tail:
-        """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
+        """Return the ends of a topic and the start of its readable part. Every batch acked before the call is below.
 
-        `seq` and `index` are where ordered records end, `durable_seq` and `durable_index` where durable ones do; in a
-        topic without replicas these are the same. Of a topic of order 0 or 1 the numbers are sums over all lanes;
-        `lanes` has the tail of each.
+        Returns:
+            A `Tail`. `index` and `seq` are the ordered end. `durable_index` and `durable_seq` are the durable end (the
+            high watermark); without replicas it equals the ordered end. In a topic of order 0 or 1, the numbers are
+            sums over all lanes, and `lanes` has the tail of each lane.
 
+        Raises:
+            UnknownTopic: There is no such topic.
+
+        Example:
             end = (await log.tail("orders")).seq
         """
         about, found = await self._ask_lanes(
@@ -287,13 +359,26 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         cold: bool = True,
         timeout: Timeout = AS_CONFIGURED,
     ) -> Position:
-        """Give up the records before a place; returns where the topic starts now.
+        """Remove the records before a position, permanently and for all readers.
 
-        No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
-        trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap. Orders 0 and 1: a time
-        trims all lanes (or `lane`), and sums over them are returned; a seq or an index is in one lane, so say which.
-        Without `cold` a topic with a table keeps what is in the table, and brokers forget no more than that.
+        A batch is never split: it stays if one of its records is at or after the position. A position below the
+        current start changes nothing. Readers below the new start get a TRIMMED gap.
 
+        Args:
+            topic: The topic.
+            before_seq, before_index, before_time: The position. Give exactly one. A time needs a time zone.
+            lane: In a topic of order 0 or 1, required with a seq or an index. A time trims all lanes by default.
+            cold: Also remove the records from the table of the topic. False: remove only the copies of brokers and
+                replicas, and only as far as the table has the records.
+
+        Returns:
+            The new start of the topic. For several lanes, index and seq are sums over the lanes.
+
+        Raises:
+            FuturePosition: The position is beyond the end.
+            TopicReplaced: The topic was deleted during the call, and another topic has its name.
+
+        Example:
             start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
         by, before = trim_lookup(before_seq, before_index, before_time)
@@ -309,10 +394,20 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
     async def position_at(
         self, topic: str, time: datetime, *, lane: int | None = None, timeout: Timeout = AS_CONFIGURED
     ) -> Position:
-        """Where the first batch is that was appended at or after a time; the topic's end if there is none yet.
+        """Find the first batch that was appended at or after a time.
 
-        Raises Trimmed when batches of that time are gone. Orders 0 and 1: `lane` says in which lane.
+        Args:
+            topic: The topic.
+            time: A datetime with a time zone.
+            lane: Required in a topic of order 0 or 1.
 
+        Returns:
+            The position of the batch, or the end of the topic if there is no such batch yet.
+
+        Raises:
+            Trimmed: Batches of that time were removed.
+
+        Example:
             position = await log.position_at("orders", datetime(2026, 1, 31, tzinfo=UTC))
         """
         return await self._find(topic, "time", time_us(time), lane, timeout)
@@ -326,10 +421,21 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         lane: int | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> Position:
-        """Where the batch is that holds a record, or has an index; of the end, the end. The batch's seq is its first.
+        """Find the batch that has an index, or that contains the record with a seq.
 
-        Raises FuturePosition beyond the end, Trimmed below the start. Orders 0 and 1: `lane` says in which lane.
+        Args:
+            topic: The topic.
+            seq, index: What to look for. Give exactly one.
+            lane: Required in a topic of order 0 or 1.
 
+        Returns:
+            The position of the batch, with the seq of its first record. For the end of the topic, the end.
+
+        Raises:
+            FuturePosition: The position is beyond the end.
+            Trimmed: The position is below the start.
+
+        Example:
             position = await log.position_of("orders", seq=1_000)
         """
         return await self._find(topic, *seek_lookup(None, seq, index, None), lane, timeout)
@@ -339,48 +445,13 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         number = lane_of(about, lane, f"a {by}")
         return Position(number, *await find_position(self.brokers, about, number, by, value, self._patience(timeout)))
 
-    async def note_progress(
-        self,
-        topic: str,
-        reader: str,
-        places: Mapping[int, tuple[int, int]],
-        *,
-        topic_id: int = 0,
-        timeout: Timeout = AS_CONFIGURED,
-    ) -> None:
-        """Let others see how far a reader is: by lane, the index and seq behind all that it has dealt with.
-
-        `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day. With
-        the `topic_id` of the topic that was read, TopicReplaced if that is deleted and another topic has its name.
-
-            await log.note_progress("orders", "billing", {batch.lane: (batch.index + 1, batch.seq + batch.count)})
-        """
-        positions = {lane: LanePosition(*at) for lane, at in places.items()}
-        ask = m.NoteProgress(topic=topic, reader=reader, places=positions, topic_id=topic_id)
-        await self._ask(ask, m.Done, timeout)
-
-    async def readers(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> list[ReaderProgress]:
-        """The readers of a topic that told how far they are (`note_progress`), and how many records they are behind.
-
-            for reader in await log.readers("orders"):
-                print(reader.reader, reader.lag, reader.ago_s)
-        """
-        told = (await self._ask(m.GetReaders(topic=topic), m.ReadersAre, timeout)).readers
-        return with_lags(told, await self.tail(topic, timeout=timeout)) if told else []
-
-    async def remove_reader(
-        self, topic: str, reader: str, *, topic_id: int = 0, timeout: Timeout = AS_CONFIGURED
-    ) -> None:
-        """Forget how far a reader is. BadValue, if the topic has no reader of that name.
-
-        Nothing is lost by it: a reader that is alive comes back with the next `note_progress`.
-
-            await log.remove_reader("orders", "billing")
-        """
-        await self._ask(m.RemoveReader(topic=topic, reader=reader, topic_id=topic_id), m.Done, timeout)
-
     async def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
-        """What each broker that we are connected to says about itself."""
+        """Return the status of each connected broker, as a dict. Brokers that do not answer are left out.
+
+        Example:
+            for broker in await log.status():
+                print(broker)
+        """
         asked = [connection.ask(m.GetStatus(), self._patience(timeout)) for connection in self.brokers.live()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer.facts for answer in answers if isinstance(answer, m.StatusIs)]
@@ -396,7 +467,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         kind: type[Answer],
         timeout: Timeout,
     ) -> tuple[TopicInfo, list[Answer]]:
-        """Ask about some lanes of a topic, within `timeout` seconds in all. The topic, and an answer per lane."""
+        """Ask about lanes of a topic, within `timeout` seconds in total. Return the topic and an answer per lane."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience(timeout)
         about = await self.describe(topic, timeout=timeout)
@@ -411,10 +482,27 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
     def publisher(
         self, topic: str | TopicInfo, *, timeout: Timeout = AS_CONFIGURED, **options: Unpack[PublisherArguments]
     ) -> Opening[Publisher]:
-        """Open a publisher into a topic, with the newest version of its schema as it is now. Raises UnknownTopic.
+        """Open a publisher into a topic. It uses the newest version of the topic's schema.
 
-        What `describe` returned is taken as it is: no broker is asked, and its newest version counts.
+        Args:
+            topic: A name, or the result of `describe`. With the latter no broker is asked for the topic.
+            ack: When the outcome of a record is known: 0 the batch was handed to a connection, 1 (default) it is
+                ordered, 2 it is durable.
+            session: A name, so that a later publisher can continue the session. The earlier holder is fenced.
+            order: "strong" or "total", in a topic of order 2. By default "strong".
+            session_at: Sequence of the first batch, in a named session.
+            linger_ms: How long a record may wait for other records of its batch.
+            batch_bytes: Size of a batch, at most 8 MiB.
+            window_bytes: Bytes that may be without an outcome. Above that, `send` and `publish` wait.
+            compression: "lz4", "zstd" or None.
+            delivery_timeout: Seconds without an outcome after which the publisher fails. The time when the cluster is
+                full does not count.
 
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadValue, BadName: An option is not valid.
+
+        Example:
             async with log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
         """
         return Opening(self._open_publisher(topic, options, timeout))
@@ -434,14 +522,27 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         group: str | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> Opening[Subscriber]:
-        """A reader of a topic from "earliest", "latest", the batch that holds the record of seq `start`, or a time.
+        """Open a subscriber, which reads every batch of a topic in order.
 
-        A datetime (with a time zone) starts at the first batch appended at or after it; if there is none yet the
-        subscriber waits for it. Batches below the start of the topic come as one TRIMMED gap. It gives every batch the
-        newest schema that the topic has now, for as long as it lives; subscribe again to see columns added later.
-        `read`: "durable" gives only what no crash can take back; "ordered" gives records as soon as they have a place
-        (in a topic without replicas both are the same). What a crash took all the same comes as one LOST gap.
+        All batches have the newest schema of the topic at the time of this call. Subscribe again to see columns that
+        are added later.
 
+        Args:
+            topic: The topic.
+            start: "earliest", "latest", the seq of a record (reading starts with its batch), or a datetime with a time
+                zone (reading starts with the first batch appended at or after it). Records below the start of the
+                topic appear as one TRIMMED gap.
+            read: "durable" returns records once no crash can lose them. "ordered" returns them once they are ordered;
+                records that a crash lost appear as a LOST gap. Without replicas both are the same.
+            partitions: Read only these partitions.
+            group: Not available yet.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            BadValue: An argument is not valid.
+            NotAvailable: `group` was given.
+
+        Example:
             async for batch in await log.subscribe("orders", start=datetime.now(UTC) - timedelta(minutes=10)): ...
         """
         return Opening(self._open_subscriber(topic, start, read, partitions, group, timeout))
@@ -472,15 +573,27 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         read: str = "durable",
         timeout: Timeout = AS_CONFIGURED,
     ) -> pa.Table:
-        """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
+        """Read the records with start <= seq < end into an Arrow table. By default all records of the topic.
 
-        A datetime stands for the first batch appended at or after it, or for the end of the topic. With a schema the
-        table has the newest one; columns that a batch was published without are null. A topic of order 0 or 1 is read
-        lane by lane, with a column `_lane`; a seq is then a place in one lane, so say which (`lane`). With
-        read="durable" it waits until all of it is durable; read="ordered" does not. Records that a crash took are
-        missing, and their seqs are not used again. `timeout` is how long it may take without any progress. Raises
-        FuturePosition beyond the end, Trimmed below the start.
+        Args:
+            topic: The topic.
+            start, end: A seq, or a datetime with a time zone: the first batch appended at or after it, or the end of
+                the topic if there is none.
+            lane: Read only this lane. In a topic of order 0 or 1, required with a seq.
+            read: "durable" waits until all these records are durable, "ordered" does not.
+            timeout: Seconds without any progress after which the call ends.
 
+        Returns:
+            A table with a column `_seq`; in a topic of order 0 or 1 also `_lane`, lane after lane. It has the newest
+            schema, with nulls where a batch is older than a column. Records that a crash lost are missing, and their
+            seqs are never used again.
+
+        Raises:
+            FuturePosition: `start` or `end` is beyond the end of the topic.
+            Trimmed: `start` is below the start of the topic.
+            TimedOut: There was no progress within the timeout.
+
+        Example:
             (await log.read("ticks", 1_000, 2_000)).to_pandas()
             await log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
         """
@@ -506,7 +619,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         return await read_span(self.brokers, topic, tail, seq_span(tail, first, stop), patience, read)
 
     async def _seq_of(self, topic: TopicInfo, lane: int, where: int | datetime | None, timeout: Timeout) -> int | None:
-        """The seq at which the batches since a time begin; a seq stays what it is."""
+        """Return the seq of the first batch at or after a time. A seq or None is returned unchanged."""
         if not isinstance(where, datetime):
             return where
         return (await find_position(self.brokers, topic, lane, "time", time_us(where), self._patience(timeout)))[1]
@@ -523,13 +636,28 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         control: bool = False,
         timeout: Timeout = AS_CONFIGURED,
     ) -> AsyncIterator[list[Batch]]:
-        """The batches with start <= index < stop, in lists as they arrive; fetched ahead, within bounds.
+        """Read the batches with start <= index < stop, in lists as they arrive, with bounded read-ahead.
 
-        None: from the earliest batch, up to the frontier of `read` as it is now. It ends at `stop`, waiting for batches
-        to come; after `timeout` seconds without any progress it raises TimedOut. Gaps come as batches with `.gap`,
-        within the span. `control` gives the entries of sessions, too (`batch.kind`), so that each index comes. Orders 0
-        and 1: say which `lane`. Leaving the loop stops the fetching.
+        The scan waits for batches below `stop` that do not exist yet. Leaving the loop stops it.
 
+        Args:
+            topic: The topic.
+            lane: Required in a topic of order 0 or 1.
+            start: First index. None: the earliest batch.
+            stop: Index after the last batch. None: the end for `read` at the time of the call.
+            read: "durable" or "ordered", as for `subscribe`.
+            partitions: Read only these partitions.
+            control: Include the entries of sessions (`batch.kind`), so that every index appears.
+            timeout: Seconds without any progress after which the scan raises TimedOut.
+
+        Returns:
+            An iterator over lists of batches. A gap is a batch with `.gap`, limited to the span.
+
+        Raises:
+            UnknownTopic, BadValue: An argument is not valid.
+            TimedOut: There was no progress within the timeout.
+
+        Example:
             async for batches in log.scan("orders", start=1_000, stop=2_000):
                 rows += sum(batch.count for batch in batches)
         """
@@ -545,7 +673,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
             self._end_scan(scan)
 
     async def _begin_scan(self, topic: str, lane: int | None, span: LaneSpan, timeout: Timeout) -> Scan:
-        """A scan that its caller drives, and ends: `scan` is the way to have one."""
+        """Begin a scan. The caller drives it and calls `_end_scan`; programs use `scan`."""
         about = await self.describe(topic, timeout=timeout)
         number = lane_of(about, lane, "an index")
         tail = tail_of(about, await self._ask(m.GetTail(lane=number), m.TailIs, timeout))
@@ -553,61 +681,33 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         return self._register(Scan(self.brokers, about, number, span, span.indices(tail), patience))
 
     def _end_scan(self, scan: Scan) -> None:
-        """Stop the fetching of a scan."""
+        """Stop a scan and its read-ahead."""
         scan.stop()
         self._parts.discard(scan)
-
-    async def measure(
-        self,
-        topic: str | TopicInfo,
-        start: int,
-        stop: int,
-        piece_bytes: int,
-        *,
-        lane: int | None = None,
-        pieces_max: int | None = None,
-        table: bool = True,
-        timeout: Timeout = AS_CONFIGURED,
-    ) -> list[Cut]:
-        """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
-
-        Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
-        last one ends at `stop`, unless there are `pieces_max` before. Without `table` only what brokers have is cut;
-        below that is Trimmed. Raises FuturePosition beyond the end, Trimmed if nothing is left.
-
-            for cut in await log.measure("orders", 0, (await log.tail("orders")).durable_index, 64 << 20): ...
-        """
-        check_piece_bytes(piece_bytes)
-        LaneSpan(start, stop, "ordered", None, False).checked()
-        about = await self.describe(topic, timeout=timeout) if isinstance(topic, str) else topic
-        number = lane_of(about, lane, "an index")
-        cuts: list[Cut] = []
-        at = start
-        tiered, most = table and about.tier is not None, pieces_max or PIECES_MAX
-        while at < stop and (pieces_max is None or len(cuts) < pieces_max):
-            if tiered and (cold := await table_only_cuts(self.brokers, about.name, number, at, stop, piece_bytes)):
-                cuts, at = cuts + cold, cold[-1].index
-                continue
-            ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=most)
-            cuts += (await self._ask(ask, m.PiecesAre, timeout)).cuts
-            invariant(bool(cuts) and cuts[-1].index > at, "a measured span goes on")
-            at = cuts[-1].index
-        return cuts
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
         return part
 
     def _forget(self, part: Publisher | Subscriber) -> None:
-        """A publisher or subscriber is closed."""
+        """Remove a closed publisher or subscriber."""
         self._parts.discard(part)
 
     async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
-        """Close all publishers and subscribers, and hang up.
+        """Close all publishers and subscribers, then disconnect. A second call does nothing.
 
-        Waits for the outcomes of all publishers, at most `timeout` seconds. Raises what they have to report, also those
-        whose own `close` was interrupted: RecordsLost names all records that are lost; the error of a publisher that
-        failed, as its cause if there is also a loss; of several that failed, ManyErrors. Closing twice is fine.
+        This also reports the errors of publishers whose own `close` was interrupted.
+
+        Args:
+            timeout: Seconds to wait for the outcomes of all publishers. None means no limit.
+
+        Raises:
+            RecordsLost: Acked records are lost; `positions` names all of them. If publishers failed as well, their
+                error is the cause.
+            ManyErrors: Several publishers failed. If only one failed, its error is raised.
+
+        Example:
+            await log.close(timeout=5)
         """
         check_timeout(timeout)
         self._finalizer.detach()

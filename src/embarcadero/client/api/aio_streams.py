@@ -1,4 +1,4 @@
-"""Publishers and subscribers for asyncio, and how they are opened: with `async with`, or by awaiting."""
+"""Publishers and subscribers for asyncio. A program opens them with `async with`, or awaits them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,18 @@ from embarcadero.types import Position, StagedBatch
 if TYPE_CHECKING:
     from embarcadero.client.intake import Sealed
 
-# ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`
+# ruff: noqa: ASYNC109 - a timeout ends these calls with a typed error, so they take a `timeout` argument
 
 
 Opened = TypeVar("Opened", bound=AbstractAsyncContextManager[Any])
 
 
 class Opening(Coroutine[Any, Any, Opened], Generic[Opened]):
-    """What a call opens. `async with` it, and it is closed at the end of the block; or await it, and close it yourself.
+    """The result of `connect`, `publisher` and `subscribe`, before it is open.
 
+    `async with` opens it and closes it at the end of the block. After `await`, the program closes it.
+
+    Example:
         async with log.publisher("orders") as publisher: ...
         publisher = await log.publisher("orders")
     """
@@ -53,15 +56,15 @@ class Opening(Coroutine[Any, Any, Opened], Generic[Opened]):
         return self._coroutine.__await__()
 
     def send(self, value: Any) -> Any:
-        """Go on: it is a coroutine, for `asyncio.run` and tasks."""
+        """Resume the coroutine, for `asyncio.run` and tasks."""
         return self._coroutine.send(value)
 
     def throw(self, *failure: Any) -> Any:
-        """Raise an error inside."""
+        """Raise an error inside the coroutine."""
         return self._coroutine.throw(*failure)
 
     def close(self) -> None:
-        """Give it up before it has begun, or while it waits."""
+        """Cancel the opening before it begins, or while it waits."""
         self._coroutine.close()
 
     async def __aenter__(self) -> Opened:
@@ -77,7 +80,7 @@ class Opening(Coroutine[Any, Any, Opened], Generic[Opened]):
 
 
 class RecordAwaitable(RecordFuture):
-    """`await` it to wait for the outcome; cancelling the wait does not take the record back."""
+    """The future position of a record. `await` it for the outcome; cancelling the wait does not cancel the record."""
 
     def __await__(self) -> Generator[Any, None, Position | None]:
         if not self._result.done:
@@ -89,19 +92,19 @@ class RecordAwaitable(RecordFuture):
 
 
 class Publisher:
-    """Publishes records into one topic. `async with` it, or close it: closing waits for every outcome."""
+    """Publishes records into one topic. Close it, or use it with `async with`: both wait for every outcome."""
 
     def __init__(
         self, brokers: BrokerPool, forget: Callable[[Publisher], None], topic: TopicInfo, options: PublisherOptions
     ) -> None:
-        from embarcadero.client.intake import Pump  # not for those who only read
+        from embarcadero.client.intake import Pump  # programs that only read do not load it
 
         self._forget = forget
         self._pump = Pump(brokers, topic, options, RecordAwaitable)
         tell_of_forks(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: refuse every call. The session is the parent's."""
+        """In a forked child, refuse every call. The session stays with the parent."""
         self._pump._after_fork()
 
     async def send(
@@ -113,21 +116,35 @@ class Publisher:
         *,
         timeout: float | None = None,
     ) -> RecordAwaitable:
-        """Take a record; waits while the window is full. Returns a future, whose result is the record's Position.
+        """Add a record to the current batch. Wait while the window is full.
 
-        `timestamp` is a datetime with a time zone or microseconds since 1970; None: now. When there is no room within
-        `timeout` seconds it raises Backpressure: the record was not taken. Without a `timeout` it does so once the
-        cluster has had no room for `broker.backpressure_after_s`; the message says why, what was taken before is not
-        lost, and the publisher goes on when there is room. Topics with a schema and named sessions need `publish`.
-        Raises RecordsLost, once, when earlier records are lost that were acked with ack=1; this one was not
-        taken, and the publisher goes on.
+        Topics with a schema and named sessions need `publish`.
 
+        Args:
+            value: The record.
+            key: Chooses the partition. Records without a key rotate over the partitions.
+            headers: Names and values.
+            timestamp: A datetime with a time zone, or microseconds since 1970. None: now.
+            timeout: Seconds to wait for space in the window. None: as long as the cluster is not full for
+                `broker.backpressure_after_s`.
+
+        Returns:
+            A future. Its result is the `Position` of the record.
+
+        Raises:
+            Backpressure: There was no space in time. This record was not accepted; earlier records are not lost, and
+                the publisher continues when there is space. The message has the cause.
+            RecordsLost: Earlier records that were acked with ack=1 are lost. This record was not accepted. The error is
+                raised once, and the publisher continues.
+            Closed, or the error with which the publisher failed.
+
+        Example:
             future = await publisher.send(b"two coffees", key=b"table 4", headers={"trace": b"1"})
             await future                        # Position(lane=0, index=17, seq=4242)
         """
         intake = self._pump.intake
         record, size = intake.checked(value, key, headers, timestamp)
-        builder = intake.current  # this loop is the only one to change it
+        builder = intake.current  # only this event loop changes it
         if builder is None or size > builder.room:
             self._pump.raise_lost()
             intake.check_size(size)
@@ -136,7 +153,7 @@ class Publisher:
             future = intake.add(record, size)
         if intake.news:
             self._pump.poke()
-        invariant(isinstance(future, RecordAwaitable), "the intake makes our futures")
+        invariant(isinstance(future, RecordAwaitable), "the intake creates RecordAwaitables")
         return future  # type: ignore[return-value]
 
     async def publish(
@@ -147,18 +164,32 @@ class Publisher:
         session_seq: int | None = None,
         timeout: float | None = None,
     ) -> RecordAwaitable:
-        """Take rows: a pyarrow Table or RecordBatch, a pandas or polars DataFrame, a list of dicts, a dict of columns.
+        """Publish rows. Wait while the window is full.
 
-        They are checked against the topic's schema before anything is sent (BadSchema names the column and both types);
-        columns may be in any order, and those that may be null may be missing. Arrow must have the topic's very types;
-        everything else is converted where that loses nothing. Without a schema a topic takes `value`, and if you like
-        `key`, `headers` and `timestamp`.
+        The rows are checked against the topic's schema before they are sent. Columns may be in any order, and nullable
+        columns may be missing. Arrow data must have exactly the types of the topic; other data is converted if nothing
+        is lost. A topic without a schema accepts the column `value` and optionally `key`, `headers` and `timestamp`.
 
-        A RecordBatch that fits a frame (8 MiB) stays one batch; everything else is cut by `batch_bytes`, and other
-        publishers' batches may come between. There is one future: its result is the Position of the first record, there
-        once all of the rows are stored. Waits while the window is full. `session_seq` says which batch of the session
-        the first one must become; OutOfSequence when another one is next.
+        A RecordBatch that fits a frame (8 MiB) stays one batch. Other data is split by `batch_bytes`, and batches of
+        other publishers may come between.
 
+        Args:
+            data: A pyarrow Table or RecordBatch, a pandas or polars DataFrame, a list of dicts, or a dict of columns.
+            partition: The partition of all rows. None: by key.
+            session_seq: The sequence that the first batch must get.
+            timeout: Seconds to wait for space in the window, as for `send`.
+
+        Returns:
+            One future. It completes when all rows are stored, with the `Position` of the first row.
+
+        Raises:
+            BadSchema: The data does not fit the schema. The message names the column and both types.
+            OutOfSequence: The session has another next sequence than `session_seq`.
+            Backpressure: There was no space in time, and no row was accepted.
+            OutcomeUnknown: There was no space in time after some of the rows were accepted.
+            RecordsLost: As for `send`.
+
+        Example:
             await (await publisher.publish(pa.table({"symbol": ["EMB"], "price": [12.5]})))
             await publisher.publish([{"symbol": "EMB", "price": 12.5}, {"symbol": "ARC", "price": 3.25}])
             await publisher.publish(data_frame, partition=3)
@@ -173,7 +204,8 @@ class Publisher:
             except Backpressure as error:
                 if not number:
                     raise
-                raise OutcomeUnknown(f"a part of the table was taken: {error.message}", "read the log") from None
+                problem = f"only a part of the table was accepted: {error.message}"
+                raise OutcomeUnknown(problem, "read the log to find out which rows are stored") from None
             with intake.lock:
                 if session_seq is not None and first is not None and not number:
                     self._pump.continues(session_seq, first)
@@ -186,10 +218,23 @@ class Publisher:
     async def publish_encoded(
         self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: float | None = None
     ) -> RecordAwaitable:
-        """Take one batch of `count` records that is encoded already, by `encode_batch` and the topic's schema.
+        """Publish one batch that the caller has encoded, for programs that must know its bytes before it is sent.
 
-        For those who have to know the very bytes before they are sent; nothing is checked here.
+        Nothing is checked here.
 
+        Args:
+            payload: The result of `encode_batch`, in the topic's schema.
+            count: Number of records.
+            partition: The partition of the batch.
+            timeout: Seconds to wait for space in the window, as for `send`.
+
+        Returns:
+            A future. Its result is the `Position` of the first record.
+
+        Raises:
+            Backpressure, RecordsLost: As for `send`.
+
+        Example:
             await publisher.publish_encoded(encode_batch(record_batch), record_batch.num_rows)
         """
         check_timeout(timeout)
@@ -199,12 +244,23 @@ class Publisher:
     async def publish_reference(
         self, reference: StagedBatch, *, partition: int = 0, timeout: float | None = None
     ) -> RecordAwaitable:
-        """Publish a batch that is staged in a topic of order 0 or 1 of this cluster: its bytes are copied there.
+        """Publish a batch that is staged in a topic of order 0 or 1. A broker copies its bytes inside the cluster.
 
-        `reference` is what `staged()` of its future returned. The batch has one sequence of the session, like any
-        other, and takes as much of the window. The future ends with BadReference if the staged batch is not there or
-        is another one, and with NotAvailable if the connected brokers are of a version without references.
+        The batch uses one sequence of the session, and as much of the window as its bytes would.
 
+        Args:
+            reference: The result of `staged()` of the staged batch's future.
+            partition: The partition of the batch.
+            timeout: Seconds to wait for space in the window, as for `send`.
+
+        Returns:
+            A future. It ends with BadReference if the staged batch is gone or differs from the reference, and with
+            NotAvailable if the connected brokers have a version without references.
+
+        Raises:
+            Backpressure, RecordsLost: As for `send`.
+
+        Example:
             staged = (await staging.publish_encoded(payload, count)).staged(schema=1)   # once it is awaited
             position = await (await publisher.publish_reference(staged))
         """
@@ -224,10 +280,14 @@ class Publisher:
         return RecordAwaitable(whole, 0)
 
     async def next_session_seq(self, timeout: float | None = None) -> int:
-        """The sequence that the next batch of this session gets; waits until the session is open.
+        """Wait until the session is open, and return the sequence of its next batch.
 
+        Raises:
+            TimedOut: The session was not open in time.
+
+        Example:
             async with log.publisher("orders", session="job-7") as publisher:
-                done = await publisher.next_session_seq()     # so many batches are in the log already
+                done = await publisher.next_session_seq()     # the log has this number of batches
         """
         check_timeout(timeout)
         first = await self._pump.first_sequence(timeout)
@@ -235,18 +295,24 @@ class Publisher:
             return self._pump.next_sequence(first)
 
     async def already_in(self, timeout: float | None = None) -> int:
-        """How many sequences from `session_at` on an earlier holder of this session has used.
+        """Return how many sequences from `session_at` on an earlier holder of this session has used.
 
+        The log has some or all of these batches.
+
+        Raises:
+            TimedOut: The session was not open in time.
+
+        Example:
             async with log.publisher("orders", session="job-7", session_at=4096) as publisher:
-                done = await publisher.already_in()           # batches 4096 to 4096 + done are in, or some of them
+                used = await publisher.already_in()           # 4096 to 4096 + used - 1 were used before
         """
         check_timeout(timeout)
         return await self._pump.already_in(timeout)
 
     async def _room(self, timeout: float | None, patient: bool = False) -> None:
-        """Wait until there is room; raise why nothing is taken, now or any more.
+        """Wait for space in the window. Raise the reason if the publisher accepts no record, now or permanently.
 
-        A caller that gave no time is not `patient`: it does not wait for a cluster that has been full for long.
+        A caller without a timeout is not `patient`: it does not wait for a cluster that has been full for too long.
         """
         check_timeout(timeout)
         intake, moved = self._pump.intake, self._pump.moved
@@ -258,8 +324,8 @@ class Publisher:
                         moved.clear()
                         await moved.wait()
             except TimeoutError:
-                full = f"no room in the window for {timeout:g} s"
-                raise fresh(intake.pressure or Backpressure(full, "the record was not taken")) from None
+                full = f"the window had no space for {timeout:g} s, and the record was not accepted"
+                raise fresh(intake.pressure or Backpressure(full, "send it again later")) from None
         if (why := intake.refusal or (None if patient else intake.pressure)) is not None:
             raise fresh(why)
 
@@ -268,8 +334,17 @@ class Publisher:
             return self._pump.intake.waits(patient)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything taken so far has its outcome. Raises TimedOut, RecordsLost, or why it failed.
+        """Wait until every record so far has an outcome.
 
+        Args:
+            timeout: Seconds. None means no limit.
+
+        Raises:
+            TimedOut: Some records have no outcome yet.
+            RecordsLost: Acked records are lost.
+            EmbarcaderoError: The error with which the publisher failed.
+
+        Example:
             await publisher.flush(timeout=10)
         """
         check_timeout(timeout)
@@ -284,27 +359,35 @@ class Publisher:
                     moved.clear()
                     await moved.wait()
         except TimeoutError:
-            raise TimedOut(f"not everything was settled within {timeout:g} s", "flush again") from None
+            raise TimedOut(f"some records have no outcome after {timeout:g} s", "call flush again") from None
         self._pump.raise_problem()
 
     async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
-        """Wait for every outcome, at most `timeout` seconds; what is left then has an unknown outcome.
+        """Wait for every outcome, then close. A second call does nothing.
 
-        Raises RecordsLost, or why the publisher failed, if it did; if both, the failure is the cause of the
-        RecordsLost. Raises LossUnknown if records were acked with ack=1 and no broker could say in time whether they
-        are lost (the cluster is down). Closing twice is fine.
+        Args:
+            timeout: Seconds. Later, the remaining records end with `OutcomeUnknown`. None means no limit.
+
+        Raises:
+            RecordsLost: Acked records are lost. If the publisher failed as well, its error is the cause.
+            LossUnknown: The cluster is down, and no broker could answer in time whether records that were acked with
+                ack=1 are lost.
+            EmbarcaderoError: The error with which the publisher failed.
+
+        Example:
+            await publisher.close(timeout=5)
         """
         await self._end(timeout)
         raise_as_one(self._problems())
 
     async def _end(self, timeout: float | None) -> None:
-        """Close without raising what there is to report: `_problems` has it."""
+        """Close without raising an error; `_problems` returns the errors."""
         check_timeout(timeout)
         await self._pump.close(timeout)
-        self._forget(self)  # not if it was cancelled: closing the log then raises what there is to report
+        self._forget(self)  # not reached when cancelled: closing the log then raises the errors
 
     def _problems(self) -> list[EmbarcaderoError]:
-        """What no caller was told yet, and why the publisher failed."""
+        """Return the losses that no caller has received yet, and the error with which the publisher failed."""
         return self._pump.problems()
 
     async def __aenter__(self) -> Publisher:
@@ -322,9 +405,10 @@ class Publisher:
 
 
 class Subscriber:
-    """Reads one topic in its order; of a topic of order 0 or 1 all lanes, each in its own order (`batch.lane`).
+    """Reads one topic in order, with bounded read-ahead.
 
-    It fetches ahead, within bounds.
+    In a topic of order 0 or 1 it reads all lanes, each in its own order (`batch.lane`). `async for` returns batches
+    until the subscriber is closed.
     """
 
     def __init__(self, brokers: BrokerPool, forget: Callable[[Subscriber], None], core: ReaderCore, topic: str) -> None:
@@ -336,7 +420,7 @@ class Subscriber:
         tell_of_forks(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: refuse every call. The position is the parent's."""
+        """In a forked child, refuse every call. The position stays with the parent."""
         self._forked = True
 
     @property
@@ -346,10 +430,20 @@ class Subscriber:
         return self._reader
 
     async def poll(self, timeout: float | None = None) -> Batch | None:
-        """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
+        """Return the next batch. A gap is a batch with `batch.gap`.
 
-        TierUnavailable names a store that could not be reached for some seconds; polling again goes on.
+        Args:
+            timeout: Seconds. None means no limit.
 
+        Returns:
+            A batch, or None if there was none in time.
+
+        Raises:
+            Closed: The subscriber is closed.
+            TierUnavailable: A store did not answer for some seconds. The next poll continues at the same position.
+            EmbarcaderoError: The error that ended the reading.
+
+        Example:
             batch = await subscriber.poll(timeout=1.0)
         """
         check_timeout(timeout)
@@ -361,7 +455,7 @@ class Subscriber:
                     if not self.paused and (taken := self._driver.take(1)):
                         return taken[0]
                     if not self.paused and (failed := self._driver.core.failed) is not None:
-                        self._driver.retry()  # the next poll goes on, if that may help
+                        self._driver.retry()  # the next poll continues, if the error allows it
                         raise fresh(failed)
                     self._ready.clear()
                     await self._ready.wait()
@@ -377,10 +471,19 @@ class Subscriber:
         time: datetime | None = None,
         lane: int | None = None,
     ) -> None:
-        """Go on from "earliest", "latest", a Position, the batch that holds a seq, an index, or the first since a time.
+        """Continue at another position. Give exactly one.
 
-        Orders 0 and 1: a seq or an index is a place in one lane, so say which; the other lanes go on as they are.
+        Args:
+            where: "earliest", "latest" or a `Position`.
+            seq: Continue with the batch that contains this record.
+            index: Continue with this batch.
+            time: Continue with the first batch appended at or after this datetime (with a time zone).
+            lane: In a topic of order 0 or 1, required with a seq or an index. The other lanes are not affected.
 
+        Raises:
+            BadValue: The position is not valid.
+
+        Example:
             subscriber.seek(time=datetime.now(UTC) - timedelta(hours=1))
             subscriber.seek(seq=1_000, lane=4_097)
         """
@@ -390,31 +493,32 @@ class Subscriber:
 
     @property
     def paused(self) -> bool:
-        """Whether `pause` was called, and `resume` was not."""
+        """Whether the subscriber is paused."""
         return self._driver.core.paused
 
     def pause(self) -> None:
-        """Stop fetching and keep the position: until `resume`, polls end with their timeout.
+        """Stop fetching and keep the position. Until `resume`, `poll` returns no batch.
 
-            subscriber.pause()      # while the disk is full; subscriber.resume() goes on
+        Example:
+            subscriber.pause()      # while the disk is full, until subscriber.resume()
         """
         self._driver.pause()
 
     def resume(self) -> None:
-        """Go on where `pause` stopped."""
+        """Continue after `pause`, at the same position."""
         self._driver.resume()
         self._ready.set()
 
     def position(self) -> int | None:
-        """Index of the next batch; None until the cluster has told where that is. Orders 0 and 1: `positions()`."""
+        """Return the index of the next batch, or None while it is not known. For orders 0 and 1 use `positions()`."""
         return self._driver.core.position
 
     def positions(self) -> dict[int, int | None]:
-        """By lane: index of the next batch; None until the cluster has told where that is."""
+        """Return, by lane, the index of the next batch, or None while it is not known."""
         return self._driver.core.positions()
 
     async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:  # noqa: ARG002 - nothing to wait for
-        """Stop reading. Closing twice is fine; in a forked child it does nothing."""
+        """Stop reading. A second call does nothing, and neither does a call in a forked child."""
         if self._forked:
             return
         self._closed = True
@@ -438,5 +542,5 @@ class Subscriber:
             batch = await self.poll()
         except Closed:
             raise StopAsyncIteration from None
-        invariant(batch is not None, "a poll without a time limit ends with a batch")
+        invariant(batch is not None, "a poll without a timeout returns a batch")
         return batch  # type: ignore[return-value]

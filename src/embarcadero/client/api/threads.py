@@ -1,10 +1,11 @@
-"""What the client for threads needs beside the calls that are generated from the asyncio one. All of it is thread-safe.
+"""The handwritten part of the synchronous client: its background thread, and base classes of the generated classes.
 
-One background thread per Log runs an event loop, shared by the log's publishers and subscribers. `send` only appends to
-a list under a lock; sealing, encoding and sending happen in the background thread. Ctrl-C gets through every wait.
+Everything here is thread-safe. One background thread per Log runs an event loop for the log's publishers and
+subscribers. `send` only appends to a list under a lock. The background thread seals, encodes and sends batches. Ctrl-C
+interrupts every wait.
 
-`sync_log` is generated (`make faces`): a call `x` there is the method `_x` of the base class here,
-if that has one, and else the coroutine `x` of the asyncio client, run by the background thread.
+`make faces` generates `sync_log`. A call `x` there is the method `_x` of the base class here if it exists. Otherwise it
+runs the coroutine `x` of the asyncio client in the background thread.
 """
 
 from __future__ import annotations
@@ -55,17 +56,18 @@ from embarcadero.limits import RECORD_OVERHEAD_BYTES
 from embarcadero.types import Position, StagedBatch
 
 if TYPE_CHECKING:
-    from embarcadero.client.intake import GivenRecord, Pump, Sealed
+    from embarcadero.client.encoding import GivenRecord
+    from embarcadero.client.intake import Pump, Sealed
 
 Result = TypeVar("Result")
 _JOIN_S = 5.0
-_LOOK_S = 1.0  # how often a waiting caller looks whether the thread is still there
-_AHEAD = 256  # batches that are handed over to a subscriber's caller at once
+_LOOK_S = 1.0  # how often a waiting caller checks that the background thread is alive
+_AHEAD = 256  # batches that are handed over to a subscriber's caller in one step
 Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
 
 class _Call(Generic[Result]):
-    """A coroutine that a caller waits for. Only locks written in C: see waiting.py."""
+    """A coroutine that a caller waits for. It uses only locks written in C: see `Waitable`."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Result]) -> None:
         self._coroutine = coroutine
@@ -92,12 +94,12 @@ class _Call(Generic[Result]):
         if self._task is not None and self._task.done() and not self._task.cancelled():
             return self._task.result()
         if self._task is None:
-            self._coroutine.close()  # the loop ended before it came to this call
-        raise Closed("the log was closed meanwhile", "connect again")
+            self._coroutine.close()  # the loop ended before it started this call
+        raise Closed("the log was closed during the call", "connect again")
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, where it exists: it has no build for Windows."""
+    """Create an event loop of uvloop if it is installed: it has no build for Windows."""
     try:
         import uvloop
     except ImportError:
@@ -106,7 +108,7 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _waiting_descriptor(loop: asyncio.AbstractEventLoop) -> int | None:
-    """The descriptor on which an event loop waits (epoll, kqueue); None: it has none that a fork would share."""
+    """Return the descriptor on which an event loop waits (epoll, kqueue). None: no descriptor is shared by a fork."""
     backend = getattr(loop, "_get_backend_id", None)  # uvloop
     backend = backend or getattr(getattr(loop, "_selector", None), "fileno", None)  # asyncio
     return None if backend is None else int(backend())
@@ -116,9 +118,9 @@ class LoopThread:
     """A daemon thread that runs an event loop until stopped."""
 
     def __init__(self) -> None:
-        self.alive = True  # asked instead of the Thread, whose own answer is wrong after an interrupt (Python 3.11)
-        self._at_end: Callable[[], object] = lambda: None  # called in the loop before it ends
-        self._after_end: Callable[[], object] = lambda: None  # called in the thread after it
+        self.alive = True  # Thread.is_alive is wrong after an interrupt (Python 3.11)
+        self._at_end: Callable[[], object] = lambda: None  # called in the loop before the loop ends
+        self._after_end: Callable[[], object] = lambda: None  # called in the thread after the loop has ended
         self._start()
         tell_of_forks(self)
 
@@ -127,12 +129,12 @@ class LoopThread:
         self._over = allocate_lock()
         self._over.acquire()
         self._ending = False
-        self._lapsed: Any = None  # after a fork: the lock of the thread that starts it again
+        self._lapsed: Any = None  # after a fork: guards the start of another thread
         self._thread = threading.Thread(target=self._run, name="embarcadero-client", daemon=True)
         self._thread.start()
 
     def _after_fork(self) -> None:
-        """In a forked child there is no such thread. The first call there starts one, with an event loop of its own."""
+        """In a forked child the thread does not exist. The first call there starts another, with its own event loop."""
         if self.alive:
             abandon(self._loop, self._thread)
             if (descriptor := _waiting_descriptor(self._loop)) is not None:
@@ -141,12 +143,12 @@ class LoopThread:
             self._lapsed = allocate_lock()
 
     def when_over(self, at_end: Callable[[], object], after_end: Callable[[], object]) -> None:
-        """Have functions called when it ends: the first in the loop, the second in the thread, without a loop."""
+        """Register functions for the end: the first runs in the loop, the second in the thread without a loop."""
         self._at_end, self._after_end = at_end, after_end
 
     @property
     def lapsed(self) -> bool:
-        """Whether the process was forked, and no call was made in the child yet."""
+        """Whether the process was forked, and the child has made no call yet."""
         return self._lapsed is not None
 
     def _start_again(self) -> None:
@@ -162,8 +164,8 @@ class LoopThread:
         finally:
             self._cancel_tasks()
             self._at_end()
-            self._loop.run_until_complete(asyncio.sleep(0))  # connections that were dropped are closed now
-            self._cancel_tasks()  # of calls that came meanwhile
+            self._loop.run_until_complete(asyncio.sleep(0))  # closes connections that were dropped
+            self._cancel_tasks()  # of calls that arrived in the meantime
             self._loop.close()
             self.alive = False
             self._over.release()
@@ -176,14 +178,14 @@ class LoopThread:
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     def call(self, function: Callable[[], object]) -> None:
-        """Have the loop call a function soon; does not wait. After the end it does nothing."""
+        """Schedule a function in the loop, without waiting for it. After the end this does nothing."""
         if self._lapsed is not None:
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function)
 
     def wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the loop and wait for it. Ctrl-C cancels it and gets through."""
+        """Run a coroutine in the loop and wait for it. Ctrl-C cancels the coroutine and interrupts the wait."""
         if not self.alive:
             coroutine.close()
             raise Closed("the log is closed", "connect again")
@@ -199,7 +201,7 @@ class LoopThread:
             raise
 
     def end(self) -> None:
-        """In the loop: end it."""
+        """End the loop. Runs in the loop."""
         if not self._ending:
             self._ending = True
             self._loop.stop()
@@ -211,11 +213,11 @@ class LoopThread:
             return
         self.call(self.end)
         if threading.current_thread() is not self._thread and self._over.acquire(True, _JOIN_S):
-            self._over.release()  # for whoever stops it again
+            self._over.release()  # so that a second stop does not wait
 
 
 def opened(coroutine: Coroutine[Any, Any, aio_log.Log]) -> tuple[LoopThread, aio_log.Log]:
-    """Start a thread, and open an asyncio client there."""
+    """Start a background thread and open an asyncio client there."""
     thread = LoopThread()
     try:
         return thread, thread.wait(coroutine)
@@ -225,7 +227,7 @@ def opened(coroutine: Coroutine[Any, Any, aio_log.Log]) -> tuple[LoopThread, aio
 
 
 class ThreadedLog:
-    """The part of a Log about its thread, and how it is closed. `thread` runs the asyncio client."""
+    """The part of a Log about its background thread and its end. `thread` runs the asyncio client."""
 
     def __init__(self, thread: LoopThread, log: aio_log.Log) -> None:
         self.thread, self._log, self.brokers = thread, log, log.brokers
@@ -238,25 +240,35 @@ class ThreadedLog:
         tell_of_forks(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: connect again with the first call. Publishers, subscribers and the cluster are not its."""
+        """In a forked child, connect again with the first call. Only the parent keeps publishers and subscribers."""
         self._parts = set()
         self._finalizer.detach()
 
     def run(self, call: Callable[[aio_log.Log], Coroutine[Any, Any, Result]]) -> Result:
-        """Run a coroutine of the asyncio client on this log's event loop, and wait for it. Raises Closed.
+        """Run a coroutine of the asyncio client on this log's event loop, and wait for it.
 
+        Args:
+            call: A function from the asyncio client to a coroutine.
+
+        Returns:
+            The result of the coroutine.
+
+        Raises:
+            Closed: The log is closed.
+
+        Example:
             held = log.run(lambda twin: twin.held_name("orders", "job-7/progress"))
         """
         return self.thread.wait(call(self._log))
 
     @property
     def twin(self) -> aio_log.Log:
-        """The asyncio client that does the work. Its coroutines run on the background thread: `run(...)`."""
+        """The asyncio client below this one. Its coroutines run on the background thread: see `run`."""
         return self._log
 
     @property
     def ended(self) -> bool:
-        """Whether this log was closed, or its thread has died: every call raises Closed then."""
+        """Whether this log was closed, or its thread has died. Every call then raises Closed."""
         return not self.thread.alive
 
     # --- publishers, subscribers, scans ---
@@ -266,7 +278,7 @@ class ThreadedLog:
         chosen = publisher_options(self.brokers.settings, options)
 
         async def pump() -> Pump:
-            from embarcadero.client.intake import Pump  # not for those who only read
+            from embarcadero.client.intake import Pump  # programs that only read do not load it
 
             known = topic if isinstance(topic, TopicInfo) else await self._log.describe(topic, timeout=timeout)
             await self.brokers.ready(patience_s(timeout, self.brokers.settings.connect_timeout_s))
@@ -321,12 +333,12 @@ class ThreadedLog:
             self.thread.call(lambda: self._log._end_scan(scan))
 
     def _forget(self, part: ThreadedPublisher | ThreadedSubscriber) -> None:
-        """A publisher or subscriber is closed."""
+        """Remove a closed publisher or subscriber."""
         self._parts.discard(part)
 
     # --- the end ---
     def _close(self, timeout: float | None) -> None:
-        """Ctrl-C while it waits ends the waiting, not the closing."""
+        """Close. Ctrl-C ends the wait; another call continues the closing."""
         check_timeout(timeout)
         if self._closed:
             return
@@ -334,7 +346,7 @@ class ThreadedLog:
             self._closed = True
             problems = self._end(timeout)
         except BaseException:
-            self._closed = not self.thread.alive  # Ctrl-C may come before the thread was stopped: let the caller repeat
+            self._closed = not self.thread.alive  # after an early Ctrl-C the caller may close again
             raise
         raise_as_one(problems)
 
@@ -355,7 +367,7 @@ class ThreadedLog:
         return problems
 
     async def _close_parts(self, patience: float | None) -> list[EmbarcaderoError]:
-        """Close all publishers at once and all subscribers, then hang up; what was lost, and what failed."""
+        """Close all publishers and subscribers concurrently, then disconnect. Return losses and failures."""
         publishers = [part for part in self._parts if isinstance(part, ThreadedPublisher)]
 
         async def close(subscriber: ThreadedSubscriber) -> None:
@@ -381,7 +393,7 @@ class ThreadedLog:
 
 
 class ThreadedPublisher:
-    """The part of a Publisher that many threads may use: its way in, and waits for room and outcomes."""
+    """The thread-safe part of a Publisher: it accepts records, and waits for space and for outcomes."""
 
     def __init__(self, log: ThreadedLog, pump: Pump) -> None:
         self._log, self._thread, self.pump, self._intake = log, log.thread, pump, pump.intake
@@ -390,7 +402,7 @@ class ThreadedPublisher:
         tell_of_forks(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: refuse every call. The session is the parent's."""
+        """In a forked child, refuse every call. The session stays with the parent."""
         self.pump._after_fork()
         self._lock = self._condition.lock
         self._closed = True
@@ -404,15 +416,29 @@ class ThreadedPublisher:
         *,
         timeout: float | None = None,
     ) -> RecordFuture:
-        """Take a record; waits while the window is full. Returns a future, whose result is the record's Position.
+        """Add a record to the current batch. Wait while the window is full.
 
-        `timestamp` is a datetime with a time zone or microseconds since 1970; None: now. When there is no room within
-        `timeout` seconds it raises Backpressure: the record was not taken. Without a `timeout` it does so once the
-        cluster has had no room for `broker.backpressure_after_s`; the message says why, what was taken before is not
-        lost, and the publisher goes on when there is room. Topics with a schema and named sessions need `publish`.
-        Raises RecordsLost, once, when earlier records are lost that were acked with ack=1; this one was not
-        taken, and the publisher goes on.
+        Topics with a schema and named sessions need `publish`.
 
+        Args:
+            value: The record.
+            key: Chooses the partition. Records without a key rotate over the partitions.
+            headers: Names and values.
+            timestamp: A datetime with a time zone, or microseconds since 1970. None: now.
+            timeout: Seconds to wait for space in the window. None: as long as the cluster is not full for
+                `broker.backpressure_after_s`.
+
+        Returns:
+            A future. Its result is the `Position` of the record.
+
+        Raises:
+            Backpressure: There was no space in time. This record was not accepted; earlier records are not lost, and
+                the publisher continues when there is space. The message has the cause.
+            RecordsLost: Earlier records that were acked with ack=1 are lost. This record was not accepted. The error is
+                raised once, and the publisher continues.
+            Closed, or the error with which the publisher failed.
+
+        Example:
             future = publisher.send(b"two coffees", key=b"table 4", headers={"trace": b"1"})
             future.result()                        # Position(lane=0, index=17, seq=4242)
         """
@@ -425,7 +451,7 @@ class ThreadedPublisher:
             record, size = intake.checked(value, key, headers, timestamp)
         with self._lock:
             builder = intake.current
-            if builder is not None and size <= builder.room:  # nearly every record goes this way: it is kept short
+            if builder is not None and size <= builder.room:  # the hot path: nearly every record
                 builder.room -= size
                 if not plain:
                     builder.plain = False
@@ -436,7 +462,7 @@ class ThreadedPublisher:
         return self._send_first(record, size, timeout)
 
     def _send_first(self, record: GivenRecord, size: int, timeout: float | None) -> RecordFuture:
-        """Send a record for which there is no open batch with room."""
+        """Send a record that does not fit the open batch, or when no batch is open."""
         self.pump.raise_lost()
         intake = self._intake
         intake.check_size(size)
@@ -445,7 +471,7 @@ class ThreadedPublisher:
                 if intake.refusal is None and not intake.waits(patient=True):
                     future = intake.add(record, size)
                     if intake.news:
-                        self.pump.tell(self._thread.call)
+                        self.pump.wake(self._thread.call)
                     return future
             timeout = self._room(timeout)
 
@@ -463,7 +489,8 @@ class ThreadedPublisher:
             except Backpressure as error:
                 if not number:
                     raise
-                raise OutcomeUnknown(f"a part of the table was taken: {error.message}", "read the log") from None
+                problem = f"only a part of the table was accepted: {error.message}"
+                raise OutcomeUnknown(problem, "read the log to find out which rows are stored") from None
         whole.complete()
         return RecordFuture(whole, 0)
 
@@ -493,7 +520,7 @@ class ThreadedPublisher:
         timeout: float | None,
         patient: bool = False,
     ) -> None:
-        """Take a piece of a table as soon as there is room; `claim` is the sequence that it must have."""
+        """Add a piece of a table as soon as the window has space. `claim` is the sequence that it must get."""
         while True:
             timeout = self._room(timeout, patient)
             with self._lock:
@@ -503,7 +530,7 @@ class ThreadedPublisher:
                     self.pump.continues(*claim)
                 whole.add(piece.result)
                 self._intake.add_piece(piece)
-                self.pump.tell(self._thread.call)
+                self.pump.wake(self._thread.call)
                 return
 
     def _next_session_seq(self, timeout: float | None) -> int:
@@ -517,16 +544,17 @@ class ThreadedPublisher:
         return self._thread.wait(self.pump.already_in(timeout))
 
     def _room(self, timeout: float | None, patient: bool = False) -> float | None:
-        """Wait until there is room; what is left of the time. Raises why nothing is taken, now or any more.
+        """Wait for space in the window, and return the remaining time.
 
-        A caller that gave no time is not `patient`: it does not wait for a cluster that has been full for long.
+        Raise the reason if the publisher accepts no record, now or permanently. A caller without a timeout is not
+        `patient`: it does not wait for a cluster that has been full for too long.
         """
         check_timeout(timeout)
         began, intake = monotonic(), self._intake
         patient |= timeout is not None
         if not self._condition.wait_for(lambda: not intake.waits(patient), timeout):
-            full = f"no room in the window for {timeout:g} s"
-            raise fresh(intake.pressure or Backpressure(full, "the record was not taken; try again"))
+            full = f"the window had no space for {timeout:g} s, and the record was not accepted"
+            raise fresh(intake.pressure or Backpressure(full, "send it again later"))
         if (why := intake.refusal or (None if patient else intake.pressure)) is not None:
             raise fresh(why)
         return None if timeout is None else max(0.0, timeout - (monotonic() - began))
@@ -538,7 +566,7 @@ class ThreadedPublisher:
             waiting = list(self._intake.unsettled)
         self._thread.call(self.pump.poke)
         if not self._condition.wait_for(lambda: not [result for result in waiting if not result.done], timeout):
-            raise TimedOut(f"not everything was settled within {timeout:g} s", "flush again")
+            raise TimedOut(f"some records have no outcome after {timeout:g} s", "call flush again")
         self.pump.raise_problem()
 
     def _close(self, timeout: float | None) -> None:
@@ -550,7 +578,7 @@ class ThreadedPublisher:
             self._thread.wait(self.pump.close(timeout))
             self._log._forget(self)
         except BaseException:
-            self._closed = False  # Ctrl-C: closing again, or closing the log, waits for the records
+            self._closed = False  # after Ctrl-C, another close (of this or of the log) waits for the records
             raise
         self.pump.raise_problem()
 
@@ -562,10 +590,10 @@ class ThreadedPublisher:
 
 
 class ThreadedSubscriber:
-    """The part of a Subscriber between its threads: the background thread fetches ahead, the caller takes."""
+    """The thread-safe part of a Subscriber: the background thread reads ahead, the caller takes batches."""
 
     def __init__(self, log: ThreadedLog, core: ReaderCore, topic: str) -> None:
-        """To be called in the background thread."""
+        """Create it. Runs in the background thread."""
         self._log, self._thread = log, log.thread
         self._condition = Waitable()
         self._lock = self._condition.lock
@@ -578,13 +606,13 @@ class ThreadedSubscriber:
         tell_of_forks(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: refuse every call. The position is the parent's."""
+        """In a forked child, refuse every call. The position stays with the parent."""
         self._forked = True
         self._condition.refuse(forked_reader(self._topic))
         self._lock = self._condition.lock
 
     def _refill(self) -> None:
-        """In the background thread: hand over what was fetched, once the last of it is taken."""
+        """Hand over fetched batches once the caller has taken the earlier ones. Runs in the background thread."""
         with self._lock:
             if not self._ready and not self._closed:
                 self._ready.extend(self._driver.take(_AHEAD))
@@ -607,7 +635,7 @@ class ThreadedSubscriber:
                 return None
 
     def _failure(self, error: EmbarcaderoError) -> EmbarcaderoError:
-        """An error for the caller. After one that a later try may not meet, the next poll goes on."""
+        """Return an error for the caller. After a retriable one, the next poll continues."""
         if isinstance(error, Retriable):
             self._error = None
             self._thread.call(self._driver.retry)
@@ -615,7 +643,7 @@ class ThreadedSubscriber:
 
     def _take(self) -> Batch:
         if len(self._ready) == 1:
-            self._thread.call(self._refill)  # it waits for the lock; told before the last one is gone
+            self._thread.call(self._refill)  # _refill waits for the lock, so the deque is empty when it runs
         return self._ready.popleft()
 
     def _has_news(self) -> bool:
@@ -681,7 +709,7 @@ class ThreadedSubscriber:
         self._close(None)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches, waiting for each; ends when the subscriber is closed."""
+        """Iterate over batches, waiting for each. Ends when the subscriber is closed."""
         while True:
             try:
                 batch = self._poll()
@@ -697,7 +725,7 @@ SubscriberType = TypeVar("SubscriberType", bound=ThreadedSubscriber)
 
 
 def _close_after(part: Threaded, error: BaseException | None) -> None:
-    """Close; a failure to close does not hide the error that ended the block, but is noted there."""
+    """Close. An error of the close becomes a note on the error that ended the block, if there is one."""
     try:
         part._close(close_patience(error))
     except EmbarcaderoError as problem:
