@@ -92,7 +92,7 @@ def test_ports_of_other_processes_are_left_out(monkeypatch: pytest.MonkeyPatch) 
     ours = ReservedPorts(1)
     monkeypatch.setattr("embarcadero.node.process._PORTS", (ours.first, ours.first + 20))
     ours.release()
-    with socket.create_server(("127.0.0.1", ours.first)), pytest.raises(PortInUse, match="no 1 free ports"):
+    with socket.create_server(("127.0.0.1", ours.first)), pytest.raises(PortInUse, match="1 consecutive free ports"):
         ReservedPorts(1)
 
 

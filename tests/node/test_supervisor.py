@@ -80,7 +80,7 @@ def test_only_a_first_start_that_fails_stops_the_cluster(
     else:
         assert tries == 1
         assert isinstance(cluster.failure, ClusterError)
-        assert cluster.failure.message == "can't start sequencer: Resource temporarily unavailable"
+        assert cluster.failure.message == "cannot start sequencer: Resource temporarily unavailable"
 
 
 def test_an_orderly_stop_has_the_time_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def test_types_go_there_and_back(array: pa.Array) -> None:
         (pa.decimal256(60, 2), "38 digits"),
         (pa.struct([]), "no table can hold"),
         (pa.struct([("a", pa.int8()), ("A", pa.int8())]), "no table can hold"),
-        (pa.list_(pa.null()), "nulls only"),
+        (pa.list_(pa.null()), "nests the type null"),
     ],
     ids=str,
 )

@@ -381,5 +381,5 @@ class ReservedPorts:
             self.first = first
             self.release = weakref.finalize(self, held.close)
             return
-        what = f"there are no {count} consecutive free ports from {_PORTS[0]} to {_PORTS[1]}"
+        what = f"cannot find {count} consecutive free ports from {_PORTS[0]} to {_PORTS[1]}"
         raise PortInUse(what, "stop other programs")

@@ -171,7 +171,7 @@ def _swapping(identifier: str, hint: str) -> Iterator[None]:
         try:
             yield
         except CommitFailedException as error:
-            raise Deposed(f"another commit to {identifier} was first: {error}", hint) from error
+            raise Deposed(f"another commit to {identifier} came first: {error}", hint) from error
 
 
 def table_name(topic: str) -> str:
