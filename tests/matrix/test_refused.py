@@ -10,7 +10,7 @@ import pytest
 from embarcadero.errors import NotAvailable
 from embarcadero.spark import session
 
-SAYS = r"PySpark 3\.5\.\d is installed: it has no Python data sources, and 4\.0 or newer is needed .*pip install"
+SAYS = r"PySpark 3\.5\.\d is installed: it has no Python data sources; use 4\.0 or newer .*pip install"
 
 
 def test_a_session_is_refused() -> None:

@@ -318,10 +318,10 @@ def test_invalid_compactions_are_refused(spark: SparkSession, log: emb.Log, topi
         (f"{topic}-striped", {}, BadValue, "order 0"),
         (f"{topic}-keyed", {"into": f"{topic}-keyed"}, BadValue, "into itself"),
         (f"{topic}-keyed", {"into": "__jobs.0000000000000000"}, BadName, "topic of the cluster"),
-        (f"{topic}-keyed", {"into": f"{topic}-values"}, BadSchema, "other columns or another key"),
+        (f"{topic}-keyed", {"into": f"{topic}-values"}, BadSchema, "columns or a key other than"),
         (f"{topic}-keyed", {"deletes": "gone"}, BadValue, "no column 'gone'"),
         (f"{topic}-keyed", {"deletes": "n"}, BadValue, "not bool"),
-        (f"{topic}-keyed", {"deletes": "nulls"}, BadValue, "may be null"),
+        (f"{topic}-keyed", {"deletes": "nulls"}, BadValue, "may not be null"),
         (f"{topic}-nowhere", {}, UnknownTopic, "nowhere"),
     ]
     for name, more, kind, problem in refused:
@@ -434,7 +434,7 @@ def test_invalid_replays_are_refused(
         ({"into": f"{topic}-to", "start": "tomorrow"}, BadValue, "use earliest, latest, a seq, or a time"),
         ({"into": f"{topic}-to", "end": 51}, EmbarcaderoError, "beyond the end"),
         ({"into": f"{topic}-to", "rate": 0}, BadValue, "rate of 0"),
-        ({"into": f"{topic}-to", "name": "a/b"}, BadName, "not a name of a job"),
+        ({"into": f"{topic}-to", "name": "a/b"}, BadName, "not a valid name of a job"),
     ]
     for more, kind, problem in refused:
         with pytest.raises(kind, match=problem):
@@ -447,11 +447,13 @@ def test_invalid_replays_are_refused(
     with monkeypatch.context() as patch:
         dies(patch, "decide")
         fails(lambda: replay(spark, log, topic, into=f"{topic}-to", end=20, name="one"))
-    with pytest.raises(BadValue, match=r"was begun with .* from earliest to 20, and this is .* from earliest to 30"):
+    with pytest.raises(
+        BadValue, match=r"was begun with .* from earliest to 20, but this call asks for .* from earliest to 30"
+    ):
         replay(spark, log, topic, into=f"{topic}-to", end=30, name="one")
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "age_s", lambda _: 86_400.0)
-        with pytest.raises(Stale, match="whether the step is in the topic is not known"):
+        with pytest.raises(Stale, match="it is unknown whether the step is in the topic"):
             replay(spark, log, topic, into=f"{topic}-to", end=20, name="one")
     replay(spark, log, topic, into=f"{topic}-to", end=20, name="one")
     assert records(log, f"{topic}-to").equals(records(log, topic, 0, 20))
@@ -523,7 +525,7 @@ def test_invalid_loads_are_refused(spark: SparkSession, log: emb.Log, topic: str
     refused: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"paths": []}, {}, "no files"),
         ({"paths": [str(tmp_path / "nothing.csv")]}, {}, "nothing.csv"),
-        ({"paths": [str(tmp_path / "what")]}, {}, "say which it is: parquet, csv, json"),
+        ({"paths": [str(tmp_path / "what")]}, {}, "set format to one of: parquet, csv, json"),
         ({"paths": [files["bad.json"]]}, {}, ""),
         ({"paths": [files["good.csv"]]}, {}, "does not fit topic"),
         ({"paths": [files["good.csv"], files["other.csv"]], "options": {"sep": ";"}}, {}, "header"),

@@ -117,15 +117,18 @@ def test_several_topics_are_named_or_matched() -> None:
     [
         ({"topic": "a", "topics": "b"}, "'topic' and 'topics' both choose topics .*give one of topic, topics, topicP"),
         ({"topic": "a", "topicPattern": "b"}, "'topic' and 'topicPattern' both choose topics"),
-        ({"topicPattern": "a("}, r"'topicPattern' is 'a\(': no regular expression: missing \)"),
+        ({"topicPattern": "a("}, r"'topicPattern' is 'a\(': it is not a regular expression: missing \)"),
         ({"topicPattern": " "}, "'topicPattern' is ' ': empty"),
-        ({"topics": "a,,b"}, "'topics' is 'a,,b': an empty name"),
-        ({"topics": ",".join(f"t{n}" for n in range(1_025))}, "1025 topics, and a cluster has at most 1024"),
-        ({"topics": "a,b", "startingOffsets": "5"}, "a seq names a record of one topic, and several are .*JSON by"),
-        ({"topics": "a,b", "startingOffsets": '{"0": {"seq": 5}}'}, "names topic '0', and this read has a, b"),
-        ({"topics": "a,b", "startingOffsets": '{"a": 5}'}, "topic 'a' has 5, which is neither places by lane, nor"),
-        ({"topicPattern": ".*", "startingOffsets": '{"a": {"x": 5}}'}, "'x' is no number of a lane"),
-        ({"topic": "a", "startingOffsets": '{"a": -5}'}, "topic 'a' has -5, which is neither places by lane"),
+        ({"topics": "a,,b"}, "'topics' is 'a,,b': it has an empty"),
+        ({"topics": ",".join(f"t{n}" for n in range(1_025))}, "it has 1025 topics, but a cluster has at most 1024"),
+        (
+            {"topics": "a,b", "startingOffsets": "5"},
+            "a seq names a record of one topic, but several topics are .*JSON by",
+        ),
+        ({"topics": "a,b", "startingOffsets": '{"0": {"seq": 5}}'}, "names topic '0', but this read has a, b"),
+        ({"topics": "a,b", "startingOffsets": '{"a": 5}'}, "topic 'a' has 5, which is neither positions by lane, nor"),
+        ({"topicPattern": ".*", "startingOffsets": '{"a": {"x": 5}}'}, "'x' is not the number of a lane"),
+        ({"topic": "a", "startingOffsets": '{"a": -5}'}, "topic 'a' has -5, which is neither positions by lane"),
     ],
 )
 def test_an_invalid_choice_of_topics_is_reported(wrong: dict[str, str], says: str) -> None:
@@ -138,13 +141,13 @@ def test_a_time_ends_a_batch_read() -> None:
     """One end only, after the start, and not in the future."""
     ends = {"endingTimestamp": "2026-01-31T12:00:00Z"}
     assert read_options(GIVEN | ends, streaming=False).ending == Where(WhereBy.TIME, 1_769_860_800_000_000)
-    with pytest.raises(BadValue, match=r"'endingTimestamp' does not go with a stream .*batch reads only"):
+    with pytest.raises(BadValue, match=r"'endingTimestamp' can't be used with a stream .*batch reads only"):
         read_options(GIVEN | ends, streaming=True)
-    with pytest.raises(BadValue, match="endingOffsets and endingTimestamp are two ends"):
+    with pytest.raises(BadValue, match="endingOffsets and endingTimestamp are both given"):
         read_options(GIVEN | ends | {"endingOffsets": "5"}, streaming=False)
     with pytest.raises(BadValue, match="endingTimestamp '2026-01-31T12:00:00Z' is before startingTimestamp '2026-02"):
         read_options(GIVEN | ends | {"startingTimestamp": "2026-02-01T00:00:00Z"}, streaming=False)
-    with pytest.raises(BadValue, match=r"'endingTimestamp' is .*this time is in the future"):
+    with pytest.raises(BadValue, match=r"'endingTimestamp' is .*it is in the future"):
         read_options(GIVEN | {"endingTimestamp": "2126-01-31T12:00:00Z"}, streaming=False)
 
 
@@ -152,9 +155,9 @@ def test_a_time_ends_a_batch_read() -> None:
 def test_the_name_of_a_reader_is_checked(name: str) -> None:
     """It is shown, and operators type it to remove it."""
     assert read_options(GIVEN | {"reader": "daily.sums-1"}, streaming=True).reader == "daily.sums-1"
-    with pytest.raises(BadValue, match=r"option 'reader' is .*not the name of a reader .*1 to 255 of A-Z"):
+    with pytest.raises(BadValue, match=r"option 'reader' is .*it is not a valid name of a reader .*1 to 255 of A-Z"):
         read_options(GIVEN | {"reader": name}, streaming=True)
-    with pytest.raises(BadValue, match="'reader' does not go with a batch read"):
+    with pytest.raises(BadValue, match="'reader' can't be used with a batch read"):
         read_options(GIVEN | {"reader": "sums"}, streaming=False)
 
 
@@ -166,9 +169,9 @@ def test_the_name_of_a_reader_is_checked(name: str) -> None:
         ({"path": "other"}, "option 'topic' is given twice"),
         ({"topic": ""}, "option 'topic' is missing"),
         ({"brokers": "localhost"}, "option 'brokers': 'localhost' is no broker address"),
-        ({"startingOffsets": "-5"}, "JSON, but no object"),
-        ({"startingOffsets": "[1]"}, "JSON, but no object"),
-        ({"startingOffsets": '{"a": 1}'}, "'a' is no number of a lane"),
+        ({"startingOffsets": "-5"}, "it is JSON, but not an object"),
+        ({"startingOffsets": "[1]"}, "it is JSON, but not an object"),
+        ({"startingOffsets": '{"a": 1}'}, "'a' is not the number of a lane"),
         ({"startingOffsets": '{"0": -1}'}, "the seq of lane 0 is -1"),
         ({"startingOffsets": '{"0": {"at": 1}}'}, "lane 0 has {'at': 1}"),
         ({"startingOffsets": '{"0": true}'}, "lane 0 has True"),
@@ -176,16 +179,16 @@ def test_the_name_of_a_reader_is_checked(name: str) -> None:
         ({"startingOffsets": "earliest", "startingTimestamp": "0"}, "are two starts"),
         ({"startingTimestamp": "yesterday"}, "no time: Invalid isoformat"),
         ({"startingTimestamp": "2026-01-31"}, "has no time zone"),
-        ({"startingTimestamp": "9999999999999999"}, "this time is in the future"),
-        ({"maxRecordsPerTrigger": "0"}, "no number above 0"),
-        ({"maxBytesPerTrigger": "10MB"}, "no number above 0"),
+        ({"startingTimestamp": "9999999999999999"}, "it is in the future"),
+        ({"maxRecordsPerTrigger": "0"}, "it is not a number above 0"),
+        ({"maxBytesPerTrigger": "10MB"}, "it is not a number above 0"),
         ({"minPartitions": str(SPARK_TASKS_MAX + 1)}, f"more than {SPARK_TASKS_MAX}"),
-        ({"partitions": "1,x"}, "no list of partitions"),
-        ({"columns": "a,,b"}, "an empty name"),
-        ({"columns": "a,a"}, "an empty name, or one that is there twice"),
-        ({"read": "latest"}, r"'read' is 'latest': unknown read mode \(durable or ordered\)"),
+        ({"partitions": "1,x"}, "it is not a list of partitions"),
+        ({"columns": "a,,b"}, "it has an empty or a repeated name"),
+        ({"columns": "a,a"}, "it has an empty or a repeated name"),
+        ({"read": "latest"}, r"'read' is 'latest': it is not a read mode \(durable or ordered\)"),
         ({"failOnDataLoss": "no"}, "neither true nor false"),
-        ({"endingOffsets": "5"}, "'endingOffsets' does not go with a stream"),
+        ({"endingOffsets": "5"}, "'endingOffsets' can't be used with a stream"),
     ],
 )
 def test_an_invalid_option_is_named(wrong: dict[str, str], says: str) -> None:
@@ -197,7 +200,7 @@ def test_an_invalid_option_is_named(wrong: dict[str, str], says: str) -> None:
 def test_options_of_streams_do_not_go_with_batch_reads() -> None:
     """They would silently have no effect."""
     for name in ("maxRecordsPerTrigger", "maxBytesPerTrigger"):
-        with pytest.raises(BadValue, match=f"{name!r} does not go with a batch read"):
+        with pytest.raises(BadValue, match=f"{name!r} can't be used with a batch read"):
             read_options(GIVEN | {name: "1"}, streaming=False)
         assert read_options(GIVEN | {name: "1"}, streaming=None)
     assert "topic" in READ_OPTIONS
@@ -282,21 +285,21 @@ def test_offsets_of_several_topics_name_them_by_id() -> None:
 )
 def test_invalid_offsets_of_several_topics_are_refused(told: object) -> None:
     """As those of one topic are."""
-    with pytest.raises(BadValue, match=r"no offset of this source|twice"):
+    with pytest.raises(BadValue, match=r"not an offset of this source|twice"):
         parse_stream_offset(told)
 
 
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        ({"topic": "t", "reader": "r", "id": "x"}, "no offset of this source"),
-        ({"topic": "t", "reader": "r", "id": 7}, "no offset of this source"),
-        ({"topic": "other", "reader": "r"}, "reads topic 'other', and this one reads 't'"),
-        ({"logOffset": 5}, "no offset of this source"),
-        ({"topic": "t", "reader": "r", "0": {"index": 1}}, "no offset of this source"),
-        ({"topic": "t", "reader": "r", "x": {"index": 1, "seq": 2}}, "no offset of this source"),
-        ({"topic": "t", "reader": "r", "0": {"index": 1, "seq": 2, "cuts": [[1]]}}, "no offset of this source"),
-        ([], "no offset of this source"),
+        ({"topic": "t", "reader": "r", "id": "x"}, "not an offset of this source"),
+        ({"topic": "t", "reader": "r", "id": 7}, "not an offset of this source"),
+        ({"topic": "other", "reader": "r"}, "reads topic 'other', but this query reads 't'"),
+        ({"logOffset": 5}, "not an offset of this source"),
+        ({"topic": "t", "reader": "r", "0": {"index": 1}}, "not an offset of this source"),
+        ({"topic": "t", "reader": "r", "x": {"index": 1, "seq": 2}}, "not an offset of this source"),
+        ({"topic": "t", "reader": "r", "0": {"index": 1, "seq": 2, "cuts": [[1]]}}, "not an offset of this source"),
+        ([], "not an offset of this source"),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(told: object, says: str) -> None:

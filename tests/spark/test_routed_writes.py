@@ -152,9 +152,9 @@ def test_rows_that_name_no_topic_fail_the_task(log: emb.Log, names: list[str]) -
     staging = staging_topic(log.describe(names[0]).id)
     for bad, kind, words in (
         (None, BadValue, "10 rows have no topic: column 'topic' is null, first in key '1', value '1 x"),
-        ("nowhere", UnknownTopic, "there is no topic 'nowhere', which is named in column 'topic'"),
-        (staging, BadValue, "is one of the cluster's own"),
-        (ROUTED_TOPIC, BadValue, "is one of the cluster's own"),
+        ("nowhere", UnknownTopic, "there is no topic 'nowhere', named in column 'topic'"),
+        (staging, BadValue, "is a hidden topic of the cluster"),
+        (ROUTED_TOPIC, BadValue, "is a hidden topic of the cluster"),
         (f"{names[0]}.weak", BadValue, "has order 0"),
         (f"{names[0]}.typed", BadSchema, "has a schema"),
     ):
@@ -172,9 +172,7 @@ def test_rows_that_name_no_topic_fail_the_task(log: emb.Log, names: list[str]) -
         (FRAME.set(0, pa.field("topic", pa.int64())).remove(2), "column 'value' is missing; column 'topic' is int64"),
     ],
 )
-def test_a_frame_that_cannot_be_routed_is_refused_before_any_task(
-    log: emb.Log, frame: pa.Schema, words: str
-) -> None:
+def test_a_frame_that_cannot_be_routed_is_refused_before_any_task(log: emb.Log, frame: pa.Schema, words: str) -> None:
     """On the driver."""
     with pytest.raises(BadValue) as caught:
         writer(log, frame)

@@ -94,11 +94,14 @@ def test_a_session_is_ready_for_the_log(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"remote": "10.0.0.7:15002"}, r"remote '10\.0\.0\.7:15002' is no address .*use sc://host:port"),
-        ({"remote": "sc://host:15002:1"}, "is no address of a Spark Connect server"),
-        ({"remote": "sc://"}, "is no address of a Spark Connect server"),
-        ({"remote": "sc://host", "master": "local[2]"}, r"master 'local\[2\]' and remote 'sc://host' are two places"),
-        ({"brokers": "127.0.0.1:1"}, "brokers '127.0.0.1:1' without topics=True"),
+        ({"remote": "10.0.0.7:15002"}, r"remote '10\.0\.0\.7:15002' is not the address .*use sc://host:port"),
+        ({"remote": "sc://host:15002:1"}, "is not the address of a Spark Connect server"),
+        ({"remote": "sc://"}, "is not the address of a Spark Connect server"),
+        (
+            {"remote": "sc://host", "master": "local[2]"},
+            r"master 'local\[2\]' and remote 'sc://host' exclude each other",
+        ),
+        ({"brokers": "127.0.0.1:1"}, "brokers is '127.0.0.1:1', but topics is not True"),
     ],
 )
 def test_an_invalid_address_is_refused(given: dict[str, str], says: str) -> None:

@@ -62,7 +62,9 @@ def test_a_batch_read_has_the_records_of_all_topics(log: emb.Log) -> None:
     reader = batch(log, "b-orders,b-clicks", endingOffsets=places)
     assert column(reader, reader.partitions()) == list(range(7))
 
-    with pytest.raises(BadValue, match="'startingOffsets' names topic 'nothing', and there are b-clicks, b-orders"):
+    with pytest.raises(
+        BadValue, match="'startingOffsets' names topic 'nothing', but the topics are b-clicks, b-orders"
+    ):
         batch(log, None, topicPattern="b-.*", startingOffsets='{"nothing": "latest"}').partitions()
     with pytest.raises(UnknownTopic, match="there is no topic 'nothing'"):
         source(log, "b-orders,nothing").schema()
@@ -211,13 +213,13 @@ def test_a_query_of_one_topic_continues_with_several(log: emb.Log, kind: str, ca
         assert {each["topic"] for each in last["topics"].values()} == {one, two}
         assert again(latest(both, last)) == last
 
-    with pytest.raises(BadValue, match=f"of a query that reads topic '{two}', and this one reads '{one}'"):
+    with pytest.raises(BadValue, match=f"of a query that reads topic '{two}', but this query reads '{one}'"):
         rows(make(log, one), last, last)
-    with pytest.raises(BadValue, match=f"reads topic '{one}', and this one reads topics that match 'x'"):
+    with pytest.raises(BadValue, match=f"reads topic '{one}', but this query reads topics that match 'x'"):
         rows(make(log, None, topicPattern="x"), last, last)
     made(log, {f"three-{kind}": 5})
     other = f"{two},three-{kind}"
-    with pytest.raises(BadValue, match=f"also reads topic '{one}', and this one does not .*read it, too"):
+    with pytest.raises(BadValue, match=f"also reads topic '{one}', but this query does not .*read this topic, too"):
         rows(make(log, other), last, last)
     loose = make(log, other, failOnDataLoss="false")
     assert rows(loose, last, latest(loose, last)) == [(f"three-{kind}", seq) for seq in range(5)]

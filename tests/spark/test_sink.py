@@ -85,10 +85,11 @@ def test_bad_writes_are_refused_before_any_task_runs(spark: SparkSession, log: e
     assert "column 'name' is int64 in the frame and string in the topic" in refusal(
         lambda: save(log, topic, spark.range(3).selectExpr("id", "id name"))
     )
-    assert 'use mode("append"); to begin anew' in refusal(lambda: save(log, topic, good, "overwrite"))
+    assert 'use mode("append"); to start empty' in refusal(lambda: save(log, topic, good, "overwrite"))
     assert "option 'topic' is missing, and the frame has no column 'topic'" in refusal(
-        lambda: good.selectExpr("name value").write.format("embarcadero").options(brokers=log.address)
-        .mode("append").save()
+        lambda: (
+            good.selectExpr("name value").write.format("embarcadero").options(brokers=log.address).mode("append").save()
+        )
     )
     assert [each.name for each in log.topics(hidden=True) if each.name == ROUTED_TOPIC] == []
     assert "there is no topic 'nowhere'" in refusal(lambda: save(log, "nowhere", good))
@@ -240,9 +241,7 @@ def test_a_stream_survives_rollbacks_of_sparks_commit_log(
     assert ids(log, topic) == list(range(300))
 
 
-def test_invalid_streams_are_refused(
-    spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path
-) -> None:
+def test_invalid_streams_are_refused(spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path) -> None:
     """Before a task runs: an option of batch writes, a mode that takes rows back."""
     log.create_topic(topic, replicas=1)
     feed(spark, tmp_path, 0, 1)
@@ -254,7 +253,7 @@ def test_invalid_streams_are_refused(
         return refusal(lambda: writer.trigger(availableNow=True).start().awaitTermination())
 
     raw = files.selectExpr("name value", "timestamp_micros(id) timestamp")
-    assert "does not go with a stream" in run(raw, writeId="w")
+    assert "can't be used with a stream" in run(raw, writeId="w")
     counts = files.groupBy("name").count().selectExpr("name value", "timestamp_micros(0) timestamp")
     assert 'outputMode("append")' in run(counts, "complete")
     assert log.tail(topic).seq == 0

@@ -90,7 +90,7 @@ def test_reads_end_at_the_given_position(log: emb.Log, filled: str) -> None:
         batch(log, filled, startingOffsets=6, endingOffsets=5).partitions()
     with pytest.raises(FuturePosition, match="'endingOffsets': seq 501 is beyond the end of lane"):
         batch(log, filled, endingOffsets=COUNT + 1).partitions()
-    with pytest.raises(BadValue, match="names lane 77, and topic 'filled' has"):
+    with pytest.raises(BadValue, match="names lane 77, but the lanes of topic 'filled' are"):
         batch(log, filled, startingOffsets='{"77": 1}').partitions()
 
 
@@ -341,9 +341,9 @@ def test_a_deleted_or_recreated_topic_is_noticed(log: emb.Log) -> None:
     with pytest.raises(RecordsLost, match="deleted and created again"):  # a micro-batch that was planned before
         stream(log, "gone").partitions(before, end)
     older = {key: value for key, value in end.items() if key != "id"}  # as an earlier version wrote it
-    with pytest.raises(RecordsLost, match="is gone, and was read up to seq 50: the topic was made anew"):
+    with pytest.raises(RecordsLost, match="is gone, but was read only to seq 50: the topic was created again"):
         flow.latestOffset(older, ALL)
-    with pytest.raises(RecordsLost, match=r"of topic 'gone' is gone, and records \[0, 50\) of it were not read"):
+    with pytest.raises(RecordsLost, match=r"of topic 'gone' is gone, and its records \[0, 50\) were not read"):
         flow.partitions(flow.initialOffset(), older)
     loose = stream(log, "gone", failOnDataLoss="false")
     assert micro_batches(loose, end)[0] == [list(range(20))]
@@ -394,7 +394,7 @@ def test_without_admission_control_losses_are_found_when_tasks_are_planned(
     loose = unlimited(log, "losing", startingOffsets="earliest", failOnDataLoss="false")
     rows, end = whole(loose, start)
     assert rows == list(range(40, 100))
-    with pytest.raises(RecordsLost, match="lane 77 of topic 'losing' is gone, and was read up to seq 10"):
+    with pytest.raises(RecordsLost, match="lane 77 of topic 'losing' is gone, but was read only to seq 10"):
         whole(flow, end | {"77": {"index": 1, "seq": 10}})
 
     log.delete_topic("losing")
@@ -420,7 +420,7 @@ def test_topics_of_order_0_are_streams_of_lanes(log: emb.Log) -> None:
     assert {len(each) for each in found[:-1]} == {30}
     assert sorted(int(value) for each in found for value in each) == list(range(200))
     assert len(log.tail("lanes").lanes) == len(end) - 3 == 2
-    with pytest.raises(BadValue, match=r'a seq names a place in one of its lanes .*use JSON by lane.*"seq": 1000'):
+    with pytest.raises(BadValue, match=r'a seq is a position in one of its lanes .*use JSON by lane.*"seq": 1000'):
         stream(log, "lanes", startingOffsets="5").initialOffset()
 
 
@@ -434,7 +434,7 @@ def test_a_lane_that_is_gone_was_read_to_its_end_or_records_are_lost(log: emb.Lo
 
     assert flow.latestOffset(end | read_to_its_end, ALL) == end
     lost = {"77": {"index": 1, "seq": 10}}
-    with pytest.raises(RecordsLost, match="lane 77 of topic 'lanes-gone' is gone, and was read up to seq 10"):
+    with pytest.raises(RecordsLost, match="lane 77 of topic 'lanes-gone' is gone, but was read only to seq 10"):
         flow.latestOffset(end | lost, ALL)
     assert stream(log, "lanes-gone", failOnDataLoss="false").latestOffset(end | lost, ALL).keys() == end.keys()
 

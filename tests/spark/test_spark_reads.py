@@ -150,7 +150,7 @@ def test_topics_without_a_total_order_are_read_lane_by_lane(spark: SparkSession,
     ending = f'{{"{lanes[0]}": {{"seq": 3}}}}'
     one = load(spark, log, topic, endingOffsets=ending, columns="lane,seq").filter(f"lane = {lanes[0]}")
     assert sorted(row.seq for row in one.collect()) == [0, 1, 2]
-    with pytest.raises(PySparkException, match="a seq names a place in one of its lanes"):
+    with pytest.raises(PySparkException, match="a seq is a position in one of its lanes"):
         load(spark, log, topic, startingOffsets="3").count()
 
 
@@ -186,7 +186,7 @@ def test_errors_are_raised_when_the_frame_is_loaded(
 
 def test_a_batch_read_refuses_options_of_streams(spark: SparkSession, log: emb.Log, orders: str) -> None:
     """The frame could still become a stream; the read can't."""
-    with pytest.raises(AnalysisException, match="'maxRecordsPerTrigger' does not go with a batch read"):
+    with pytest.raises(AnalysisException, match="'maxRecordsPerTrigger' can't be used with a batch read"):
         load(spark, log, orders, maxRecordsPerTrigger="5").count()
     with pytest.raises(AnalysisException, match="seq 5000 is beyond the end of lane"):
         load(spark, log, orders, startingOffsets="5000").count()

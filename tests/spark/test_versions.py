@@ -58,8 +58,8 @@ def pyspark_4_0(monkeypatch: pytest.MonkeyPatch, pyspark_4_1: None) -> None:
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        ("3.5.9", r"PySpark 3\.5\.9 is installed: it has no Python data sources, and 4\.0 or newer .*pip install"),
-        ("2.4.8", r"PySpark 2\.4\.8 is installed: .*4\.0 or newer is needed"),
+        ("3.5.9", r"PySpark 3\.5\.9 is installed: it has no Python data sources; use 4\.0 or newer .*pip install"),
+        ("2.4.8", r"PySpark 2\.4\.8 is installed: .*use 4\.0 or newer"),
         ("5.0.0.dev1", r"PySpark 5\.0\.0\.dev1 is installed, and this version works with 4\.0 to 4\.x"),
     ],
 )

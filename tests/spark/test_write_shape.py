@@ -53,11 +53,11 @@ def test_options_are_found_in_any_case() -> None:
         ({"topik": "x"}, False, "did you mean 'topic'"),
         ({"writeId": "w"}, True, "does not go with a stream"),
         ({"batchId": "3"}, False, "without 'writeId'"),
-        ({"writeId": "w", "batchId": "-1"}, False, "no number from 0"),
+        ({"writeId": "w", "batchId": "-1"}, False, "it is not a number from 0"),
         ({"writeId": ""}, False, "not 1 to 128 bytes"),
-        ({"orderBy": "a,,b"}, False, "an empty name"),
-        ({"batchBytes": "0"}, False, "how large batches are made"),
-        ({"addColumns": "yes"}, False, "columns that a topic with a schema lacks"),
+        ({"orderBy": "a,,b"}, False, "it has an empty"),
+        ({"batchBytes": "0"}, False, "the size of batches in bytes"),
+        ({"addColumns": "yes"}, False, "adds missing columns to a topic with a schema"),
         ({"topic": ""}, False, "option 'topic' is missing"),
         ({"compression": "gzip"}, False, "lz4, zstd or none"),
         ({"brokers": "nowhere"}, False, "host:port"),
@@ -130,7 +130,7 @@ def test_topics_that_forget_writes_too_soon_are_refused() -> None:
 
 def test_the_clusters_own_topics_are_refused() -> None:
     """Whatever their order."""
-    with pytest.raises(BadValue, match="'__routed' is one of the cluster's own"):
+    with pytest.raises(BadValue, match="'__routed' is a hidden topic of the cluster"):
         shaped(topic(name="__routed"), FRAME)
 
 

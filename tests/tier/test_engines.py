@@ -53,7 +53,7 @@ def test_without_spark(monkeypatch: pytest.MonkeyPatch, what: str, tmp_path: Pat
     for keys, said in (({"engine": "spark"}, "tier.engine is spark"), ({"master": "local[2]"}, "tier.master is local")):
         with pytest.raises(NotAvailable, match=f"{said}.*{what}") as caught:
             kind(**keys)
-        assert "let tier.engine be process" in caught.value.hint
+        assert "set tier.engine to process" in caught.value.hint
     environ = {"EMBARCADERO_TIER_ENGINE": "spark"}
     done = CliRunner().invoke(app, ["up", "--tier", "--data-dir", str(tmp_path / "new")], env=environ)
     assert done.exit_code == 1
@@ -107,9 +107,7 @@ def test_auto_leaves_large_amounts_to_spark() -> None:
     assert told == ["process writes 2", "spark writes 2", "process writes 1", "spark may rest", "spark ends"]
 
 
-def test_a_job_reports_its_backlog_and_its_engine(
-    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_reports_its_backlog_and_its_engine(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole backlog counts, however little one cycle takes.
 
     The engine's name reaches the store with each commit.

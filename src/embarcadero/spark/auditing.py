@@ -1,4 +1,4 @@
-"""The audit as a Spark job: a task a span, then a task a group of sessions; the driver brings the findings together."""
+"""The audit as a Spark job: one task per span, then one per group of sessions. The driver merges the findings."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _ANSWERS_DDL: Final = (
 )
 _UNREAD: Final = ("unread", "checksum")
 _UNKNOWN: Final = "not min_by(opens, first_index) or bool_or(opens and strong is null)"
-"""Of the runs of one session: whether some of its batches do not follow a SESSION_OPEN that says its kind."""
+"""Of the runs of one session: whether some of its batches do not follow a SESSION_OPEN that names its kind."""
 _PROBLEMS_DDL: Final = "kind string, lane int, index long, detail string"
 
 
 def audit(spark: SparkSession, log: Log, topic: str, span_bytes: int = SPAN_BYTES) -> AuditReport:
-    """Look at everything of a topic that is durable now: positions, sessions, gaps, checksums, and table against log.
+    """Check all durable records of a topic: positions, sessions, gaps, checksums, and table against log.
 
-    Raises UnknownTopic; whatever is wrong with the log itself is in the report.
+    `span_bytes` is the size of a task. Returns a report with all findings about the log. Raises UnknownTopic.
 
         report = audit(embarcadero.spark.session(), emb.connect("127.0.0.1:9092"), "orders")
         assert report.holds, report.findings
@@ -69,7 +69,7 @@ def audit(spark: SparkSession, log: Log, topic: str, span_bytes: int = SPAN_BYTE
 
 
 def _look(spark: SparkSession, address: str, spans: list[AuditSpan]) -> DataFrame:
-    """A row for each run of a session, and one with the report of each span."""
+    """Return a row for each run of a session, and one with the report of each span."""
     encoded = [msgspec.json.encode(span) for span in spans]
 
     def look(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -87,9 +87,9 @@ def _look(spark: SparkSession, address: str, spans: list[AuditSpan]) -> DataFram
 
 
 def _sessions(answers: DataFrame, order: int, whole: set[int]) -> tuple[dict[int, SessionCounts], list[AuditFinding]]:
-    """Count each lane's sessions, and those of unknown kind among them; find what is wrong with them.
+    """Count each lane's sessions, and those of unknown kind among them; find problems of sessions.
 
-    `whole`: lanes that are there from their start.
+    `whole`: lanes that are complete from their start.
     """
     from pyspark.sql import functions as f
 
@@ -99,7 +99,7 @@ def _sessions(answers: DataFrame, order: int, whole: set[int]) -> tuple[dict[int
     mixed = order == Order.TOTAL  # in order 5 all sessions are strong; below 2 none is
     counts = {row["lane"]: SessionCounts(row["all"], row["unknown"] if mixed else 0) for row in totals.collect()}
     if order < Order.TOTAL:
-        return counts, []  # a session may have many positions there: nothing is promised
+        return counts, []  # in these orders nothing is promised: a batch may have many positions
 
     def compare(own: pa.Table) -> pa.Table:
         exact = pa.table([own.column(field.name).cast(field.type) for field in RUNS], schema=RUNS)

@@ -1,11 +1,12 @@
-"""Compaction: the newest record of each key of a topic, in a topic of its own that follows it.
+"""Compaction: the newest record of each key of a topic, in another topic that follows it.
 
-Each run appends the newest record of each key that changed since the last run, deletes included, so folding
-`<topic>_latest` by key gives what folding the topic gives. From time to time a step is full: it folds everything and
-writes one record for each live key; what is below it is trimmed once it is durable and has been there for a while.
+Each run appends the newest record of each key that changed since the last run, deletes included. So folding
+`<topic>_latest` by key gives the same result as folding the topic. From time to time a step is full: it folds
+everything and writes one record for each live key. Records below a full step are trimmed once it is durable and
+`keep_s` old.
 
-A step finds the newest positions first, then moves records: Spark groups keys and positions only, and tasks copy the
-records they are told from one topic to the other. So values never travel through Java.
+A step finds the newest positions first, then copies records. Spark groups keys and positions only; tasks copy the
+chosen records from one topic to the other. So values never travel through Java.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ COLUMN: Final = "column"
 _HINT: Final = "use none, a boolean column (deleted), or a column and its value (op=d)"
 SUFFIX: Final = "_latest"
 WRITE: Final = "job/compact"
-"""Name of the write by which a topic is compacted: there is one in each target."""
+"""Name of the write that compacts a topic: there is one in each target."""
 
 KEEP_S: Final = 3_600.0
-"""So long a full step's predecessors stay, for readers that are in the middle of them."""
+"""The records before a full step stay this long, for readers that are still reading them."""
 
-_GROWTH: Final = 2  # a step is full when the target has so many records for each key that is live,
-_SMALL: Final = 10_000  # and so many more
-_OFFSET_BITS: Final = 40  # of a position: which record of a piece it is; the rest numbers the pieces
+_GROWTH: Final = 2  # a step is full when the target has this many records for each live key,
+_SMALL: Final = 10_000  # and this many more
+_OFFSET_BITS: Final = 40  # of a position: the number of a record in a piece; the other bits number the pieces
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 _GROUPS_MAX: Final = 4_096
 
@@ -81,7 +82,7 @@ class Deletes(msgspec.Struct, frozen=True):
         return self.rule if self.rule != COLUMN else f"{self.column}={self.value}" if self.value else self.column
 
     def kept(self, rows: pa.RecordBatch) -> pa.Array:
-        """Whether each row stays."""
+        """Whether each row is kept."""
         return pc.invert(self._deleting(rows))
 
     def _deleting(self, rows: pa.RecordBatch) -> pa.Array:
@@ -97,7 +98,7 @@ class Deletes(msgspec.Struct, frozen=True):
         return pc.fill_null(found, False)
 
     def sql(self, names: list[str]) -> str:
-        """The same as a condition of Spark SQL, over a frame with these columns."""
+        """Return the same rule as a condition of Spark SQL, over a frame with these columns."""
         if self.rule == EMPTY:
             return "length(value) = 0"
         if self.rule == NULLS:
@@ -111,32 +112,36 @@ class Deletes(msgspec.Struct, frozen=True):
 
 
 def deletes_of(schemas: TopicSchemas, key: str, text: str | None) -> Deletes:
-    """The rule that a caller names, or the usual one of a topic. BadValue, if it can't be one of this topic."""
+    """Return the rule that a caller names, or the default of a topic. BadValue if the topic can't have this rule."""
     if text == NONE:
         return Deletes(NONE, key)
     if not schemas.typed:
         if text not in (None, EMPTY):
-            raise BadValue(f"deletes {text!r} does not go with a topic without a schema", "use empty (usual) or none")
+            raise BadValue(
+                f"deletes {text!r} can't be used with a topic without a schema", "use empty (default) or none"
+            )
         return Deletes(EMPTY, key)
     fields = {field.name: field for field in schemas.newest if field.name != key}
     if text is None or text == NULLS:
         can = bool(fields) and all(field.nullable for field in fields.values())
         if text == NULLS and not can:
-            raise BadValue(f"deletes {text!r}: not all columns but the key {key!r} may be null", _HINT)
+            raise BadValue(f"deletes {text!r}: some column other than the key {key!r} may not be null", _HINT)
         return Deletes(NULLS if can else NONE, key)
     column, equals, value = text.partition("=")
     if column not in fields:
-        raise BadValue(f"deletes {text!r}: there is no column {column!r} beside the key", _HINT)
+        raise BadValue(f"deletes {text!r}: there is no column {column!r} other than the key", _HINT)
     kind = fields[column].type
     if not equals and not kinds.is_boolean(kind):
         raise BadValue(f"deletes {text!r}: column {column!r} is {kind}, not bool", _HINT)
     if equals and not (value and (kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_large_string(kind))):
-        raise BadValue(f"deletes {text!r}: a column of text or integers and a value are needed, not {kind}", _HINT)
+        raise BadValue(
+            f"deletes {text!r}: a value can be compared with a column of text or integers only, not with {kind}", _HINT
+        )
     return Deletes(COLUMN, key, column, value)
 
 
 class _CompactionBegun(msgspec.Struct, frozen=True):
-    """What a compaction is."""
+    """The definition of a compaction."""
 
     source: str
     source_id: int
@@ -163,7 +168,7 @@ class _Done(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What a run did: `steps` of it; the target now follows the source up to `seq`, and has `records`."""
+    """Result of a run: its `steps`; the target now follows the source up to `seq`, and has `records`."""
 
     topic: str
     into: str
@@ -191,12 +196,17 @@ def compact(
     step_bytes: int = STEP_BYTES,
     report: ProgressReport | None = None,
 ) -> Compacted:
-    """Bring `<topic>_latest` (or `into`) up to what is durable in a topic now: the newest record of each key.
+    """Bring `<topic>_latest` (or `into`) up to the durable end of a topic: the newest record of each key.
 
-    Only what came since the last run is read. A run that was killed goes on with the next one; two at once do nothing
-    twice. `deletes` says which records delete their key (see `Deletes`). `full` rewrites everything, as happens by
-    itself from time to time; what was there before is trimmed by the first run that ends `keep_s` later or more.
-    Raises BadValue for a topic whose records have no keys, Trimmed if records are gone that were not compacted yet.
+    A run reads only records since the last run. If it is killed, the next run continues; two runs at the same time do
+    nothing twice.
+
+    Arguments: `deletes` names the records that delete their key (see `Deletes`). `full` rewrites everything, which also
+    happens automatically from time to time; the first run that ends `keep_s` later or more trims the records before it.
+    `step_bytes` is the payload of one step. `report` is called after each step.
+
+    Returns what this run did. Raises BadValue for a topic whose records have no keys, Trimmed if records were trimmed
+    before they were compacted.
 
         compact(embarcadero.spark.session(), emb.connect(), "customers")
         latest(spark, log, "customers").show()
@@ -218,7 +228,7 @@ def compact(
 
 
 def latest(spark: SparkSession, log: Log, topic: str, *, into: str | None = None) -> DataFrame:
-    """The newest record of each key of a topic as of its last compaction: exactly one row for each live key.
+    """Return the newest record of each key of a topic as of its last compaction: one row for each live key.
 
     The columns are the topic's own. Raises UnknownTopic if the topic was never compacted.
 
@@ -247,15 +257,15 @@ def latest(spark: SparkSession, log: Log, topic: str, *, into: str | None = None
 
 # --- before the first step --------------------------------------------------------------------------------------------
 def _key(topic: TopicInfo) -> str:
-    """The column that has keys."""
+    """The key column."""
     return topic.key if topic.versions.typed else "key"
 
 
 def _checked_source(log: Log, about: TopicInfo, target: str, deletes: str | None) -> Deletes:
-    """See that a topic can be compacted; return which of its records delete their key."""
+    """Check that a topic can be compacted; return its rule for deletes."""
     if about.order <= Order.BROKER:
         raise BadValue(
-            f"topic {about.name!r} has order {about.order}: two records of one key have no order in it",
+            f"topic {about.name!r} has order {about.order}: it does not order the records of a key",
             "compact a topic of order 2 or 5",
         )
     if not _key(about):
@@ -273,7 +283,7 @@ def _checked_source(log: Log, about: TopicInfo, target: str, deletes: str | None
 
 
 def _check_keys(log: Log, about: TopicInfo) -> None:
-    """Raise BadValue if a topic has records, and none of them has a key. Looks until it finds one that does."""
+    """Raise BadValue if a topic has records, and none of them has a key. Reads until it finds a key."""
     records = 0
     for batches in log.scan(about.name):
         for batch in batches:
@@ -287,7 +297,7 @@ def _check_keys(log: Log, about: TopicInfo) -> None:
 
 
 def _open_target(log: Log, about: TopicInfo, name: str) -> TopicInfo:
-    """The target; created like the source if it does not exist, and given the source's new columns."""
+    """Return the target; create it like the source if it does not exist, and add the source's new columns."""
     schema = about.schema
     try:
         target = log.describe(name)
@@ -311,10 +321,10 @@ def _open_target(log: Log, about: TopicInfo, name: str) -> TopicInfo:
         raise BadValue(f"topic {about.name!r} can't be compacted into itself", "name another target")
     if (target.schema is None) != (schema is None) or _key(target) != _key(about):
         raise BadSchema(
-            f"topic {name!r} has other columns or another key than topic {about.name!r}", "name another target"
+            f"topic {name!r} has columns or a key other than those of topic {about.name!r}", "name another target"
         )
     if schema is not None and not schema.equals(target.schema):
-        target = log.alter_topic(name, schema=schema)  # BadSchema, if columns were not just added
+        target = log.alter_topic(name, schema=schema)  # raises BadSchema if the change is not only new columns
     return target
 
 
@@ -328,18 +338,18 @@ def _begin(job: Job, about: TopicInfo, rule: Deletes) -> None:
     if begun.source_id != wanted.source_id:
         raise Stale(
             f"topic {job.target.name!r} follows another topic, {begun.source!r} with another id",
-            f"delete {job.target.name!r} to begin again, or name another target",
+            f"delete {job.target.name!r} to start over, or name another target",
         )
     if begun.deletes != wanted.deletes:
         raise BadValue(
             f"the compaction of {about.name!r} was begun with deletes {str(begun.deletes)!r}, not {str(rule)!r}",
-            f"give the same, or delete {job.target.name!r} to begin again",
+            f"give the same, or delete {job.target.name!r} to start over",
         )
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
 class _Request(NamedTuple):
-    """What one call asks for: the records that delete their key, whether to rewrite everything, how large steps are."""
+    """Arguments of one call: the rule for deletes, whether to rewrite everything, the size of steps."""
 
     deletes: Deletes
     full: bool
@@ -357,7 +367,7 @@ class _Compaction:
         self.newest = _Done(BEGINNING, 0, 0, 0)
 
     def plan(self, newest: JobFact | None) -> bytes | None:
-        """From the frontier on, as much as a step reads."""
+        """Plan a step from the frontier on."""
         (lane,) = self._source.now().lanes.values()
         if newest is not None:
             self.newest = msgspec.json.decode(newest.body, type=_Done)
@@ -368,8 +378,8 @@ class _Compaction:
             raise Trimmed(
                 f"records {start.seq} to {lane.start.seq} of topic {self._source.about.name!r} were trimmed before "
                 "they were compacted",
-                f"delete {self._job.target.name!r} to begin again with what is there; keep records longer, or compact "
-                "more often",
+                f"delete {self._job.target.name!r} to start over with the remaining records; keep records longer, or "
+                "compact more often",
             )
         self._pace.announce(self._steps, start.seq, lane.end.seq)
         held = self._job.log.tail(self._job.target.name)
@@ -401,7 +411,7 @@ class _Compaction:
             publish_staged(tasks, [(row.number, bytes(row.staged)) for row in copied])
 
     def done(self, epoch: int, plan: bytes) -> bytes:  # noqa: ARG002 - see JobSteps
-        """The frontier, and what the newest full step left."""
+        """Return the frontier, and the size of the newest full step."""
         step = msgspec.json.decode(plan, type=_CompactionStep)
         self._steps += 1
         if step.base is None:
@@ -419,7 +429,7 @@ _Piece = tuple[TopicRows, TaskSpan]
 
 
 def _newest(spark: SparkSession, pieces: list[_Piece], target: TopicInfo) -> Any:
-    """The newest position of each key, grouped by piece. Later pieces have newer records, as later offsets have."""
+    """The newest position of each key, grouped by piece. Later pieces have newer records, as have later offsets."""
     key = _key(target)
 
     def positions(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -441,7 +451,7 @@ def _newest(spark: SparkSession, pieces: list[_Piece], target: TopicInfo) -> Any
 
 
 def plain_key(keys: pa.Array) -> pa.Array:
-    """Keys as Spark groups them: text as its bytes, integers as 64 bits; different keys stay different."""
+    """Keys as Spark groups them: text as bytes, integers as 64 bits; different keys stay different."""
     if keys.type == pa.uint64():
         return keys.view(pa.int64())
     return keys.cast(pa.int64() if kinds.is_integer(keys.type) else pa.binary())
@@ -450,7 +460,7 @@ def plain_key(keys: pa.Array) -> pa.Array:
 def _copier(
     pieces: list[_Piece], tasks: TaskWriter, work: WriteWork, drop: Deletes | None
 ) -> Callable[[pa.Table], pa.Table]:
-    """Stage the records of one piece at the offsets of a group; of a full step without those that delete."""
+    """Stage the records of one piece at the offsets of a group; a full step skips records that delete."""
 
     def copy(group: pa.Table) -> pa.Table:
         number = group.column("piece")[0].as_py()
@@ -478,7 +488,7 @@ def _picked(rows: TopicRows, span: TaskSpan, offsets: Any, drop: Deletes | None)
 
 # --- after the last step ----------------------------------------------------------------------------------------------
 def _trim(job: Job, keep_s: float) -> None:
-    """Give up what the newest full step replaced, if that was long enough ago."""
+    """Trim the records that the newest full step replaced, if it is old enough."""
     newest = job.ledger.newest_done(job.write)
     if newest is None:
         return

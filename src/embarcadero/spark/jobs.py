@@ -1,22 +1,23 @@
-"""What all jobs share: steps that are planned durably, written once, and found again by the next start.
+"""The common part of jobs: steps that are planned durably, written once, and found again by the next start.
 
-A job is a named write into one topic. Each step is an epoch of that write: its plan is recorded (`JobLedger`), its rows
-are staged by tasks and committed as a whole (staging/commit.py), then it is recorded as done. A process that is killed
-anywhere leaves a plan at most; the next start runs that plan, or finds its rows in the topic.
+A job is a named write into one topic. Each step is an epoch of that write. The job records the step's plan
+(`JobLedger`); tasks stage its rows, which are committed as a whole (staging/commit.py); then the job records the step
+as done. A process that is killed at any point leaves at most a plan. The next start runs that plan, or finds its rows
+in the topic.
 
-A topic is the source of a job as `TopicSource` says: where its lanes are, pieces for tasks, and rows exactly as they
-were published. A frame has Spark's types; rows here have the topic's own, so that a copy is equal to what was copied.
+`TopicSource` is a topic that a job reads: the ends of its lanes, pieces for tasks, and rows exactly as they were
+published. A frame has Spark's types; rows here have the topic's own, so a copy equals its source.
 
 Theory of operation. The facts of the jobs that write into one topic are in a hidden topic beside it:
 
-    begun       what the job does: its source, its range. Epoch 0.
+    begun       the job's definition: its source, its range. Epoch 0.
     planned     what the step of an epoch reads, recorded before the step runs.
     done        the step of an epoch is in the topic, as a whole and durable.
 
-The hidden topic has one total order, and of each fact the first record counts: a process appends its own version, waits
-until it is durable, reads the topic, and goes on with the version that came first. So all processes of a job, now and
-after any crash, run the same steps over the same records, and the commit protocol has each step in the target once. A
-job's frontier is in its newest plan, and that plan counts only once its epoch is done: frontier and output move
+The hidden topic has one total order, and the first record of each fact counts. A process appends its own version, waits
+until it is durable, reads the topic, and continues with the version that came first. So all processes of a job, now and
+after any crash, run the same steps over the same records, and the commit protocol puts each step into the target once.
+A job's frontier is in its newest plan, and that plan counts only once its epoch is done: frontier and output move
 together.
 
 The ledger keeps itself small. A checkpoint has all facts below a seq that are still needed; once it is durable, the
@@ -74,9 +75,9 @@ PLANNED: Final = "planned"
 DONE: Final = "done"
 
 CHECKPOINT_RECORDS: Final = 500
-"""So many records of the ledger are replaced with a checkpoint."""
+"""A checkpoint replaces the ledger's records when there are more than this."""
 
-_TRIES: Final = 5  # a checkpoint may trim what is being read
+_TRIES: Final = 5  # a checkpoint may trim the records during a read
 _SECOND: Final = 1_000_000
 
 
@@ -91,7 +92,7 @@ class JobFact(msgspec.Struct, frozen=True, tag="fact"):
 
 
 class JobCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
-    """All facts that are recorded below seq `below` and still needed."""
+    """All facts recorded below seq `below` that are still needed."""
 
     below: int
     facts: list[JobFact]
@@ -116,26 +117,28 @@ class JobLedger:
         self._facts: dict[_Key, JobFact] = {}
         self._newest: dict[str, JobFact] = {}  # by job: the newest epoch that is done
 
-    # --- what is recorded ---------------------------------------------------------------------------------------------
+    # --- recorded facts -----------------------------------------------------------------------------------------------
     def get(self, job: str, kind: str, epoch: int = 0) -> JobFact | None:
         """Return a fact, if it was recorded before the last `refresh`."""
         return self._facts.get(_Key(job, kind, epoch))
 
     def newest_done(self, job: str) -> JobFact | None:
-        """Return the newest epoch of a job that is done; None: no epoch is."""
+        """Return the newest epoch of a job that is done; None if no epoch is done."""
         return self._newest.get(job)
 
     def refresh(self) -> None:
-        """Read what came since the last time. Without a ledger there are no facts."""
+        """Read new records. Without a ledger there are no facts."""
         for _ in range(_TRIES):
             try:
                 self._read()
                 return
             except UnknownTopic:
                 return
-            except Trimmed:  # by a checkpoint that came meanwhile: it is read in the next round
+            except Trimmed:  # by a checkpoint that was written meanwhile: the next round reads it
                 continue
-        raise Corrupt(f"topic {self._name!r} is trimmed while it is read", "do not trim topics of the cluster by hand")
+        raise Corrupt(
+            f"topic {self._name!r} was trimmed while it was read", "do not trim topics of the cluster by hand"
+        )
 
     def _read(self) -> None:
         tail = self._log.tail(self._name)
@@ -158,7 +161,7 @@ class JobLedger:
         self._next = tail.seq
 
     def _keep(self, fact: JobFact) -> None:
-        """The first record of a fact counts."""
+        """Keep a fact; only the first record of a fact counts."""
         kept = self._facts.setdefault(_Key(fact.job, fact.kind, fact.epoch), fact)
         newest = self._newest.get(fact.job)
         if fact.kind == DONE and (newest is None or newest.epoch < fact.epoch):
@@ -166,7 +169,7 @@ class JobLedger:
 
     # --- recording ----------------------------------------------------------------------------------------------------
     def settle(self, job: str, kind: str, body: bytes, epoch: int = 0) -> JobFact:
-        """Record a fact unless it is recorded. Return the one that counts, which another process may have recorded."""
+        """Record a fact unless it is already recorded. Return the fact that counts; another process may have won."""
         self.refresh()
         if (known := self.get(job, kind, epoch)) is not None:
             return known
@@ -185,7 +188,7 @@ class JobLedger:
             publisher.send(msgspec.msgpack.encode(record)).result()
 
     def _open(self) -> TopicInfo:
-        """The ledger's topic; created, with the target's replicas, if it does not exist."""
+        """Return the ledger's topic; create it, with the target's replicas, if it does not exist."""
         try:
             return self._log.describe(self._name)
         except UnknownTopic:
@@ -205,7 +208,7 @@ class JobLedger:
 
     # --- staying small ------------------------------------------------------------------------------------------------
     def checkpoint(self, records: int = CHECKPOINT_RECORDS) -> None:
-        """Replace the ledger's records with a checkpoint if there are more than so many."""
+        """Replace the ledger's records with a checkpoint if there are more than `records`."""
         self.refresh()
         try:
             start = self._log.tail(self._name).start_seq
@@ -218,13 +221,13 @@ class JobLedger:
         self._log.trim(self._name, before_seq=below)
 
     def _needed(self) -> list[JobFact]:
-        """Facts that a process may still ask for: not those of epochs before the newest one that is done."""
+        """Facts that a process may still ask for: none of epochs before the newest one that is done."""
         newest = {job: fact.epoch for job, fact in self._newest.items()}
         return [fact for fact in self._facts.values() if fact.kind == BEGUN or fact.epoch >= newest.get(fact.job, 0)]
 
 
 def age_s(fact: JobFact) -> float:
-    """How long ago a fact was recorded, by the clocks of the two processes."""
+    """Age of a fact, by the clocks of the two processes."""
     return (time.time_ns() // 1000 - fact.at_us) / _SECOND
 
 
@@ -234,7 +237,7 @@ def _decode(value: bytes, topic: str) -> JobFact | JobCheckpoint:
         return record
     except msgspec.DecodeError as error:
         raise Corrupt(
-            f"topic {topic!r} has a record that is no fact of a job: {error}",
+            f"topic {topic!r} has a record that is not a fact of a job: {error}",
             "a later version of Embarcadero wrote it, or another program: use that version, or delete the topic",
         ) from error
 
@@ -242,21 +245,21 @@ def _decode(value: bytes, topic: str) -> JobFact | JobCheckpoint:
 # --- reading a topic --------------------------------------------------------------------------------------------------
 _LOG: Final = logging.getLogger("embarcadero.spark")
 
-_STEP_BATCHES: Final = 100_000  # the list of what a step has written names each batch
+_STEP_BATCHES: Final = 100_000  # the manifest of a step names each of its batches
 STEP_BYTES: Final = 1 * GIB
-"""Payload that one step reads, if there is so much: what a kill costs at most."""
+"""Payload that one step reads, if there is that much: the most that a killed process has to repeat."""
 
 NAME_BYTES_MAX: Final = 80
-_CHECKPOINT_STEPS: Final = 100  # so often the ledger looks whether it has become long
-_TTL_SHARE: Final = 0.9  # of the time for which a topic remembers writes: clocks of two processes differ
+_CHECKPOINT_STEPS: Final = 100  # steps between two checks of the ledger's length
+_TTL_SHARE: Final = 0.9  # of a topic's session_ttl_s: clocks of two processes differ
 STAGED_DDL: Final = "number long, staged binary"
-"""What a task of a job reports to the driver: its number, and what it has staged."""
+"""Schema of a task's report to the driver: its number, and its staged batches."""
 
 _TYPED: Final = re.compile(r"embarcadero\.errors\.(\w+): (.*)")
 
 
 class RecordRun(NamedTuple):
-    """Records that follow each other: as columns of the topic, the seq of the first one, their partition."""
+    """Consecutive records: as columns of the topic, the seq of the first one, their partition."""
 
     columns: pa.RecordBatch
     seq: int
@@ -265,7 +268,7 @@ class RecordRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicRows:
-    """Reads spans of a topic in tasks. It is sent to them, so it holds plain facts only."""
+    """Reads spans of a topic in tasks. It is sent to them, so it holds plain data only."""
 
     brokers: str
     topic: str
@@ -290,12 +293,12 @@ class TopicRows:
                 yield RecordRun(columns, first, batch.partition)
 
     def _check(self, span: TaskSpan, gap: Gap) -> None:
-        """Look at a gap: records that were trimmed end the job; what a crash took before it was durable never was."""
+        """Check a gap: trimmed records end the job. Records that a crash took before they were durable do not."""
         where = f"batches [{gap.start}, {gap.stop}) of lane {span.lane} of topic {self.topic!r}"
         if gap.kind is GapKind.TRIMMED:
             raise Trimmed(
                 f"{where} were trimmed before they were read",
-                "keep records longer than a job may stand still: a longer retention, or a table (tier)",
+                "keep records longer than a job may be stopped: set a longer retention, or add a table (tier)",
             )
         if gap.kind is GapKind.LOST:
             _LOG.warning("%s were lost with the memory of the cluster", where)
@@ -311,7 +314,7 @@ class TopicSource:
 
     @property
     def rows(self) -> TopicRows:
-        """What tasks read it by."""
+        """Return the reader that tasks use."""
         return TopicRows(self._log.address, self.about.name, self.about.id, self.about.schema_version)
 
     def now(self) -> TopicNow:
@@ -322,15 +325,15 @@ class TopicSource:
         return now
 
     def span(self, lane: int, start: RecordPosition, stop: RecordPosition) -> TaskSpan:
-        """A span of the topic."""
+        """Return a span of the topic."""
         return TaskSpan(lane, start, stop, self.about.name)
 
     def pieces(self, span: TaskSpan, piece_bytes: int = SPARK_TASK_BYTES) -> list[TaskSpan]:
-        """Cut a span into pieces of about so many bytes."""
+        """Cut a span into pieces of about `piece_bytes`."""
         return [piece for piece, _ in self._pieces(span, piece_bytes)]
 
     def step(self, lane: int, start: RecordPosition, stop: RecordPosition, step_bytes: int) -> TaskSpan:
-        """The first pieces of a span, about so many bytes together, and not too many batches; at least one piece."""
+        """Return the first pieces of a span as one step: about `step_bytes`, limited batches, at least one piece."""
         end, size = start, 0
         for piece, piece_bytes in self._pieces(self.span(lane, start, stop), min(SPARK_TASK_BYTES, step_bytes)):
             size += piece_bytes
@@ -351,7 +354,7 @@ class TopicSource:
 
 
 class JobProgress(NamedTuple):
-    """How far a job is: steps done by this process, and records of its source that are done, of so many."""
+    """Progress of a job: steps done by this process, and how many of the source's records are done."""
 
     steps: int
     done: int
@@ -364,7 +367,7 @@ ProgressReport = Callable[[JobProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How large steps are, how many records a second they copy (None: no limit), and what hears of progress."""
+    """The size of steps, the records copied per second (None: no limit), and the callback for progress."""
 
     step_bytes: int = STEP_BYTES
     rate: int | None = None
@@ -377,21 +380,21 @@ class Pace:
 
 
 class JobSteps(Protocol):
-    """What is particular to a kind of job."""
+    """The part of a job that depends on its kind."""
 
     def plan(self, newest: JobFact | None) -> bytes | None:
-        """Plan the step after the newest one that is done; None: there is nothing left to do."""
+        """Plan the step after the newest one that is done; None if no step remains."""
 
     def write(self, epoch: int, plan: bytes) -> None:
-        """Have the rows of a step in the target, as one epoch of the job's write."""
+        """Write the rows of a step into the target, as one epoch of the job's write."""
 
     def done(self, epoch: int, plan: bytes) -> bytes:
-        """What to remember of a step whose rows are in the target."""
+        """Return the body of the fact that records a step as done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job: `write` names its write into `target`. `repeatable`: rows of a step that come twice do no harm."""
+    """One job: `write` names its write into `target`. `repeatable`: storing rows of a step twice does no harm."""
 
     log: Log
     target: TopicInfo
@@ -401,10 +404,10 @@ class Job:
 
     @classmethod
     def of(cls, log: Log, target: TopicInfo, write: str, *, repeatable: bool = False) -> Job:
-        """The job of this name; what is recorded of it is read."""
+        """Open the job of this name, and read its facts."""
         if target.order <= Order.BROKER:
             raise BadValue(
-                f"topic {target.name!r} has order {target.order}, in which a write can't be stored once",
+                f"topic {target.name!r} has order {target.order}, which can't store a write exactly once",
                 "write into a topic of order 2 or 5",
             )
         job = cls(log, target, write, JobLedger(log, target), repeatable)
@@ -412,16 +415,16 @@ class Job:
         return job
 
     def begun(self) -> bytes | None:
-        """What the job is, if it was begun."""
+        """Return the job's definition, if it was begun."""
         fact = self.ledger.get(self.write, BEGUN)
         return None if fact is None else fact.body
 
     def begin(self, wanted: bytes) -> bytes:
-        """Record what the job is; return what was recorded first, which may be other than what is wanted."""
+        """Record the job's definition; return the first recorded one, which may differ from `wanted`."""
         return self.ledger.settle(self.write, BEGUN, wanted).body
 
     def run(self, steps: JobSteps) -> int:
-        """Run all steps that are left. Return how many this process ran, or found done."""
+        """Run all remaining steps. Return how many this process ran or found done."""
         count = 0
         while True:
             if count % _CHECKPOINT_STEPS == 0:
@@ -447,7 +450,7 @@ class Job:
             count += 1
 
     def _in_target(self, planned: JobFact) -> bool:
-        """Whether a step is in the target already. Stale if the target may have forgotten that it is."""
+        """Whether a step is already in the target. Raises Stale if the target may have forgotten that."""
         target, log = self.target, self.log
         held = log.run(lambda twin: twin.held_name(target.name, data_name(self.write), topic_id=target.id))
         if held.expected >= first_sequence(planned.epoch + 1):
@@ -457,13 +460,13 @@ class Job:
             return False
         raise Stale(
             f"step {planned.epoch} of job {self.write!r} was begun {silent_s:.0f} s ago, and topic {target.name!r} "
-            f"remembers writes for {target.session_ttl_s} s: whether the step is in the topic is not known",
+            f"remembers writes for {target.session_ttl_s} s: it is unknown whether the step is in the topic",
             "look at the newest records of the topic; then begin another job (another name) with what is missing. "
             "Start jobs again sooner, or give the topic a longer session_ttl_s",
         )
 
     def _done_meanwhile(self, epoch: int) -> bool:
-        """Whether another process did a step: then what this one met does not matter."""
+        """Whether another process did a step; then the error of this process does not matter."""
         try:
             self.ledger.refresh()
         except EmbarcaderoError:
@@ -474,23 +477,25 @@ class Job:
 
 # --- names ------------------------------------------------------------------------------------------------------------
 def write_name(kind: str, name: str | None, *arguments: str) -> str:
-    """The name of a job's write: by its own name, or else by its arguments, so that the same command goes on."""
+    """The name of a job's write: its own name, or a hash of its arguments, so that the same command continues."""
     if name is None:
         name = blake2b("\0".join(arguments).encode(), digest_size=8).hexdigest()
     if not 0 < len(name.encode()) <= NAME_BYTES_MAX or "/" in name:
-        raise BadName(f"{name!r} is not a name of a job", f"use 1 to {NAME_BYTES_MAX} bytes without '/'")
+        raise BadName(f"{name!r} is not a valid name of a job", f"use 1 to {NAME_BYTES_MAX} bytes without '/'")
     return f"job/{kind}/{name}"
 
 
 def check_target(name: str) -> None:
     """Refuse a target that belongs to the cluster."""
     if name.startswith(HIDDEN_PREFIX):
-        raise BadName(f"{name!r} is a topic of the cluster", "jobs write into topics of yours only")
+        raise BadName(
+            f"{name!r} is a hidden topic of the cluster", "name a topic of your own: jobs write only into those"
+        )
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 def task_writer(log: Log, target: TopicInfo, *, keyed: bool = True) -> TaskWriter:
-    """What tasks stage rows by that have the target's own columns; keys choose their partitions if `keyed`."""
+    """Return a writer for tasks whose rows have the target's columns; keys choose partitions if `keyed`."""
     info = msgspec.structs.replace(target, ranges=[], lanes=[])
     key = (target.key or None) if target.versions.typed else "key"
     shape = FrameShape(info, tuple(target.versions.newest.names), None, key if keyed else None, (), 0)
@@ -498,17 +503,17 @@ def task_writer(log: Log, target: TopicInfo, *, keyed: bool = True) -> TaskWrite
 
 
 def work_of(write: str, epoch: int) -> WriteWork:
-    """What the tasks of one step work for; each time it is tried, another attempt."""
+    """The work of one step's tasks; each try is another attempt."""
     return WriteWork(write, epoch, uuid4().hex)
 
 
 def encode_staged(staged: Staged) -> bytes:
-    """What a task reports to the driver, as a cell of a frame."""
+    """Encode a task's report to the driver as a cell of a frame."""
     return msgspec.msgpack.encode(staged)
 
 
 def publish_staged(tasks: TaskWriter, answers: Sequence[tuple[int, bytes]]) -> None:
-    """Commit what tasks have staged, in the order of their numbers."""
+    """Commit the tasks' staged batches, in the order of the tasks' numbers."""
     decoded = [msgspec.msgpack.decode(staged, type=Staged) for _, staged in sorted(answers)]
     publish(tasks, [StagedMessage(staged) for staged in decoded])
 
@@ -521,7 +526,7 @@ def stage_spans(
     spans: Sequence[TaskSpan],
     batches: Callable[[TaskSpan], Iterator[Encoded]],
 ) -> list[tuple[int, bytes]]:
-    """Have a task stage the batches of each span; return what each of them reports to the driver, with its number."""
+    """Run a task for each span that stages its batches; return the reports of the tasks with their numbers."""
     work = work_of(write, epoch)
 
     def stage(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -536,7 +541,7 @@ def stage_spans(
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 def typed(error: Exception) -> EmbarcaderoError:
-    """What went wrong in Spark as one of our errors: the last one that a traceback names, if there is one."""
+    """Convert an error from Spark into one of ours: the last one that its traceback names, if there is one."""
     if isinstance(error, EmbarcaderoError):
         return error
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -547,5 +552,5 @@ def typed(error: Exception) -> EmbarcaderoError:
     reason = (causes[-1:] or lines or [type(error).__name__])[0]
     return OutcomeUnknown(
         f"Spark did not complete a step of the job: {reason[:500]}",
-        "nothing is in the topic twice, and no part of a step is; start the job again",
+        "the topic has all rows of the step or none, and no row twice; start the job again",
     )

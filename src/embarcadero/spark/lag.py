@@ -1,4 +1,4 @@
-"""How far streaming queries are behind, as a metric: a listener for `spark.streams.addListener`."""
+"""The lag of streaming queries as a metric: a listener for `spark.streams.addListener`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ METRIC: Final = "embarcadero_spark_lag_records"
 
 
 class Lag(NamedTuple):
-    """How far one query is behind in one topic, as of its last progress."""
+    """Lag of one query in one topic, as of its last progress."""
 
     query: str  # its name, or its id if it has none
     topic: str
     records: int
-    reader: str  # by which `embarcadero status` shows it
+    reader: str  # the name in `embarcadero status`
 
 
 class LagListener(StreamingQueryListener):
     """Keeps the lag of every query that reads a topic: as a gauge for Prometheus, and by `lags()`.
 
-        spark.streams.addListener(LagListener())
-        prometheus_client.start_http_server(9400)
+    spark.streams.addListener(LagListener())
+    prometheus_client.start_http_server(9400)
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -38,18 +38,18 @@ class LagListener(StreamingQueryListener):
         self._lock = Lock()
 
     def lags(self) -> dict[tuple[str, str], Lag]:
-        """By id of the query and topic."""
+        """Return the lags by id of the query and topic."""
         with self._lock:
             return dict(self._lags)
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's names, here and below
-        """Nothing is known yet."""
+        """Do nothing: no progress is known yet."""
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Nothing came, so nothing changed."""
+        """Do nothing: the lag has not changed."""
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        """Take note of where the query and its topics are."""
+        """Update the lags from the offsets of the query's sources."""
         progress = event.progress
         name = progress.name or str(progress.id)
         for source in progress.sources:
@@ -59,7 +59,7 @@ class LagListener(StreamingQueryListener):
                 self._gauge.labels(lag.query, lag.topic).set(lag.records)
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """A query that has ended has no lag; what `lags()` returned before stays as it is."""
+        """Remove the gauge of a query that has ended; `lags()` keeps its last values."""
         with self._lock:
             ended = [lag for (query, _), lag in self._lags.items() if query == str(event.id)]
         for lag in ended:
@@ -67,7 +67,7 @@ class LagListener(StreamingQueryListener):
 
 
 def lags_of(query: str, end: str | None, latest: str | None) -> list[Lag]:
-    """The lag in each topic between two offsets as Spark reports them; none if they are of another source."""
+    """Return the lag in each topic between two offsets as Spark reports them; none if another source wrote them."""
     try:
         read, there = (parse_stream_offset(json.loads(each or "null")) for each in (end, latest))
     except (BadValue, ValueError):
@@ -80,12 +80,12 @@ def lags_of(query: str, end: str | None, latest: str | None) -> list[Lag]:
 
 
 def behind(read: Offset, there: Offset) -> int:
-    """Records between how far was read and the end; seqs that restarts passed over are none."""
+    """Count records between the read position and the end, without seqs that restarts skipped."""
     return sum(count_outside(read.of(lane).seq, end.position.seq, end.holes) for lane, end in there.lanes.items())
 
 
 def _gauge(registry: CollectorRegistry) -> Gauge:
-    """The gauge of this registry; listeners share it."""
+    """Return the gauge of this registry; listeners share it."""
     known = registry._names_to_collectors.get(METRIC)
     if isinstance(known, Gauge):
         return known

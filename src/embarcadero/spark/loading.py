@@ -1,9 +1,9 @@
-"""Loading: the rows of files or of an Iceberg table, in a topic, each once.
+"""Loading: copy the rows of files or of an Iceberg table into a topic, each once.
 
-What is loaded is recorded when the job begins: the list of files with sizes and times, or the snapshot of the table.
-Steps follow from that record alone, so a job that goes on loads exactly the files that are missing. Files that changed
-since then are refused; a table may go on, its snapshot stays what it was. PyIceberg plans the files of a snapshot and
-applies its deletes, tasks read them.
+The job records its input when it begins: the list of files with sizes and times, or the snapshot of the table. Steps
+follow from that record alone, so a job that continues loads exactly the missing files. It refuses files that changed
+since then. A table may change; the job keeps reading its recorded snapshot. PyIceberg plans the files of a snapshot and
+applies its deletes; tasks read them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from embarcadero.spark.versions import from_arrow, to_arrow
 from embarcadero.tier.columns import table_type
 from embarcadero.tier.storage import NAMESPACE, Storage, reading, typed_errors
 
-from pyiceberg.catalog import load_catalog  # isort: skip - storage.py says what is missing
+from pyiceberg.catalog import load_catalog  # isort: skip - storage.py reports missing packages
 from pyiceberg.catalog.noop import NoopCatalog  # isort: skip
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError  # isort: skip
 from pyiceberg.expressions import AlwaysTrue  # isort: skip
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # of a path that names its store
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # of a path that starts with a store
 KIND: Final = "load"
 FORMATS: Final = ("parquet", "csv", "json")
 _USUAL: Final[dict[str, dict[str, str]]] = {
@@ -74,9 +74,9 @@ class SourceFile(NamedTuple):
 
 
 class _LoadBegun(msgspec.Struct, frozen=True):
-    """What a load reads. `schema` is the frame's, as JSON; `steps` has the number of files of each step.
+    """The input of a load. `schema` is the frame's, as JSON; `steps` has the number of files of each step.
 
-    `snapshot` has the id of the table and of its snapshot. Nothing that may be a secret is kept: no keys of a catalog.
+    `snapshot` has the id of the table and of its snapshot. It has no secrets: no keys of a catalog.
     """
 
     format: str
@@ -91,7 +91,7 @@ class _LoadBegun(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a run did: `steps` of it; the whole load has so many files."""
+    """Result of a run: its `steps`, and the number of `files` of the whole load."""
 
     into: str
     steps: int
@@ -100,9 +100,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesSource:
-    """Files that Spark reads: paths, folders or patterns, all of one format (None: by their names).
+    """Files that Spark reads: paths, folders or patterns, all of one format (None: from their names).
 
-    `options` are those of Spark's reader, such as `{"sep": ";"}`. CSV files have a header unless `header` says no.
+    `options` are those of Spark's reader, such as `{"sep": ";"}`. CSV files have a header by default.
     """
 
     paths: Sequence[str]
@@ -131,12 +131,17 @@ def load(
     step_bytes: int = STEP_BYTES,
     report: ProgressReport | None = None,
 ) -> Loaded:
-    """Have all rows of files or of a table in a topic, each once; the topic is created if it does not exist.
+    """Load all rows of files or of a table into a topic, each once; create the topic if it does not exist.
 
-    A new topic has the columns of the source (or `columns` of them), and `key` as its key. The same call goes on where
-    a run was killed, and does nothing if all is loaded; `name` tells jobs apart that load the same into one topic.
-    Files that changed between two starts are refused; of a table, the snapshot of the first start is loaded. A row of
-    CSV or JSON that can't be read ends the load. Raises BadValue, BadSchema, BadTable, Stale.
+    Repeat the same call to continue a run that was killed; it does nothing if everything is loaded. Files that changed
+    between two starts are refused; of a table, the snapshot of the first start is loaded. A row of CSV or JSON that
+    can't be read ends the load.
+
+    Arguments: a new topic has the columns of the source (or `columns` of them), and `key` as its key. `name`
+    distinguishes jobs that load the same source into one topic. `step_bytes` is the size of one step. `report` is
+    called after each step.
+
+    Returns what this run did. Raises BadValue, BadSchema, BadTable or Stale.
 
         load(spark, log, "orders", FilesSource(paths=["s3a://lake/orders/"], format="parquet"), key="id")
     """
@@ -163,7 +168,7 @@ def load(
 
 
 def _from_here(spark: SparkSession, source: FilesSource | TableSource) -> FilesSource | TableSource:
-    """Make paths absolute: a JVM of this machine may have been started in another folder than this process is in."""
+    """Make paths absolute: a local JVM may have been started in another folder than this process."""
     if isinstance(source, TableSource) or not on_this_machine(spark.conf.get("spark.master", None)):
         return source
     return replace(
@@ -172,19 +177,19 @@ def _from_here(spark: SparkSession, source: FilesSource | TableSource) -> FilesS
 
 
 def _kind(source: FilesSource | TableSource) -> str:
-    """The format of a source, which `TableSource` has in its type."""
+    """The format of a source; a `TableSource` has its own."""
     if isinstance(source, TableSource):
         return "iceberg"
     if not source.paths:
-        raise BadValue("no files to load", "name files, folders or patterns")
+        raise BadValue("there are no files to load", "name files, folders or patterns")
     found = source.format
     if found is None:
         ends = {path.rstrip("/").rpartition("/")[2].rpartition(".")[2].lower() for path in source.paths}
         found = _ENDINGS.get(ends.pop()) if len(ends) == 1 else None
     if found not in FORMATS:
         raise BadValue(
-            f"the format of {', '.join(source.paths)[:200]} is {source.format or 'not known by the names'}",
-            f"say which it is: {', '.join(FORMATS)}",
+            f"the format of {', '.join(source.paths)[:200]} is {source.format or 'not clear from the names'}",
+            f"set format to one of: {', '.join(FORMATS)}",
         )
     return found
 
@@ -200,7 +205,7 @@ def _known(log: Log, into: str) -> TopicInfo | None:
         return None
 
 
-# --- what is loaded ---------------------------------------------------------------------------------------------------
+# --- the source -------------------------------------------------------------------------------------------------------
 def _begun(
     spark: SparkSession,
     source: FilesSource | TableSource,
@@ -209,7 +214,7 @@ def _begun(
     target: TopicInfo | None,
     step_bytes: int,
 ) -> _LoadBegun:
-    """Look at the source as it is now."""
+    """Look up the source as it is now."""
     if isinstance(source, TableSource):
         snapshot = _snapshot(source)
         files = [SourceFile(path, size, 0) for path, size in snapshot.files()]
@@ -240,7 +245,7 @@ def _unreadable(error: Exception, paths: Sequence[str]) -> Exception:
 
 
 def _files(spark: SparkSession, paths: Sequence[str]) -> list[SourceFile]:
-    """All files with sizes and times, by path: Spark lists them as it would to read them."""
+    """List all files with sizes and times, by path, as Spark would list them for a read."""
     listed = (
         spark.read.format("binaryFile")
         .load(list(paths))
@@ -252,15 +257,16 @@ def _files(spark: SparkSession, paths: Sequence[str]) -> list[SourceFile]:
 def _files_schema(
     spark: SparkSession, source: FilesSource, kind: str, files: list[str], target: TopicInfo | None
 ) -> StructType:
-    """The columns of files. Text is read as what the target has, if there is one: its numbers stay numbers."""
+    """The columns of files. Text is read with the types of an existing target, so its numbers stay numbers."""
     reader = spark.read.format(kind).options(**_options(kind, source.options))
     found = reader.load(list(source.paths)).schema
     if len(files) > 1 and (len(source.paths) > 1 or _PATTERN & set(source.paths[0])):
         alone = reader.load(files[:1]).schema
         if missing := [name for name in found.names if name not in alone.names and _in_path(name, files[0])]:
             raise BadValue(
-                f"column {missing[0]!r} is in names of folders, and not one folder but paths or patterns are given",
-                "give the one folder above them all",
+                f"column {missing[0]!r} is in names of folders, but several paths or patterns are given instead of one "
+                "folder",
+                "give the folder above all of them",
             )
     if target is None or not target.versions.typed or kind == "parquet":
         return found
@@ -281,7 +287,7 @@ def _options(kind: str, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _steps(files: Sequence[SourceFile], step_bytes: int) -> list[int]:
-    """How many files each step has: about so many bytes, at least one file."""
+    """Number of files in each step: about `step_bytes`, at least one file."""
     steps: list[int] = []
     size = 0
     for file in files:
@@ -301,14 +307,14 @@ def _check_same(
     columns: Sequence[str],
     name: str | None,
 ) -> None:
-    """Raise BadValue if the job was begun with another source, or with files that are others now."""
+    """Raise BadValue if the job was begun with another source, or if its files have changed."""
     asked = [source.name] if isinstance(source, TableSource) else list(source.paths)
     options = {} if isinstance(source, TableSource) else dict(source.options)
     if (begun.format, sorted(begun.roots), begun.options, begun.columns) != (kind, sorted(asked), options, [*columns]):
         raise BadValue(
-            f"load {name or 'of the same name'!r} was begun with {begun.format} {', '.join(begun.roots)[:200]}, other "
-            "options or other columns",
-            "give the same to go on, or another name to begin another load",
+            f"load {name or 'of the same name'!r} was begun with {begun.format} {', '.join(begun.roots)[:200]}, with "
+            "other options or columns",
+            "give the same to continue, or another name to begin another load",
         )
     if isinstance(source, TableSource):
         return
@@ -317,7 +323,7 @@ def _check_same(
         names = ", ".join(changed[:_NAMED_MAX]) + (" ..." if len(changed) > _NAMED_MAX else "")
         raise BadValue(
             f"{len(changed)} files were added, removed or changed since this load began: {names}",
-            "put them back as they were to go on; load new files by another load, named apart or by their own paths",
+            "restore them to continue; load new files with another load, under another name or other paths",
         )
 
 
@@ -331,7 +337,7 @@ def _unpacked(packed: bytes) -> _LoadBegun:
 
 # --- the target -------------------------------------------------------------------------------------------------------
 def _create(log: Log, into: str, begun: _LoadBegun, key: str | None) -> TopicInfo:
-    """A topic with the columns of the source."""
+    """Create a topic with the columns of the source."""
     whole = to_arrow(_struct(begun.schema))
     chosen = pa.schema([_field(whole, name) for name in begun.columns]) if begun.columns else whole
     try:
@@ -368,7 +374,7 @@ class _Load:
         self._done = 0
 
     def plan(self, newest: JobFact | None) -> bytes | None:
-        """The next files."""
+        """Plan the next files."""
         step = 0 if newest is None else newest.epoch + 1
         if self._report is not None:
             self._report(JobProgress(self._done, sum(self._begun.steps[:step]), len(self._begun.files)))
@@ -403,7 +409,7 @@ class _Load:
         return reader.schema(schema).load(paths)
 
     def done(self, epoch: int, plan: bytes) -> bytes:  # noqa: ARG002 - see JobSteps
-        """Nothing more than that it is done."""
+        """Count the step; nothing else is recorded."""
         self._done += 1
         return b""
 
@@ -411,7 +417,7 @@ class _Load:
 # --- snapshots of tables ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One snapshot of a table. It is sent to tasks; `properties` may have keys, so it is neither shown nor recorded."""
+    """A snapshot of a table. It is sent to tasks; `properties` may hold keys, so it is not shown or recorded."""
 
     table: str
     uuid: str
@@ -426,7 +432,7 @@ class Snapshot:
         return sorted((task.file.file_path, task.file.file_size_in_bytes) for task in tasks)
 
     def struct(self) -> StructType:
-        """Its columns, as frames have them. BadSchema names a column of a type that a topic can't have."""
+        """Its columns, as frames have them. BadSchema names a column whose type a topic can't have."""
         from pyspark.sql.types import StructField, StructType
 
         columns = schema_to_pyarrow(_scan(self).projection(), include_field_ids=False)
@@ -434,7 +440,7 @@ class Snapshot:
         return StructType([StructField(name, from_arrow(kind)) for name, kind in types.items()])
 
     def frame(self, spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-        """The rows of some of its files, a task a file."""
+        """Read the rows of some of its files, one task per file."""
         schema, wanted = to_arrow(self.struct()), list(paths)
 
         def read(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -446,30 +452,30 @@ class Snapshot:
 
 
 def open_snapshot(name: str, catalog: Mapping[str, str], snapshot_id: int | None) -> Snapshot:
-    """A snapshot of a table in a catalog; None: the current one. BadValue or BadTable, if it is not there.
+    """Return a snapshot of a table in a catalog; None: the current one. Raises BadValue or BadTable if it is missing.
 
-    `catalog` has PyIceberg's properties. `name` among them is the catalog's own name, by which a database of several
-    catalogs keeps its tables apart.
+    `catalog` has PyIceberg's properties. `name` among them is the catalog's own name: a database of several catalogs
+    separates their tables by it.
     """
     properties = {"name": NAMESPACE, **catalog}
     with typed_errors(name):
         try:
             table = load_catalog(properties.pop("name"), **properties).load_table(name)
         except (NoSuchTableError, NoSuchNamespaceError):
-            hint = "write namespace.table, and name the catalog by its properties (tier.properties)"
+            hint = "write namespace.table, and give the catalog's properties (tier.properties)"
             raise BadValue(f"there is no table {name!r} in the catalog", hint) from None
     found = table.current_snapshot() if snapshot_id is None else table.snapshot_by_id(snapshot_id)
     if found is None:
         if snapshot_id is None:
-            raise BadValue(f"table {name!r} is empty: it has no snapshot", "load it when something is in it")
+            raise BadValue(f"table {name!r} is empty: it has no snapshot", "load it when it has rows")
         raise BadTable(f"table {name!r} has no snapshot {snapshot_id} any more", "begin another load, by another name")
-    told = tuple(sorted((key, str(value)) for key, value in table.io.properties.items()))
-    return Snapshot(name, str(table.metadata.table_uuid), found.snapshot_id, table.metadata_location, told)
+    io_properties = tuple(sorted((key, str(value)) for key, value in table.io.properties.items()))
+    return Snapshot(name, str(table.metadata.table_uuid), found.snapshot_id, table.metadata_location, io_properties)
 
 
 @lru_cache(maxsize=16)
 def _scan(snapshot: Snapshot) -> DataScan:
-    """A scan of the snapshot; what manifests say is kept by PyIceberg while this process lives."""
+    """A scan of the snapshot; PyIceberg caches its manifests while this process lives."""
     storage = Storage(dict(snapshot.properties))
     with reading(snapshot.metadata):
         metadata = FromInputFile.table_metadata(storage.io.new_input(snapshot.metadata))

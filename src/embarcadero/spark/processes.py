@@ -1,7 +1,7 @@
 """The processes of a pipeline: a driver with its session and its Java, workers with their Python, a client in each.
 
-`session` makes a Spark session that is ready for the log: Java is found, workers run this Python, and nothing listens
-to the network; or one on a Spark Connect server, which has all that. `shared_log` is the one client of a process.
+`session` makes a Spark session configured for the log: it finds Java, workers run this Python, and nothing listens to
+the network. Or it connects to a Spark Connect server. `shared_log` is the one client of a process.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 
 # --- the session ------------------------------------------------------------------------------------------------------
-_UNDER_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which then has chosen Java and the master
+_UNDER_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which has then chosen Java and the master
 
 _REMOTE: Final = re.compile(r"sc://[^\s/:;]+(:\d{1,5})?(/.*)?|sc://\[[0-9A-Fa-f:.]+\](:\d{1,5})?(/.*)?")
 _ALWAYS_SQL: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Rows go to Python in batches of 10,000 by default. Spark asks after each row how large the batch is by now, and
-    # for a map or a list without values that takes as long as the batch has rows: half of the JVM's time at 1,000.
+    # By default rows go to Python in batches of 10,000. After each row Spark asks for the size of the batch so far. For
+    # a map or a list without values that takes time proportional to its rows: half of the JVM's time at 1,000.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "400",
 }
 _ALWAYS: Final = {
@@ -71,12 +71,13 @@ def session(
     topics: bool = False,
     brokers: str | None = None,
 ) -> SparkSession:
-    """A Spark session, or the one that there is, with our defaults below `config`.
+    """Return a Spark session, or the existing one, configured for the log; `config` overrides our defaults.
 
-    `master` is any URL that Spark knows; None: what `spark-submit` chose, else all cores of this machine. `remote` is
-    the address of a Spark Connect server instead: its machines need embarcadero, this one needs no Java. With `topics`
-    every topic of the cluster at `brokers` (None: as `embarcadero.connect()`) is a temporary view of its name. Raises
-    NotAvailable with what to install when Java or packages are missing or too old, BadValue for a bad address.
+    `master` is any URL that Spark knows; None: the choice of `spark-submit`, or else all cores of this machine.
+    `remote` is the address of a Spark Connect server instead: its machines need embarcadero, this one needs no Java.
+    With `topics` every topic of the cluster at `brokers` (None: as `embarcadero.connect()`) is a temporary view of its
+    name. Raises NotAvailable with an install command when Java or packages are missing or too old, BadValue for an
+    invalid address.
 
         spark = embarcadero.spark.session(config={"spark.driver.memory": "4g", "spark.ui.enabled": "true"})
         spark = embarcadero.spark.session(master="spark://10.0.0.7:7077")
@@ -85,7 +86,9 @@ def session(
     """
     check_pyspark()
     if brokers is not None and not topics:
-        raise BadValue(f"brokers {brokers!r} without topics=True", "views need them; a read has the option `brokers`")
+        raise BadValue(
+            f"brokers is {brokers!r}, but topics is not True", "views need both; a read has the option `brokers`"
+        )
     if remote is not None:
         made = _remote_session(app, master, config or {}, remote)
     else:
@@ -96,7 +99,7 @@ def session(
 
 
 def _own_session(app: str, master: str | None, config: Mapping[str, str]) -> SparkSession:
-    """A session whose driver runs beside this process."""
+    """Return a session whose driver runs beside this process."""
     if _UNDER_SUBMIT not in os.environ:
         os.environ["JAVA_HOME"] = str(find_java())
         master = "local[*]" if master is None else master
@@ -113,16 +116,18 @@ def _own_session(app: str, master: str | None, config: Mapping[str, str]) -> Spa
 
 
 def _remote_session(app: str, master: str | None, config: Mapping[str, str], remote: str) -> SparkSession:
-    """A session on a Spark Connect server. It has its own master, Java and workers; only SQL settings can be ours."""
+    """Return a session on a Spark Connect server, with its own master, Java and workers; we set SQL settings only."""
     if master is not None:
-        raise BadValue(f"master {master!r} and remote {remote!r} are two places", "give one: a server has its master")
+        raise BadValue(
+            f"master {master!r} and remote {remote!r} exclude each other", "give one: a server has its own master"
+        )
     if not _REMOTE.fullmatch(remote):
         raise BadValue(
-            f"remote {remote!r} is no address of a Spark Connect server",
-            "use sc://host:port; the port of a server is 15002 unless spark.connect.grpc.binding.port says another",
+            f"remote {remote!r} is not the address of a Spark Connect server",
+            "use sc://host:port; the port of a server is 15002 unless spark.connect.grpc.binding.port changes it",
         )
     try:
-        import pyspark.sql.connect.session  # noqa: F401 - it looks for gRPC
+        import pyspark.sql.connect.session  # noqa: F401 - fails without gRPC
     except ImportError as error:
         raise NotAvailable(
             f"a session on a Spark Connect server needs more packages: {error}",
@@ -137,7 +142,7 @@ def _remote_session(app: str, master: str | None, config: Mapping[str, str], rem
 
 
 def _register_topics(spark: SparkSession, brokers: str | None) -> None:
-    """Every topic as a temporary view of its name."""
+    """Register every topic as a temporary view of its name."""
     from embarcadero.client.api.sync_log import connect
     from embarcadero.spark.sql import views
 
@@ -146,7 +151,7 @@ def _register_topics(spark: SparkSession, brokers: str | None) -> None:
 
 
 def settings(local: bool, config: Mapping[str, str]) -> dict[str, str]:
-    """What a session is started with: our defaults, and the caller's word above them."""
+    """Return the settings of a new session: our defaults, and the caller's settings above them."""
     quiet = f"-Dlog4j2.configurationFile={files('embarcadero.spark') / 'log4j2.properties'}"
     chosen = {**_ALWAYS, **(_ON_THIS_MACHINE if local else {}), **config}
     if "log4j" not in chosen.get(_JAVA_OPTIONS, ""):
@@ -155,20 +160,20 @@ def settings(local: bool, config: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_session(spark: SparkSession) -> None:
-    """End a session and its Java process, which otherwise lives as long as this one. A new one may begin afterwards."""
+    """End a session and its Java process, which otherwise lives as long as this process. A new session may follow."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
-    with suppress(Exception):  # a Java process that died can't be asked
+    with suppress(Exception):  # a dead Java process can't answer
         spark.stop()
     SparkContext._gateway = SparkContext._jvm = None
     if gateway is None:
         return
     with suppress(Exception):
         gateway.shutdown()
-    process = getattr(gateway, "proc", None)  # none, if spark-submit has started it
+    process = getattr(gateway, "proc", None)  # None if spark-submit started it
     if process is not None:
-        process.stdin.close()  # it ends when that does
+        process.stdin.close()  # it ends when its stdin closes
         try:
             process.wait(_JAVA_ENDS_S)
         except subprocess.TimeoutExpired:
@@ -180,31 +185,34 @@ def end_session(spark: SparkSession) -> None:
 JAVA_VERSION_MIN: Final = 17
 INSTALL_JAVA: Final = (
     "install Java 17 or 21, for example `apt install openjdk-17-jre-headless` or `brew install openjdk@17`, "
-    "and set JAVA_HOME to its folder if it is not found by itself"
+    "and set JAVA_HOME to its folder if it is not found automatically"
 )
 FOLDERS: Final = (
     "/usr/lib/jvm", "/Library/Java/JavaVirtualMachines", "/opt/homebrew/opt", "/usr/local/opt",
     "~/.sdkman/candidates/java",
 )  # fmt: skip
-"""Where installers put Java."""
-_ASK_S: Final = 10.0  # for a Java that shows its version only when it runs
+"""Folders where installers put Java."""
+_ASK_S: Final = 10.0  # for a Java that reports its version only when it runs
 PYTHON: Final = "EMBARCADERO_SPARK_PYTHON"
-"""The interpreter that the script runs."""
+"""The interpreter that the script `python` runs."""
 CORES: Final = "EMBARCADERO_SPARK_CORES"
-"""How many tasks run at once: Spark does not say, and a source makes as many tasks, or a multiple of it."""
+"""Number of tasks that run in parallel: Spark does not provide it; a source makes a multiple of it as tasks."""
 SCRIPT: Final = Path(str(files("embarcadero.spark") / "python"))
 
-_CHOSEN: Final = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")  # Spark runs data sources, and their tasks, by the second
-_SOCKET_BYTES_MAX: Final = 104  # of the path of a Unix socket, on macOS,
-_SOCKET_NAME_BYTES: Final = 44  # and of the name that Spark gives one
+_CHOSEN: Final = (
+    "PYSPARK_PYTHON",
+    "PYSPARK_DRIVER_PYTHON",
+)  # Spark runs data sources, and their tasks, with the second
+_SOCKET_BYTES_MAX: Final = 104  # length of the path of a Unix socket, on macOS,
+_SOCKET_NAME_BYTES: Final = 44  # and of the name that Spark gives a socket
 _FOLDER_PREFIX: Final = "embarcadero-spark-"
 _LOCK: Final = "lock"
-_LEFT_S: Final = 60.0  # the Java of a driver that was killed has ended by then
+_LEFT_S: Final = 60.0  # the Java of a killed driver has ended by then
 _LOCAL: Final = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?")
 
 
 def find_java(environ: Mapping[str, str] | None = None, folders: Sequence[str] = FOLDERS) -> Path:
-    """The home of a Java that is new enough: of JAVA_HOME, the PATH, or the usual folders. Raises NotAvailable."""
+    """Return the home of a recent Java from JAVA_HOME, the PATH, or the usual folders. Raises NotAvailable."""
     known = os.environ if environ is None else environ
     too_old: dict[Path, int] = {}
     for home in _candidates(known, folders):
@@ -215,12 +223,12 @@ def find_java(environ: Mapping[str, str] | None = None, folders: Sequence[str] =
             too_old[home] = version
     if too_old:
         found = ", ".join(f"Java {version} in {home}" for home, version in too_old.items())
-        raise NotAvailable(f"Spark needs Java {JAVA_VERSION_MIN} or newer, and there is only {found}", INSTALL_JAVA)
-    raise NotAvailable(f"Spark needs Java {JAVA_VERSION_MIN} or newer, and none is installed", INSTALL_JAVA)
+        raise NotAvailable(f"Spark needs Java {JAVA_VERSION_MIN} or newer, but only {found} is installed", INSTALL_JAVA)
+    raise NotAvailable(f"Spark needs Java {JAVA_VERSION_MIN} or newer, but none is installed", INSTALL_JAVA)
 
 
 def _candidates(environ: Mapping[str, str], folders: Sequence[str]) -> Iterator[Path]:
-    """Homes to look at, best first."""
+    """Yield homes to check, best first."""
     if environ.get("JAVA_HOME"):
         yield Path(environ["JAVA_HOME"])
     if on_path := shutil.which("java", path=environ.get("PATH", "")):
@@ -233,7 +241,7 @@ def _candidates(environ: Mapping[str, str], folders: Sequence[str]) -> Iterator[
 
 
 def java_version(home: Path) -> int | None:
-    """Its feature version (8, 17, 21); None if there is no Java."""
+    """Return the feature version of a Java (8, 17, 21); None if there is no Java."""
     program = home / "bin" / "java"
     if not program.exists():
         return None
@@ -248,26 +256,26 @@ def java_version(home: Path) -> int | None:
 
 
 def _parsed(text: str) -> int | None:
-    """17 of `JAVA_VERSION="17.0.15"` or `openjdk version "17.0.15"`; 8 of "1.8.0_402"."""
+    """Parse 17 from `JAVA_VERSION="17.0.15"` or `openjdk version "17.0.15"`; 8 from "1.8.0_402"."""
     found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
     return int(found[1]) if found else None
 
 
 def check_installed() -> None:
-    """Raise NotAvailable, with what to install, if PySpark or Java are missing or of a wrong version."""
+    """Raise NotAvailable, with an install command, if PySpark or Java is missing or of a wrong version."""
     if util.find_spec("pyspark") is None:
         raise NotAvailable("PySpark is not installed", INSTALL_PYSPARK)
-    with suppress(metadata.PackageNotFoundError):  # a copy without metadata: its version is looked at when it is loaded
+    with suppress(metadata.PackageNotFoundError):  # a copy without metadata: its version is checked when it is loaded
         check_version(metadata.version("pyspark"))
     find_java()
 
 
 def prepare(environ: MutableMapping[str, str], master: str | None) -> None:
-    """Choose the Python of workers for a JVM that is started next. Executors elsewhere have a Python of their own."""
+    """Choose the Python of workers for the next JVM. Executors on other machines have their own Python."""
     cores = local_cores(master)
     if cores is None:
         for name in _CHOSEN:
-            if environ.get(name) in (str(SCRIPT), sys.executable):  # of an earlier session of this process
+            if environ.get(name) in (str(SCRIPT), sys.executable):  # left by an earlier session of this process
                 del environ[name]
             if on_this_machine(master):
                 environ.setdefault(name, sys.executable)
@@ -285,7 +293,7 @@ def on_this_machine(master: str | None) -> bool:
 
 
 def local_cores(master: str | None) -> int | None:
-    """Tasks that run at once on this machine; None: elsewhere, or not known."""
+    """Tasks that run in parallel on this machine; None if they run elsewhere, or the number is unknown."""
     found = None if master is None else _LOCAL.fullmatch(master)
     if found is None:
         return None
@@ -293,13 +301,13 @@ def local_cores(master: str | None) -> int | None:
 
 
 def known_cores(environ: Mapping[str, str]) -> int | None:
-    """Tasks that run at once, as `session()` told the processes of its driver."""
+    """Tasks that run in parallel, as `session()` passed the number to the processes of its driver."""
     cores = environ.get(CORES, "")
     return int(cores) if cores.isascii() and cores.isdigit() and int(cores) else None
 
 
 def archives_are_needless(environ: Mapping[str, str]) -> bool:
-    """Whether a new Python finds the very PySpark that started the JVM by itself, and the script can be run."""
+    """Whether a new Python finds, without archives, the PySpark that started the JVM, and the script can run."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -312,9 +320,9 @@ def archives_are_needless(environ: Mapping[str, str]) -> bool:
 
 
 def unix_sockets(environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings of Spark to connect workers by Unix sockets, from PySpark 4.1 on: rows take half the CPU of TCP.
+    """Settings to connect workers by Unix sockets, from PySpark 4.1 on: rows take half the CPU of TCP.
 
-    Only for workers that the script starts: others print a traceback when Spark ends them, after a minute without work.
+    Only for workers that the script starts: others print a traceback when Spark ends them after an idle minute.
     """
     folder = _socket_folder(os.getpid()) if all(environ.get(name) == str(SCRIPT) for name in _CHOSEN) else ""
     if not folder or len(os.fsencode(folder)) + _SOCKET_NAME_BYTES > _SOCKET_BYTES_MAX:
@@ -324,10 +332,10 @@ def unix_sockets(environ: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _socket_folder(process: int) -> str:
-    """A folder that only this user can open, for sockets ask for no password. It goes when the process ends.
+    """Create a folder that only this user can open, because sockets ask for no password. It goes with the process.
 
-    The process holds a lock in it, which the kernel frees however the process ends. By that, later processes of the
-    user find folders of drivers that were killed, and remove them.
+    The process holds a lock in it, which the kernel frees however the process ends. The lock lets later processes of
+    the user recognize and remove folders of killed drivers.
     """
     remove_left_folders(Path(tempfile.gettempdir()))
     folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
@@ -343,13 +351,13 @@ def _socket_folder(process: int) -> str:
 
 
 def remove_left_folders(parent: Path) -> None:
-    """Remove socket folders of this user whose driver has ended without doing so.
+    """Remove socket folders of this user whose driver has ended without removing them.
 
-    A folder is removed if it is private to this user, unchanged for `_LEFT_S`, and its lock is free. One without a
-    lock is left alone: it may be of a driver of an earlier version, or about to be locked.
+    A folder is removed if it is private to this user, unchanged for `_LEFT_S`, and its lock is free. A folder without
+    a lock stays: it may belong to a driver of an earlier version, or be about to be locked.
     """
     for folder in parent.glob(f"{_FOLDER_PREFIX}*"):
-        with suppress(OSError):  # it went meanwhile, or its lock is held or missing
+        with suppress(OSError):  # it was removed meanwhile, or its lock is held or missing
             found = folder.lstat()
             private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
             if not private or time.time() - found.st_mtime < _LEFT_S:
@@ -368,14 +376,14 @@ _CLIENTS: Final[dict[tuple[int, str], Log]] = {}
 
 
 def shared_log(brokers: str, table_properties: Sequence[str] | None = None, *, at_once: bool = False) -> Log:
-    """The client of this process for these brokers. It lives as long as the process; workers are ended by Spark.
+    """Return the client of this process for these brokers. It lives as long as the process; Spark ends workers.
 
-    `table_properties` are the driver's: a worker may run where there is no configuration. A cluster that is down may
-    come back, and a query should outlive that: calls wait for it, unless the caller needs an answer `at_once`.
+    `table_properties` are the driver's: a worker may run on a machine without configuration. A cluster that is down
+    may come back, and queries should survive that: calls wait for it, unless `at_once` asks for an immediate answer.
     """
-    from embarcadero.client.api.sync_log import connect  # not by a process that only looks for data sources
+    from embarcadero.client.api.sync_log import connect  # not in a process that only looks up data sources
 
-    key = os.getpid(), brokers  # a worker that was forked has its parent's clients, whose threads it has not
+    key = os.getpid(), brokers  # a forked worker has its parent's clients, but not their threads
     known = _CLIENTS.get(key)
     if known is None or known.ended:
         known = _CLIENTS[key] = connect(brokers) if at_once else _patiently(connect, brokers)

@@ -1,7 +1,7 @@
-"""PySpark's daemon, from which workers are forked; without a traceback for each idle worker that the JVM lets go of.
+"""PySpark's daemon, which forks workers, without a traceback for each idle worker that the JVM releases.
 
 The script `python` runs this file by its path: `-m` would import the package, which starts threads before the fork.
-Over a Unix socket, a worker whose JVM has closed it can't write its last words. That is how idle workers always end.
+Over a Unix socket, a worker can't write its last bytes once the JVM has closed the socket. Idle workers always end so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 
 def print_exc() -> None:
-    """Print the traceback of an error, unless the JVM has gone."""
+    """Print the traceback of an error, unless the JVM has closed the socket."""
     if not isinstance(sys.exc_info()[1], BrokenPipeError):
         traceback.print_exc()
 

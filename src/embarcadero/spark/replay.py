@@ -1,4 +1,4 @@
-"""Replay: a range of one topic copied into another, each record once: keys, headers, times and columns as they were."""
+"""Replay: copy a range of one topic into another, each record once, with unchanged keys, headers, times and columns."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ KIND: Final = "replay"
 _PIECE_BYTES_MIN: Final = 4096
 
 Bound = str | int | datetime
-"""Where a range begins or ends: earliest, latest, a seq, a datetime; as text also an ISO time, or `10m ago`."""
+"""A bound of a range: earliest, latest, a seq, a datetime; as text also an ISO 8601 time, or `10m ago`."""
 
 
 class _ReplayBegun(msgspec.Struct, frozen=True):
-    """What a replay copies. `asked` is the range as it was given, `ends` where each lane begins and ends."""
+    """The range of a replay. `asked` is the range as given, `ends` are the resolved bounds of each lane."""
 
     source: str
     source_id: int
@@ -56,7 +56,7 @@ class _ReplayBegun(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a run did: `steps` of it; `records` is how many seqs the whole range has, `ends` where it is by lane."""
+    """Result of a run: its `steps`; `records` is the number of seqs in the whole range, `ends` its bounds by lane."""
 
     topic: str
     into: str
@@ -80,11 +80,15 @@ def replay(
 ) -> Replayed:
     """Copy the durable records from `start` up to `end` (exclusive) into another topic, each once, in their order.
 
-    `into` is created with the source's settings if it does not exist, and must have the same columns if it does. The
-    range is found when the job begins, and kept: `latest` is the end as it was then. The same call goes on where a run
-    was killed, and does nothing if all is copied; `name` tells jobs apart that have the same source and range. `rate`
-    limits records per second, in portions of a second: so many appear at once. Raises BadValue for a topic that would
-    be copied into itself.
+    The range is resolved when the job begins, and kept: `latest` is the end as it was then. Repeat the same call to
+    continue a run that was killed; it does nothing if everything is copied.
+
+    Arguments: `into` is created with the source's settings if it does not exist, and must have the same columns if it
+    does. `name` distinguishes jobs with the same source and range. `rate` limits records per second; the records of one
+    second appear together. `step_bytes` is the payload of one step. `report` is called after each step.
+
+    Returns what this run did. Raises BadValue for a topic that would be copied into itself, an invalid range or rate;
+    BadSchema if the columns differ; Trimmed, FuturePosition or UnknownTopic.
 
         replay(spark, log, "orders", into="orders_test", start="10m ago", rate=1_000)
     """
@@ -92,7 +96,7 @@ def replay(
     if into == topic:
         raise _same_topic(topic, into)
     if rate is not None and rate < 1:
-        raise BadValue(f"a rate of {rate} records a second", "use 1 or more, or leave it out")
+        raise BadValue(f"the rate is {rate} records a second", "use 1 or more, or leave it out")
     about = log.describe(topic)
     target = _open_target(log, about, into)
     asked = f"{start} to {end}"
@@ -105,9 +109,9 @@ def replay(
     begun = msgspec.json.decode(known, type=_ReplayBegun)
     if (begun.source_id, begun.asked) != (about.id, asked):
         raise BadValue(
-            f"replay {name!r} into {into!r} was begun with topic {begun.source!r} from {begun.asked}, and this is "
-            f"{topic!r} from {asked}" + (", another topic of that name" if begun.source == topic else ""),
-            "give the same topic and range to go on, or another name to begin another replay",
+            f"replay {name!r} into {into!r} was begun with topic {begun.source!r} from {begun.asked}, but this "
+            f"call asks for {topic!r} from {asked}" + (", another topic of that name" if begun.source == topic else ""),
+            "give the same topic and range to continue, or another name to begin another replay",
         )
     steps = _Replay(spark, job, source, begun, Pace(step_bytes, rate, report))
     count = job.run(steps)
@@ -141,7 +145,7 @@ def _open_target(log: Log, about: TopicInfo, name: str) -> TopicInfo:
         raise _same_topic(about.name, name)
     if (about.schema is None) != (target.schema is None) or not target.versions.newest.equals(about.versions.newest):
         raise BadSchema(
-            f"topic {name!r} has other columns than topic {about.name!r}",
+            f"topic {name!r} has columns other than those of topic {about.name!r}",
             f"it has {', '.join(target.versions.newest.names)}; replay into a topic with the same columns and types, "
             'or write a query: df.write.format("embarcadero")',
         )
@@ -150,7 +154,7 @@ def _open_target(log: Log, about: TopicInfo, name: str) -> TopicInfo:
 
 # --- the range --------------------------------------------------------------------------------------------------------
 def _ends(source: TopicSource, start: Bound, end: Bound) -> dict[int, tuple[RecordPosition, RecordPosition]]:
-    """Where the range begins and ends in each lane, now. FuturePosition, Trimmed or BadValue say what is wrong."""
+    """Resolve the range's bounds in each lane, now. Raises FuturePosition, Trimmed or BadValue for an invalid one."""
     now = source.now()
     starts = source.view.resolve(_where("start", start), now, "start", rest=EARLIEST)
     stops = source.view.resolve(_where("end", end), now, "end", rest=LATEST)
@@ -173,7 +177,7 @@ def _where(what: str, bound: Bound) -> Where:
         bound = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else _time(what, text)
     if isinstance(bound, datetime):
         if bound > datetime.now(UTC):
-            raise BadValue(f"{what} is {bound.isoformat()}, a time in the future", "use a time that has passed")
+            raise BadValue(f"{what} is {bound.isoformat()}, which is in the future", "use a time that has passed")
         return Where(WhereBy.TIME, time_us(bound))
     if bound < 0:
         raise BadValue(f"{what} is {bound}", "a seq is at least 0")
@@ -197,7 +201,7 @@ class _Replay:
         self._steps, self._next_s = 0, 0.0
 
     def plan(self, newest: JobFact | None) -> bytes | None:
-        """The span behind the newest one that is done."""
+        """Return the next span after the newest done step; None if everything is copied."""
         lanes = sorted(self._begun.ends)
         after = None if newest is None else msgspec.json.decode(newest.body, type=TaskSpan)
         done = 0
@@ -214,7 +218,7 @@ class _Replay:
         return None
 
     def _wait(self) -> None:
-        """With a rate, portions begin a second apart."""
+        """With a rate, wait until a second has passed since the last portion began."""
         if self._pace.rate is None:
             return
         now_s = time.monotonic()
@@ -232,7 +236,7 @@ class _Replay:
         """Have tasks stage the records of a span, then commit them in their order."""
         span = msgspec.json.decode(plan, type=TaskSpan)
         about, target = self._source.about, self._job.target
-        # Where the target has other partitions, keys choose them, and order is kept within each.
+        # Where the partitions of the target differ, keys choose them, and order is kept within each.
         same = (about.partitions, about.partitioner) == (target.partitions, target.partitioner)
         tasks, reader = task_writer(self._job.log, target, keyed=not same), self._source.rows
 
@@ -245,13 +249,13 @@ class _Replay:
             publish_staged(tasks, stage_spans(self._spark, tasks, self._job.write, epoch, pieces, batches))
 
     def done(self, epoch: int, plan: bytes) -> bytes:  # noqa: ARG002 - see JobSteps
-        """The span that was copied."""
+        """Return the span that was copied."""
         self._steps += 1
         return plan
 
 
 def _encoded(tasks: TaskWriter, found: Iterator[RecordRun]) -> Iterator[Encoded]:
-    """Batches of the target with the records in their order: runs of records whose partition is the same."""
+    """Batches for the target, with the records in their order: runs of records that have the same partition."""
     log = shared_log(tasks.options.brokers)
     for partition, run in groupby(found, lambda rows: rows.partition):
         yield from tasks.batches(log, partition, (rows.columns for rows in run))

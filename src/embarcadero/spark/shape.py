@@ -1,9 +1,9 @@
-"""From a frame's columns to a topic's: checked on the driver before any task runs, done in the tasks.
+"""From a frame's columns to a topic's: checked on the driver before any task runs, converted in the tasks.
 
-A raw topic takes `value`, and if you like `key`, `headers`, `timestamp` and `partition`; a topic with a schema takes
-its own columns, and `_partition`. A column `topic` chooses the topic of a row if no option does: such rows are divided
-first (`Router`), and their topics have no schema. Options are one table of names (`WRITE_OPTIONS`); an error names the
-option and what is allowed.
+A raw topic takes `value`, and optionally `key`, `headers`, `timestamp` and `partition`. A topic with a schema takes its
+own columns, and `_partition`. Without the option `topic`, a column `topic` chooses the topic of each row: such rows are
+divided first (`Router`), and their topics have no schema. Options are one table of names (`WRITE_OPTIONS`); an error
+names the option and the allowed values.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 # --- options ----------------------------------------------------------------------------------------------------------
 WRITE_OPTIONS: Final = {
     "brokers": "addresses of brokers, host:port with commas",
-    "topic": "the topic's name; without it the column `topic` names that of each row",
-    "writeId": "a name of this write, the same when it is done again; batch writes only",
+    "topic": "the topic's name; without it the column `topic` names the topic of each row",
+    "writeId": "a name of this write, the same when it is repeated; batch writes only",
     "batchId": "with writeId: a number that grows from write to write, as in foreachBatch",
     "orderBy": "columns by which the rows of a task are sorted first, names with commas",
     "keyColumn": "of a topic with a schema: the column whose hash chooses the partition",
-    "batchBytes": f"how large batches are made, 1 to {FRAME_BYTES_MAX}",
+    "batchBytes": f"the size of batches in bytes, 1 to {FRAME_BYTES_MAX}",
     "compression": "lz4, zstd or none",
-    "addColumns": "true: columns that a topic with a schema lacks are added to it",
+    "addColumns": "true or false; true adds missing columns to a topic with a schema",
     "checkpointLocation": "where Spark keeps the state of a stream",
 }
-"""What a write may be given. Names are the same in upper and lower case, as everywhere in Spark."""
+"""Options of a write. Names are the same in upper and lower case, as everywhere in Spark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +66,13 @@ class WriteOptions:
 
 
 def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-    """The options of a batch write or of a stream. BadValue names the option that is wrong and what is allowed."""
+    """Return the options of a batch write or of a stream. BadValue names a wrong option and the allowed values."""
     options = named(given, WRITE_OPTIONS)
     for name in ("writeId", "batchId") if streaming else ():
         if name in options:
-            raise BadValue(f"option {name!r} does not go with a stream", "leave it out: its checkpoint names the work")
+            raise BadValue(
+                f"option {name!r} can't be used with a stream", "leave it out: the checkpoint names the write"
+            )
     if "batchId" in options and "writeId" not in options:
         raise BadValue("option 'batchId' is given without 'writeId'", f"it is: {WRITE_OPTIONS['batchId']}")
     compression = _one_of(options, "compression", ("none", *COMPRESSIONS))
@@ -95,14 +97,14 @@ def _name(options: Mapping[str, str]) -> str | None:
     if "writeId" not in options:
         return None
     if not 0 < len(options["writeId"].encode()) <= WRITE_NAME_BYTES_MAX:
-        raise _bad(options, "writeId", f"not 1 to {WRITE_NAME_BYTES_MAX} bytes")
+        raise _bad(options, "writeId", f"it does not have 1 to {WRITE_NAME_BYTES_MAX} bytes")
     return options["writeId"]
 
 
 def _number(options: Mapping[str, str], name: str, usual: int, least: int, most: int) -> int:
     text = options.get(name, str(usual)).strip()
     if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-        raise _bad(options, name, f"no number from {least} to {most}")
+        raise _bad(options, name, f"it is not a number from {least} to {most}")
     return int(text)
 
 
@@ -111,13 +113,13 @@ def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     names = [name.strip() for name in options["orderBy"].split(",")]
     if "" in names or len(set(names)) < len(names):
-        raise _bad(options, "orderBy", "an empty name, or one that is there twice")
+        raise _bad(options, "orderBy", "it has an empty or a repeated name")
     return tuple(names)
 
 
 def _one_of(options: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str | None:
     if name in options and options[name] not in allowed:
-        raise _bad(options, name, "there is no such one")
+        raise _bad(options, name, "it is none of the allowed values")
     return options.get(name)
 
 
@@ -129,13 +131,13 @@ _TEXT: Final = (kinds.is_binary, kinds.is_string, kinds.is_large_binary, kinds.i
 Split = Callable[[list[pa.RecordBatch]], Iterable[tuple["FrameShape", list[pa.RecordBatch]]]]
 """Divides rows by their topic."""
 COLUMN: Final = "topic"
-_SPREAD: Final = 64  # into about so many topics and partitions rows are thought to go
-_HOW: Final = "the column 'topic' chooses the topic of each row; or give the option 'topic', which wins"
+_SPREAD: Final = 64  # a guess: rows that choose their topic go to about this many topics and partitions
+_HOW: Final = "the column 'topic' chooses the topic of each row, unless the option 'topic' is given"
 
 
 @dataclass(frozen=True, slots=True)
 class FrameShape:
-    """How rows of a frame become rows of a topic. It is sent to tasks, so it holds plain facts only."""
+    """Conversion of a frame's rows to rows of a topic. It is sent to tasks, so it holds plain data only."""
 
     topic: TopicInfo
     names: tuple[str, ...]  # the frame's columns
@@ -146,15 +148,15 @@ class FrameShape:
 
     @property
     def spread(self) -> int:
-        """Into how many partitions rows may go."""
+        """How many partitions rows may go to."""
         return self.topic.partitions
 
-    def splitter(self, log: Log) -> Split:  # noqa: ARG002 - that of Routes needs it
-        """What divides rows by their topic: all of them go into this one."""
+    def splitter(self, log: Log) -> Split:  # noqa: ARG002 - Routes.splitter needs it
+        """Return the function that divides rows by topic: all rows go into this topic."""
         return lambda group: [(self, group)]
 
     def rows(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """The topic's columns of all rows, of the topic's types. BadSchema names a column whose values do not fit."""
+        """Convert rows to the topic's columns and types. BadSchema names a column whose values do not fit."""
         table = pa.Table.from_batches(batches)
         wanted, count = self.topic.versions.newest, table.num_rows
         columns = [self._column(table, field, count) for field in wanted]
@@ -177,7 +179,7 @@ class FrameShape:
             ) from None
 
     def partitions(self, batches: Sequence[pa.RecordBatch], rows: pa.RecordBatch, task: int) -> npt.NDArray[np.int32]:
-        """The topic's partition of each row: as its column says, by its key, or one for all rows of a task."""
+        """The topic's partition of each row: from its column, by its key, or one for all rows of a task."""
         partitions, count = self.topic.partitions, rows.num_rows
         usual = np.full(count, task % partitions, dtype=np.int32)
         if self.partition_column is not None:
@@ -195,12 +197,14 @@ def _asked_partitions(asked: pa.Array, partitions: int) -> npt.NDArray[np.int32]
         raise BadValue("a row has no partition", "fill the column, or leave it out")
     numbers = np.asarray(asked)
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < partitions:
-        raise BadValue(f"partitions from {numbers.min()} to {numbers.max()}", f"the topic has 0 to {partitions - 1}")
+        raise BadValue(
+            f"rows name partitions from {numbers.min()} to {numbers.max()}", f"the topic has 0 to {partitions - 1}"
+        )
     return numbers.astype(np.int32)
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece."""
+    """Return a column as one array."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
@@ -209,7 +213,7 @@ def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
         if column.null_count < len(column):
             raise pa.ArrowInvalid("the topic's column has nulls only")
         return pa.nulls(len(column))
-    made = pc.cast(pc.cast(column, table_type(wanted)), wanted)  # by the type that a read gives, and back from it
+    made = pc.cast(pc.cast(column, table_type(wanted)), wanted)  # through the type that a read returns, and back
     if kinds.is_float16(wanted) and not pc.cast(made, column.type).equals(column):
         raise pa.ArrowInvalid("it would lose digits")
     return made
@@ -217,7 +221,7 @@ def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 # --- on the driver ----------------------------------------------------------------------------------------------------
 def shape_of(topic: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: int) -> FrameShape:
-    """How a frame is written into a topic. BadSchema or BadValue says why it can't be: all problems at once.
+    """Plan how a frame is written into a topic. Raises BadSchema or BadValue with all problems together.
 
     `now_us` is the time of raw records without one.
     """
@@ -242,17 +246,19 @@ def shape_of(topic: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: 
 def check_topic(topic: TopicInfo) -> None:
     """Raise BadValue for a topic into which Spark can't write."""
     if topic.name.startswith(HIDDEN_PREFIX):
-        raise BadValue(f"topic {topic.name!r} is one of the cluster's own", "write into a topic that you have created")
+        raise BadValue(
+            f"topic {topic.name!r} is a hidden topic of the cluster", "write into a topic that you have created"
+        )
     if topic.order <= Order.BROKER:
         raise BadValue(
-            f"topic {topic.name!r} has order {topic.order}, in which batches that come twice are not found",
+            f"topic {topic.name!r} has order {topic.order}, which does not detect duplicate batches",
             "write into a topic of order 2 or 5",
         )
     if topic.session_ttl_s < STAGED_TTL_S_MIN:
         raise BadValue(
-            f"topic {topic.name!r} has a session_ttl_s of {topic.session_ttl_s}: it would forget a write that is under "
-            "way",
-            f"it needs at least {STAGED_TTL_S_MIN}: embarcadero topic alter {topic.name} --session-ttl-s 86400",
+            f"topic {topic.name!r} has a session_ttl_s of {topic.session_ttl_s}: it would forget a write that is still "
+            "running",
+            f"set at least {STAGED_TTL_S_MIN}: embarcadero topic alter {topic.name} --session-ttl-s 86400",
         )
 
 
@@ -273,13 +279,13 @@ def _typed_problems(schemas: TopicSchemas, frame: pa.Schema, partition: str | No
 
 
 def new_columns(topic: TopicInfo, frame: pa.Schema) -> list[pa.Field]:
-    """Columns of a frame that a topic with a schema lacks, as they would be added to it."""
+    """Columns of a frame that a topic with a schema lacks, as fields for the topic."""
     known = {*topic.versions.newest.names, "_partition"}
     return [field.with_nullable(True) for field in frame if field.name not in known] if topic.versions.typed else []
 
 
 def raw_problems(frame: pa.Schema) -> list[str]:
-    """What keeps a frame out of topics without a schema."""
+    """Reasons why a frame can't be written into topics without a schema."""
     others = [name for name in frame.names if name not in _RAW_COLUMNS]
     problems = [f"column {name!r} is unknown (there are {', '.join(_RAW_COLUMNS)})" for name in others]
     if "value" not in frame.names:
@@ -312,7 +318,7 @@ def _key_column(topic: TopicInfo, schemas: TopicSchemas, options: WriteOptions) 
 
 
 def fits(have: pa.DataType, wanted: pa.DataType, column: str) -> bool:
-    """Whether a type of Spark is right for a topic's column: the one that a read gives for it, or a narrower one."""
+    """Whether a Spark type suits a topic's column: the type that a read returns for it, or a narrower one."""
     known = frame_type(table_type(wanted, column))
     if _same(have, known) or (_same(have, table_type(have, column)) and _same(table_type(have, column), known)):
         return True
@@ -324,7 +330,7 @@ def fits(have: pa.DataType, wanted: pa.DataType, column: str) -> bool:
 
 
 def _same(one: pa.DataType, other: pa.DataType) -> bool:
-    """Equal but for the names and nullability of what is inside."""
+    """Whether types are equal except for the names and nullability of nested fields."""
     if kinds.is_nested(one) or kinds.is_nested(other):
         if type(one) is not type(other) or one.num_fields != other.num_fields:
             return False
@@ -336,21 +342,21 @@ def _same(one: pa.DataType, other: pa.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """How rows of a frame become rows of the topics that they name. It is sent to tasks, so it holds plain facts."""
+    """Conversion of a frame's rows to rows of the topics that they name. It is sent to tasks: plain data only."""
 
-    topic: TopicInfo  # the home of such writes, whose log has their decisions
+    topic: TopicInfo  # the home of such writes: its log has their decisions
     frame: pa.Schema
     options: WriteOptions
     now_us: int
     spread: int = _SPREAD
 
     def splitter(self, log: Log) -> Split:
-        """What divides rows by their topic."""
+        """Return the function that divides rows by topic."""
         return Router(log, self).split
 
 
 def check_frame(frame: pa.Schema, options: WriteOptions) -> None:
-    """Raise BadValue or BadSchema for a frame whose rows can't choose their topic: all problems at once."""
+    """Raise BadValue or BadSchema, with all problems together, for a frame whose rows can't choose their topic."""
     problems = raw_problems(frame)
     if COLUMN not in frame.names:
         raise BadValue("option 'topic' is missing, and the frame has no column 'topic'", _HOW)
@@ -371,7 +377,7 @@ class Router:
         self._shapes: dict[str, FrameShape] = {}
 
     def split(self, group: list[pa.RecordBatch]) -> Iterator[tuple[FrameShape, list[pa.RecordBatch]]]:
-        """Rows by their topic, in the order in which they came."""
+        """Divide rows by topic, in the order of their arrival."""
         table = pa.Table.from_batches(group)
         named = whole(table.column(COLUMN))
         if named.null_count:
@@ -394,21 +400,23 @@ class Router:
     def _found(self, name: str) -> FrameShape:
         how = "in column 'topic'"
         if name.startswith(HIDDEN_PREFIX):
-            raise BadValue(f"topic {name!r} {how} is one of the cluster's own", "name a topic that you have created")
+            raise BadValue(
+                f"topic {name!r} {how} is a hidden topic of the cluster", "name a topic that you have created"
+            )
         try:
             topic = self._log.describe(name)
         except UnknownTopic as error:
-            raise UnknownTopic(f"there is no topic {name!r}, which is named {how}", error.hint) from None
+            raise UnknownTopic(f"there is no topic {name!r}, named {how}", error.hint) from None
         check_topic(topic)
         if topic.versions.typed:
             raise BadSchema(
-                f"topic {name!r}, which is named {how}, has a schema",
-                "rows choose among topics without one: write into this topic by the option 'topic'",
+                f"topic {name!r} {how} has a schema",
+                "rows can choose only topics without a schema: write into this topic with the option 'topic'",
             )
         return shape_of(topic, self._routes.frame, self._routes.options, self._routes.now_us)
 
 
 def _shown(table: pa.Table, row: int) -> str:
-    """A row for an error: its key, if it has one, and the beginning of its value."""
+    """Describe a row for an error: its key, if it has one, and the beginning of its value."""
     values = [(name, table.column(name)[row].as_py()) for name in ("key", "value") if name in table.column_names]
     return ", ".join(f"{name} {value!r:.40}" for name, value in values)

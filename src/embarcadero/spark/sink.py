@@ -1,10 +1,12 @@
 """The sink: `df.write` and `df.writeStream` of format "embarcadero". A write is in the topic as a whole, or not at all.
 
-Spark makes a writer on the driver for every write and every micro-batch, sends it to the tasks, and makes one more, in
-another process, to commit. Tasks turn their rows into batches of the topic and stage them; no reader sees them yet.
-PySpark ends the rows of a task as if they were complete when an operator before the sink fails, so a task can't know
-whether it has all of them. The driver's `commit` proves it. `staging/commit.py` has the protocol, and the argument why
-every row is in the topic once.
+Spark makes a writer on the driver for every write and every micro-batch, and sends it to the tasks. To commit, it makes
+another writer in another process. Tasks turn their rows into batches of the topic and stage them; no reader sees them
+yet.
+
+PySpark ends the rows of a task as if they were complete when an operator before the sink fails. So a task can't know
+whether it has all of its rows. Only the driver's `commit` proves it. `staging/commit.py` has the protocol, and the
+argument why every row is in the topic once.
 """
 
 from __future__ import annotations
@@ -68,16 +70,16 @@ if TYPE_CHECKING:
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
-_GROUP_BYTES_MIN: Final = 8 * MIB  # so many bytes of rows are turned into batches at once,
+_GROUP_BYTES_MIN: Final = 8 * MIB  # rows are turned into batches in groups of this many bytes,
 _GROUP_BYTES_MAX: Final = 64 * MIB  # or more, if they go to many partitions
-_REFRESH_S: Final = 3_600.0  # so often a task that goes on and on says that its write is not over
-_OVERHEAD_BYTES: Final = 8 * 1024  # of an Arrow message, and for each column of it:
+_REFRESH_S: Final = 3_600.0  # a long task announces at this interval that its write goes on
+_OVERHEAD_BYTES: Final = 8 * 1024  # of an Arrow message; and for each column:
 _COLUMN_OVERHEAD_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
 class WriteWork:
-    """What a task works for. `run` names a run of a stream's driver; `attempt` is another one whenever Spark tries."""
+    """The write a task works for. `run` names a run of a stream's driver; `attempt` differs for each try of Spark."""
 
     write: str
     epoch: int
@@ -87,7 +89,7 @@ class WriteWork:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What a task reports to the driver: the batches of its rows, and the topics into which they go."""
+    """A task's report to the driver: the batches of its rows, and the topics into which they go."""
 
     work: WriteWork
     targets: tuple[Target, ...]
@@ -97,7 +99,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One batch as it is sent."""
+    """One encoded batch."""
 
     payload: pa.Buffer
     count: int
@@ -119,7 +121,7 @@ class Stager:
         self._sent: list[tuple[RecordFuture, Encoded]] = []
 
     def add(self, batch: Encoded) -> None:
-        """Take one more batch."""
+        """Add a batch."""
         if self._publisher is not None:
             self._stage(self._publisher, batch)
             return
@@ -142,14 +144,14 @@ class Stager:
         self._sent.append((future, replace(batch, payload=None)))
 
     def _announce(self, publisher: Publisher) -> None:
-        """Announce that the write goes on. The sweep keeps only what was staged after it could read this."""
+        """Announce that the write goes on. The sweep keeps batches only if it could read this before they came."""
         self._announce_at, announced_s = time.monotonic() + _REFRESH_S, time.time()
         fact = encode_fact(Begun(self._work.write, self._work.epoch, self._work.attempt), int(announced_s * 1e6))
         publisher.publish_encoded(fact, 1, partition=FACTS, timeout=DELIVERY_TIMEOUT_S).result(DELIVERY_TIMEOUT_S)
         self._announced_s = announced_s
 
     def finish(self) -> Staged:
-        """Wait until everything is staged. Return what names it."""
+        """Wait until everything is staged. Return references to it."""
         targets = tuple(dict.fromkeys(batch.target for batch in (*self._kept, *(batch for _, batch in self._sent))))
         if self._publisher is not None:
             self._publisher.flush()
@@ -166,14 +168,14 @@ class Stager:
         return ManifestPart(rows.tobytes(), inline, number)
 
     def close(self) -> None:
-        """Let go of the staging topic. What was staged and is not in a manifest is swept away."""
+        """Close the publisher of the staging topic. The sweep removes staged batches that no manifest names."""
         if self._publisher is not None:
             self._publisher.close(0 if self._sent and not self._sent[-1][0].done() else DELIVERY_TIMEOUT_S)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskWriter:
-    """Writes the rows of a task. It is sent to tasks, so it holds plain facts only."""
+    """Writes the rows of a task. It is sent to tasks, so it holds plain data only."""
 
     options: WriteOptions
     shape: FrameShape | Routes
@@ -194,7 +196,7 @@ class TaskWriter:
             stager.close()
 
     def batches(self, log: Log, task: int, rows: Iterator[pa.RecordBatch]) -> Iterator[Encoded]:
-        """All rows as batches of their topics. With `orderBy` they are sorted first, so all of them are gathered."""
+        """Encode all rows as batches of their topics. With `orderBy` all rows are gathered and sorted first."""
         split = self.shape.splitter(log)
         size = min(_GROUP_BYTES_MAX, max(_GROUP_BYTES_MIN, self.options.batch_bytes * self.shape.spread))
         for group in _groups(rows, None if self.options.order_by else size):
@@ -218,14 +220,14 @@ class TaskWriter:
 
 @cache
 def settle_down() -> None:
-    """All that this worker has loaded stays: Spark has it collect its garbage after every task, before the next one."""
+    """Freeze all objects loaded so far: Spark makes each worker collect garbage after every task."""
     gc.freeze()
 
 
 def in_order(
     rows: pa.RecordBatch, order_by: tuple[str, ...], partitions: npt.NDArray[np.int32]
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.int32]]:
-    """Rows sorted by their partition, then by the named columns (nulls first), then as they came."""
+    """Sort rows by their partition, then by the named columns (nulls first), then by arrival."""
     if order_by:
         columns = [key for name in order_by for key in (rows.column(name).is_valid(), rows.column(name))]
         keys = pa.table(columns, names=[str(number) for number in range(len(columns))])
@@ -238,7 +240,7 @@ def in_order(
 
 
 def _groups(rows: Iterator[pa.RecordBatch], most: int | None) -> Iterator[list[pa.RecordBatch]]:
-    """Rows in groups of about `most` bytes; None: all of them in one."""
+    """Group rows by about `most` bytes; None: all rows in one group."""
     group: list[pa.RecordBatch] = []
     size = 0
     for batch in rows:
@@ -254,14 +256,14 @@ def _groups(rows: Iterator[pa.RecordBatch], most: int | None) -> Iterator[list[p
 
 
 def _by_partition(rows: pa.RecordBatch, partitions: npt.NDArray[np.int32]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Rows that are sorted by their partition, partition by partition."""
+    """Split rows that are sorted by their partition, partition by partition."""
     starts = np.flatnonzero(np.diff(partitions, prepend=-1))
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(partitions)], strict=True):
         yield int(partitions[start]), rows.slice(start, stop - start)
 
 
 def cut(rows: pa.RecordBatch, wanted: int, most: int, records_max: int) -> Iterator[pa.RecordBatch]:
-    """Pieces of about `wanted` bytes and never more than `most`, nor of more than `records_max` rows."""
+    """Cut rows into pieces of about `wanted` bytes, never more than `most` bytes or `records_max` rows."""
     pieces = max(1, -(-rows.nbytes // wanted), -(-rows.num_rows // records_max))
     step = -(-rows.num_rows // pieces)
     for start in range(0, rows.num_rows, step):
@@ -273,7 +275,7 @@ def _halved(piece: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
         yield piece
         return
     if piece.num_rows == 1:
-        raise BadValue(f"a row of {piece.nbytes} bytes", f"a batch has at most {most} bytes")
+        raise BadValue(f"a row has {piece.nbytes} bytes; a batch has at most {most}", "make the row smaller")
     half = piece.num_rows // 2
     yield from _halved(piece.slice(0, half), most)
     yield from _halved(piece.slice(half), most)
@@ -282,33 +284,36 @@ def _halved(piece: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
 # --- the driver -------------------------------------------------------------------------------------------------------
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
-_RUN: Final = "spark.jobGroup.id"  # of a stream: its run, another one after each start
+_RUN: Final = "spark.jobGroup.id"  # of a stream: its run; each start has another one
 _AGAIN_S: Final = 1.0
 _LATEST_S: Final = 3_600.0  # longer than a round of the sweep, and than clocks may differ
 
 
 @dataclass(frozen=True, slots=True)
 class StagedMessage(WriterCommitMessage):
-    """What a task reports to the driver."""
+    """A task's report to the driver, as Spark's type."""
 
     staged: Staged
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamSink:
-    """The writer of a stream. Raises what is wrong with options, topic or columns before any task runs."""
+    """Return the writer of a stream. Raises for wrong options, topic or columns before any task runs."""
     options = write_options(given, streaming=True)
     if overwrite:
-        raise BadValue("a topic keeps what was written into it", 'use outputMode("append") or outputMode("update")')
+        raise BadValue(
+            "outputMode complete would overwrite the topic, which keeps all records",
+            'use outputMode("append") or outputMode("update")',
+        )
     return StreamSink(TaskWriter(options, _shape(options, schema)))
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchSink:
-    """The writer of a batch write. Raises what is wrong with options, topic or columns before any task runs."""
+    """Return the writer of a batch write. Raises for wrong options, topic or columns before any task runs."""
     options = write_options(given, streaming=False)
     if overwrite:
         raise BadValue(
-            "a topic can't be overwritten: readers have seen what is in it",
-            'use mode("append"); to begin anew, create another topic, or trim this one: embarcadero topic trim',
+            "a topic can't be overwritten: readers have already read its records",
+            'use mode("append"); to start empty, create another topic, or trim this one: embarcadero topic trim',
         )
     attempt = uuid4().hex
     work = WriteWork(options.write_id or attempt, options.batch_id, attempt)
@@ -352,7 +357,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         context = _context()
         query, batch, run = (context.getLocalProperty(name) for name in (_QUERY, _BATCH, _RUN))
         if query is None or batch is None or run is None:
-            raise NotAvailable("the task does not know its query and micro-batch", "use no continuous mode")
+            raise NotAvailable("the task does not know its query and micro-batch", "do not use continuous mode")
         return StagedMessage(self.tasks.write(WriteWork(query, int(batch), run, run), context.partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002 - Spark's
@@ -385,7 +390,7 @@ class BatchSink(DataSourceArrowWriter):
 
 
 def publish(tasks: TaskWriter, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Commit what the tasks have staged. An epoch without rows needs no commit."""
+    """Commit the rows that the tasks have staged. An epoch without rows needs no commit."""
     staged = [message.staged for message in messages if isinstance(message, StagedMessage) and message.staged.parts]
     if not staged:
         return
@@ -405,7 +410,7 @@ def publish(tasks: TaskWriter, messages: Sequence[WriterCommitMessage | None]) -
 
 
 def _commit(log: Log, home: TopicInfo, manifest: Manifest, run: str | None) -> None:
-    """Commit a manifest; while the cluster is away, again. A commit that is repeated stores nothing twice."""
+    """Commit a manifest; retry while the cluster is away. A repeated commit stores nothing twice."""
     give_up = time.monotonic() + STAGED_PATIENCE_S
     while True:
         try:
@@ -416,7 +421,7 @@ def _commit(log: Log, home: TopicInfo, manifest: Manifest, run: str | None) -> N
                     f"epoch {manifest.epoch} of write {manifest.write!r} could not be committed for "
                     f"{STAGED_PATIENCE_S:.0f} s: {error.message}",
                     "either all of its rows will be visible, or none: when the cluster is back, start the query again, "
-                    "or repeat the write with the same writeId; without one look at the topic first",
+                    "or repeat the write with the same writeId; without a writeId look at the topic first",
                 ) from error
             time.sleep(_AGAIN_S)
         else:
@@ -435,15 +440,15 @@ def _check_targets(log: Log, home: TopicInfo, targets: Sequence[Target]) -> None
 
 
 def _check_age(announced_s: Sequence[float], work: WriteWork) -> None:
-    """Raise StagedGone if no task has staged anything for nearly as long as the sweep waits.
+    """Raise StagedGone if no task has staged rows for nearly as long as the sweep waits.
 
-    Else the sweep could give the batches up between the check that they are there and the decision.
+    Otherwise the sweep could trim the batches after the check that they exist and before the decision.
     """
     silent_s = time.time() - max(announced_s, default=time.time())
     if silent_s > STAGED_SILENT_S - _LATEST_S:
         raise StagedGone(
             f"no task of epoch {work.epoch} of write {work.write!r} has staged rows for {silent_s:.0f} s, and the "
-            f"cluster gives them up after {STAGED_SILENT_S:.0f} s",
+            f"cluster deletes staged rows after {STAGED_SILENT_S:.0f} s",
             "nothing of the write is visible; run it again, in smaller pieces, or materialise slow work before it",
         )
 
@@ -451,7 +456,7 @@ def _check_age(announced_s: Sequence[float], work: WriteWork) -> None:
 def _staged_now(
     log: Log, home: TopicInfo, work: WriteWork, targets: Sequence[Target], parts: Sequence[ManifestPart]
 ) -> list[ManifestPart]:
-    """Stage what tasks have sent to the driver: all together it is too much for a manifest."""
+    """Stage inline batches on the driver: all together they are too large for a manifest."""
     stager = Stager(log, home, work, keep_bytes=0)
     try:
         for part in parts:
@@ -466,7 +471,7 @@ def _staged_now(
 
 
 def give_up(tasks: TaskWriter, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Tell the sweep that what the tasks have staged is not needed any more."""
+    """Inform the sweep that the staged batches of a failed write are not needed any more."""
     staged = [message.staged for message in messages if isinstance(message, StagedMessage)]
     if any(part.references for each in staged for part in each.parts):
         log, work = shared_log(tasks.options.brokers), staged[0].work

@@ -1,4 +1,4 @@
-"""The data source `embarcadero`: what Spark asks first. Everything heavier loads when it is asked for."""
+"""The data source `embarcadero`, Spark's entry point. Heavier modules load when they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ try:
         DataSourceWriter,
     )
 except ImportError:
-    check_pyspark()  # says which version is needed
+    check_pyspark()  # raises with the version that is needed
     raise
 
 if TYPE_CHECKING:
@@ -31,34 +31,34 @@ class EmbarcaderoSource(DataSource):
         return "embarcadero"
 
     def schema(self) -> StructType:
-        """The columns of the topic, or those that the option `columns` names."""
+        """Return the columns of the topic, or those in the option `columns`."""
         check_pyspark()
         from embarcadero.spark.read.readers import frame_schema
 
         return frame_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch read."""
+        """Return the reader of a batch."""
         check_pyspark()
         from embarcadero.spark.read.readers import batch_reader
 
         return batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """A stream."""
+        """Return the reader of a stream."""
         check_pyspark()
         from embarcadero.spark.read.readers import stream_reader
 
         return stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A batch write."""
+        """Return the writer of a batch."""
         from embarcadero.spark.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        """A stream that is written; called again for every micro-batch, and once more to commit it."""
+        """Return the writer of a stream; Spark calls this for every micro-batch, and once more to commit it."""
         from embarcadero.spark.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite)

@@ -1,4 +1,4 @@
-"""SQL over topics: each one is a view, always current, wherever its records are."""
+"""SQL over topics: each topic is a view, always current, whether its records are in memory, on disk or in a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _LOOKS_AROUND: Final = re.compile(r"^\s*show\b", re.IGNORECASE)
 
 
 def view(spark: SparkSession, log: Log, topic: str, read: str = "durable") -> DataFrame:
-    """A topic as a temporary view of its own name; returns what the view reads.
+    """Register a topic as a temporary view of its own name, and return the frame that the view reads.
+
+    `read` is "durable" or "ordered". Raises UnknownTopic if the topic does not exist.
 
         view(spark, log, "orders")
         spark.sql("select city, sum(amount_cents) from orders group by city").show()
@@ -31,7 +33,7 @@ def view(spark: SparkSession, log: Log, topic: str, read: str = "durable") -> Da
 
 
 def views(spark: SparkSession, log: Log, query: str | None = None, read: str = "durable") -> list[str]:
-    """Every topic as a view; with a `query` only those that it could mean. Returns their names."""
+    """Register every topic as a view; with a `query` only topics that it could name. Return the names of the views."""
     topics = [topic.name for topic in log.topics()]
     wanted = topics if query is None else mentioned(query, topics)
     for topic in wanted:
@@ -40,7 +42,7 @@ def views(spark: SparkSession, log: Log, query: str | None = None, read: str = "
 
 
 def mentioned(query: str, topics: Iterable[str]) -> list[str]:
-    """The topics whose names are in a query, and all of them for one that looks around (`show tables`)."""
+    """The topics whose names are in a query; all topics for a query that lists them (`show tables`)."""
     if _LOOKS_AROUND.match(query):
         return list(topics)
     text = query.lower()
@@ -48,7 +50,13 @@ def mentioned(query: str, topics: Iterable[str]) -> list[str]:
 
 
 def ask(spark: SparkSession, log: Log, query: str, read: str = "durable") -> DataFrame:
-    """The answer to a query over topics. BadValue tells what is wrong with the query, and which topics there are."""
+    """Run a query over topics and return its result as a frame.
+
+    Every topic whose name is in the query becomes a view first. `read` is "durable" or "ordered". Raises BadValue with
+    Spark's reason and the names of all topics if the query is wrong.
+
+        ask(spark, log, "select city, count(*) from orders group by city").show()
+    """
     from pyspark.errors import AnalysisException, ParseException
 
     views(spark, log, query, read)
@@ -58,16 +66,16 @@ def ask(spark: SparkSession, log: Log, query: str, read: str = "durable") -> Dat
         first = str(error).split("\n\n", 1)[0].split("; line ", 1)[0].strip()
         names = ", ".join(sorted(topic.name for topic in log.topics())) or "none"
         hint = f"topics are: {names}; names with dots or dashes need `backticks`"
-        raise BadValue(f"this query can't be asked: {first}", hint) from None
+        raise BadValue(f"Spark refuses this query: {first}", hint) from None
 
 
 def run_job(spark: SparkSession, log: Log, file: Path, arguments: list[str]) -> None:
-    """Run a Python file as a program with `spark`, `log` and `brokers` at hand; `sys.argv` has its arguments.
+    """Run a Python file as a program with `spark`, `log` and `brokers` as globals; `sys.argv` has its arguments.
 
-    Whatever it raises is raised here; SystemExit as well.
+    Every topic is a view. Raises BadValue if there is no such file, and any error of the program, SystemExit as well.
     """
     if not file.is_file():
-        raise BadValue(f"no file {file}", "name a Python file; it finds `spark`, `log` and `brokers` ready")
+        raise BadValue(f"file {file} does not exist", "name a Python file; it finds `spark`, `log` and `brokers` ready")
     views(spark, log)
     before, folder = sys.argv, str(file.resolve().parent)
     sys.argv = [str(file), *arguments]

@@ -1,7 +1,7 @@
-"""The tiering job's files written by the workers of Spark: one task a span, each read from the brokers by itself.
+"""Spark workers write the files of the tiering job: one task per span, each reading from the brokers directly.
 
-Planning and committing stay where they are (tier/job.py). A task that is tried again, or twice at once, writes another
-file under another name; the driver hears of one file a span, commits that, and the others are garbage.
+Planning and committing stay in tier/job.py. A task that Spark repeats, or runs twice at the same time, writes another
+file under another name. The driver gets one file per span and commits it; the other files are garbage.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ANSWER: Final = "number long, facts string"
 
 
 class SparkEngine:
-    """Writes files with a session that is there (`spark`), or with one of a master.
+    """Writes files with an existing session (`spark`), or with its own session on a master.
 
-    The latter begins with the first files, and ends after `idle_s` without any, with its Java process.
+    Its own session begins with the first files, and ends, with its Java process, after `idle_s` without any.
     """
 
     def __init__(
@@ -49,20 +49,20 @@ class SparkEngine:
 
     @property
     def name(self) -> str:
-        """What `status` calls it."""
+        """The name that `status` shows."""
         return "spark"
 
     def write(self, works: list[SpanWork]) -> Iterable[FileFacts]:
-        """Write the files of all spans, one task a span. OutcomeUnknown says why a task, or Spark itself, failed."""
+        """Write the files of all spans, one task a span. Raises OutcomeUnknown with the reason if that fails."""
         try:
             return _written(self._given or self._session(), self._brokers, works)
         except EmbarcaderoError:
             raise
-        except Exception as error:  # the Java process did not start, or died: each library between says so in its way
+        except Exception as error:  # the Java process did not start, or died: each library raises another type
             self.close()
             raise OutcomeUnknown(
                 f"Spark does not answer: {type(error).__name__}: {error}"[:500],
-                "nothing was committed; it is started again; if it stays so, see the log of the job",
+                "nothing was committed, and Spark is started again; if this error persists, see the log of the job",
             ) from error
         finally:
             self._used_s = self._clock()
@@ -75,17 +75,17 @@ class SparkEngine:
         return self._own
 
     def release_idle(self) -> float | None:
-        """End a session of our own that was idle for long; seconds until it is time, None if there is none."""
+        """End an own session that was idle for long. Return the seconds until then; None if there is no session."""
         if self._own is None:
             return None
-        left_s = self._used_s + self._idle_s - self._clock()
-        if left_s > 0:
-            return left_s
+        remaining_s = self._used_s + self._idle_s - self._clock()
+        if remaining_s > 0:
+            return remaining_s
         self.close()
         return None
 
     def close(self) -> None:
-        """End a session of our own."""
+        """End an own session."""
         if self._own is not None:
             from embarcadero.spark.processes import end_session
 
@@ -96,19 +96,19 @@ class SparkEngine:
 def chosen_kind(config: TierConfig) -> EngineKind:
     """The engine of `up --tier`, as configured and as this machine allows.
 
-    NotAvailable, if Spark is asked for by name (`tier.engine`, `tier.master`) and PySpark or Java are missing.
+    Raises NotAvailable if `tier.engine` or `tier.master` asks for Spark, and PySpark or Java is missing.
     """
-    said = config.engine or (EngineKind.SPARK if config.master else "")
-    if said == EngineKind.PROCESS:
+    wanted = config.engine or (EngineKind.SPARK if config.master else "")
+    if wanted == EngineKind.PROCESS:
         return EngineKind.PROCESS
     try:
         check_installed()
     except NotAvailable as error:
-        if said != EngineKind.SPARK:
+        if wanted != EngineKind.SPARK:
             return EngineKind.PROCESS
         key = f"tier.engine is {config.engine}" if config.engine else f"tier.master is {config.master}"
-        raise NotAvailable(f"{key}, and {error.message}", f"{error.hint}; or let tier.engine be process") from None
-    return EngineKind(said or EngineKind.SPARK)
+        raise NotAvailable(f"{key}, and {error.message}", f"{error.hint}; or set tier.engine to process") from None
+    return EngineKind(wanted or EngineKind.SPARK)
 
 
 def engine_of(kind: EngineKind, log: Log, config: TierConfig) -> Engine:
@@ -141,8 +141,10 @@ def _written(spark: SparkSession, brokers: str, works: list[SpanWork]) -> list[F
 
 
 def _task_failure(error: Exception) -> EmbarcaderoError:
-    """What went wrong in a task, in the last line of its traceback that names an error."""
+    """The error of a failed task: the last line of its traceback that names one."""
     lines = [line.strip() for line in str(error).splitlines()]
     reasons = [line for line in lines if line.startswith("embarcadero.errors.")]
     reason = reasons[-1].removeprefix("embarcadero.errors.") if reasons else lines[0] if lines else "no reason given"
-    return OutcomeUnknown(f"Spark did not write all files: {reason[:500]}", "nothing was committed; it is tried again")
+    return OutcomeUnknown(
+        f"Spark did not write all files: {reason[:500]}", "nothing was committed; the job tries again"
+    )

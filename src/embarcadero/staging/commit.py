@@ -1,20 +1,21 @@
-"""The commit of one epoch of a write: stage, decide, publish, done. Pure: everything it does goes through a Ledger.
+"""Commit one epoch of a write: stage, decide, publish, finish. Pure: all effects go through a Ledger.
 
 Theory of operation. Tasks stage batches; no reader of the target sees them. The committer
 
 1. appends the manifest, which names all staged batches of the epoch, and waits until it is durable;
-2. decides: it moves `decided` to (epoch, digest of the manifest) by compare-and-move, and waits until that is durable.
-   Of several committers of one epoch exactly one moves it; all others continue with the manifest that was decided, and
-   drop their own;
+2. decides: it moves `decided` to (epoch, digest of the manifest) by compare-and-move, and waits until the move is
+   durable. Of several committers of one epoch exactly one moves it. All others drop their own manifest and continue
+   with the decided one;
 3. publishes the batches of that manifest in the session `data`, from the first sequence of the epoch on. The sequencer
-   stores each sequence once, so any number of committers may do this, again or at the same time;
-4. is done: it moves `data` to the first sequence of the next epoch.
+   stores each sequence once, so several committers may do this, one after another or at the same time;
+4. finishes: it moves `data` to the first sequence of the next epoch. The epoch is then done.
 
-A committer that finds a decision waits, too, until it is durable: otherwise a loss of memory could take the decision
-between two batches, and another committer could decide on other rows. A committer that dies before step 2 leaves
-nothing that a reader could see; one that dies later leaves a decision, which the next committer of the write, or the
-sweep, completes. An epoch is decided only when the one decided before it is done, so `data` never goes past an epoch
-that is not complete.
+A committer that finds a decision also waits until the decision is durable. Otherwise a loss of memory could take the
+decision between two batches, and another committer could decide on other rows.
+
+A committer that dies before step 2 leaves nothing visible to a reader. If it dies later, the decision stays, and the
+next committer of the write, or the sweep, completes it. An epoch is decided only when the last decided epoch is done,
+so `data` never passes an incomplete epoch.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from embarcadero.staging.manifest import Decision, Dropped, Fact, Manifest, firs
 
 
 class Prepared(NamedTuple):
-    """What a committer knows when its manifest is durable."""
+    """State of a write, as read while its manifest was appended."""
 
-    before: int  # the number that its run had before; 0: none
+    before: int  # the number that this run had before; 0: none
     decided: HeldName
     data: HeldName
-    gone: StagedGone | None = None  # some of what was staged can't be read
+    gone: StagedGone | None = None  # set if some staged batches can't be read
 
 
 class Ledger(Protocol):
@@ -45,31 +46,31 @@ class Ledger(Protocol):
     async def prepare(self, manifest: Manifest, run: str | None) -> Prepared:
         """Append the manifest and return when it is durable.
 
-        At the same time, in any order: see whether all staged batches can still be read, note that the run commits this
-        epoch, look at `decided` and `data`.
+        At the same time, in any order: check that all staged batches can still be read, record that the run commits
+        this epoch, look at `decided` and `data`.
         """
 
     async def held(self, write: str) -> tuple[HeldName, HeldName]:
         """Look at `decided` and `data`."""
 
     async def decide(self, write: str, decision: Decision, holder: int) -> HeldName:
-        """Move `decided` to a decision if `holder` still holds the name; return what holds it now."""
+        """Move `decided` to a decision if `holder` still holds the name; return its current holder."""
 
     async def settle(self) -> None:
-        """Wait until everything that is ordered in the target now is durable, or lost."""
+        """Wait until everything ordered in the target by now is durable, or lost."""
 
     async def find(self, write: str, decision: Decision) -> Manifest | None:
-        """Look for the manifest that was decided in the staging topic."""
+        """Look in the staging topic for the manifest of a decision."""
 
     async def publish(self, manifest: Manifest) -> None:
-        """Publish all batches that are not published yet; return when they are durable."""
+        """Publish all batches that are not yet published; return when they are durable."""
 
     async def finish(self, write: str, epoch: int) -> None:
         """Move `data` to the first sequence of the next epoch."""
 
 
 class Committed(Enum):
-    """What became of a commit."""
+    """Outcome of a commit."""
 
     MINE = "the rows of this commit are in the topic"
     EARLIER = "the epoch was decided before with other rows, which are in the topic"
@@ -77,15 +78,15 @@ class Committed(Enum):
 
 
 async def commit(ledger: Ledger, manifest: Manifest, run: str | None = None) -> Committed:
-    """Have one epoch in the topic, as a whole and once, whatever happened to earlier attempts.
+    """Put one epoch into the topic, as a whole and once, whatever happened to earlier attempts.
 
-    `run` names a run of a driver that commits epoch after epoch. Stale if this run has committed an earlier epoch, and
-    another driver has decided this one: two drivers work with copies of one checkpoint.
+    `run` names a run of a driver that commits epoch after epoch. Raises Stale if this run has committed an earlier
+    epoch, and another driver has decided this one: then two drivers use copies of one checkpoint.
     """
     manifest.check()
     mine = Decision(manifest.epoch, manifest.digest)
     before, decided, data, gone = await ledger.prepare(manifest, run)
-    looked = False  # after it was known that something is gone
+    looked = False  # whether the names were read again after `gone` was known
     while True:
         newest = Decision.of(decided.expected)
         if data.expected >= first_sequence(mine.epoch + 1) or newest.epoch > mine.epoch:
@@ -103,7 +104,7 @@ async def commit(ledger: Ledger, manifest: Manifest, run: str | None = None) -> 
             decided, data = (held, data) if held.expected == mine.number else await ledger.held(manifest.write)
         elif looked:
             raise gone
-        else:  # the sweep gives up what was staged for an epoch that is done
+        else:  # the sweep may have removed staged batches of an epoch that is done
             decided, data = await ledger.held(manifest.write)
             looked = True
 
@@ -112,8 +113,8 @@ def _check_run(manifest: Manifest, before: int) -> None:
     if 0 < before <= manifest.epoch:
         raise Stale(
             f"epoch {manifest.epoch} of write {manifest.write!r} was committed by another run, and this run has "
-            f"committed epoch {before - 1}: two queries work with copies of one checkpoint",
-            "stop one of them; start it again with a checkpoint of its own",
+            f"committed epoch {before - 1}: two queries use copies of one checkpoint",
+            "stop one of them; give each query a checkpoint of its own",
         )
 
 
@@ -134,9 +135,10 @@ async def complete(ledger: Ledger, write: str) -> Decision | None:
 
 
 async def _complete(ledger: Ledger, decided: HeldName, manifest: Manifest | None, write: str = "") -> bool:
-    """Publish what was decided, then be done. False if the decision was lost, or another came, before it was durable.
+    """Publish the decided manifest, then finish the epoch.
 
-    `manifest` is used if it is the one that was decided.
+    Return False if the decision was lost or replaced before it was durable. `manifest` is used if it is the decided
+    one.
     """
     decision, write = Decision.of(decided.expected), write if manifest is None else manifest.write
     wanted = (decision.epoch, decision.digest)
@@ -145,9 +147,9 @@ async def _complete(ledger: Ledger, decided: HeldName, manifest: Manifest | None
     if manifest is None:
         _, data = await ledger.held(write)
         if is_done(decision, data):
-            return True  # another committer was quicker, and the sweep has given up the list
+            return True  # another committer was faster, and the sweep has removed the manifest
         raise StagedGone(
-            f"epoch {decision.epoch} of write {write!r} was decided, and the list of its batches is gone",
+            f"epoch {decision.epoch} of write {write!r} was decided, but the list of its batches is gone",
             "the staging topic was deleted or trimmed by hand; begin another write or checkpoint",
         )
     await ledger.settle()
@@ -160,8 +162,8 @@ async def _complete(ledger: Ledger, decided: HeldName, manifest: Manifest | None
 
 
 async def drop(ledger: Ledger, write: str, epoch: int, attempt: str = "") -> None:
-    """Tell the sweep that an attempt has failed. What was decided is completed all the same. Never raises."""
+    """Inform the sweep that an attempt has failed. A decided manifest is completed all the same. Never raises."""
     try:
         await ledger.append(Dropped(write, epoch, attempt))
     except (EmbarcaderoError, TimeoutError):
-        return  # the sweep forgets a write that was silent for a day
+        return  # the sweep forgets a write without facts for STAGED_SILENT_S

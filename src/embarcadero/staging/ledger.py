@@ -1,7 +1,7 @@
 """A target topic and its staging topic, for committers: the Ledger of the protocol over a client of the cluster.
 
-`Publication` publishes what was decided: the batches of one epoch, in one topic, each once, by any number of
-committers.
+`Publication` publishes a decided manifest: the batches of one epoch, in one topic, each once. Several committers may do
+this at the same time.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from embarcadero.staging.manifest import (
 from embarcadero.types import ROUTED_TOPIC, Ack, Order, StagedBatch, staging_topic
 from embarcadero.wire.schemas import TopicSchemas
 
-_PAUSE_S: Final = 0.1  # so long another committer may stand still, the first time that it took the session over
+_PAUSE_S: Final = 0.1  # how long the other committer may make no progress, the first time that it takes over
 _PAUSE_S_MAX: Final = 3.2
 _SCAN_PATIENCE_S: Final = 60.0
 
 
 def ack_of(topic: TopicInfo) -> int:
-    """The ack that makes a batch in a topic as safe as the topic can."""
+    """The highest ack that a topic offers: durable if it has replicas, else ordered."""
     return int(Ack.DURABLE if topic.replicas else Ack.ORDERED)
 
 
 def at_version(topic: TopicInfo, version: int) -> TopicInfo:
-    """The topic as a publisher sees it that encodes by an earlier version of its schema."""
+    """The topic as seen by a publisher that encodes with an earlier version of its schema."""
     versions = topic.versions
     if version == versions.version:
         return topic
@@ -83,13 +83,13 @@ class Publication:
         self._batches = list(manifest.batches(number))
 
     async def publish(self, topic: TopicInfo) -> TopicInfo:
-        """Publish all batches that are not published yet; return when they are durable, with the topic as it is now.
+        """Publish all batches that are not yet published. Return the topic as it is now, when they are durable.
 
-        Another committer of the same manifest may take the session over: both publish the same batches under the same
-        sequences. This one then waits while the other one gets on, and takes over when it stands still.
+        Another committer of the same manifest may take over the session. Both publish the same batches under the same
+        sequences. This committer waits while the other one makes progress, and takes over when it stops.
         """
         if self._schema > topic.versions.version:
-            topic = await self._log.describe(topic.name)  # columns came since it was looked at
+            topic = await self._log.describe(topic.name)  # it has got columns since it was looked up
         reached, tries, pause_s = -1, 0, _PAUSE_S
         while tries < STAGED_FENCED_TRIES:
             try:
@@ -101,18 +101,17 @@ class Publication:
                 reached, tries = (now, 0) if now > reached else (reached, tries + 1)
             except BadReference as error:
                 raise StagedGone(
-                    f"a batch that was staged for topic {topic.name!r} is gone after the write was decided: "
-                    f"{error.message}",
-                    "the staging topic was deleted or trimmed by hand, or it was in memory only, and there was too "
-                    "little of it; rows before that batch are in the topic; begin another write or checkpoint",
+                    f"a batch staged for topic {topic.name!r} is gone after the write was decided: {error.message}",
+                    "the staging topic was deleted or trimmed by hand, or it was in memory only and ran out of "
+                    "space; the rows before that batch are in the topic; begin another write or checkpoint",
                 ) from error
         raise SessionFenced(
-            f"other processes took the session {self._name!r} over {STAGED_FENCED_TRIES} times",
-            "see whether two queries run with copies of one checkpoint",
+            f"other processes took over the session {self._name!r} {STAGED_FENCED_TRIES} times",
+            "check whether two queries run with copies of one checkpoint",
         )
 
     async def _let_pass(self, topic: TopicInfo, pause_s: float) -> int:
-        """Wait while another committer publishes. Return the sequence that it has come to."""
+        """Wait while another committer publishes. Return the sequence that it has reached."""
         reached = -1
         while True:
             held = await self._log.held_name(topic.name, self._name, topic_id=topic.id)
@@ -147,7 +146,8 @@ class Publication:
 async def open_staging(log: Log, target: TopicInfo) -> TopicInfo:
     """Return the staging topic of a target; create it, with the target's replicas, if it does not exist.
 
-    That of a target in memory has replicas, too, if the cluster has any: the memory of a broker is small.
+    If the target is in memory only, its staging topic has replicas all the same if the cluster has any: a broker's
+    memory is small.
     """
     name = staging_topic(target.id)
     replicas, durable_on = (target.replicas, target.durable_on) if target.replicas else (None, None)
@@ -182,12 +182,12 @@ async def open_home(log: Log) -> TopicInfo:
 
 
 class TopicLedger:
-    """Commits writes into one target topic; or, if that is the home of writes into several topics, into all of them."""
+    """Commits writes into one target topic, or, if that is the home of routed writes, into all topics of a write."""
 
     def __init__(self, log: Log, target: TopicInfo) -> None:
         if target.order <= Order.BROKER:
             raise BadValue(
-                f"topic {target.name!r} has order {target.order}, in which a write can't be stored once",
+                f"topic {target.name!r} has order {target.order}, which can't store a write exactly once",
                 "write into a topic of order 2 or 5",
             )
         self._log, self.target = log, target
@@ -209,7 +209,7 @@ class TopicLedger:
             await (await publisher.publish_encoded(payload, 1, partition=FACTS, timeout=DELIVERY_TIMEOUT_S))
 
     async def settle(self) -> None:
-        """Wait until everything that is ordered in the target now is durable, or lost."""
+        """Wait until everything ordered in the target by now is durable, or lost."""
         if not self.target.replicas:
             return
         tail = await self._log.tail(self.target.name)
@@ -221,7 +221,7 @@ class TopicLedger:
                 pass
 
     async def find(self, write: str, decision: Decision) -> Manifest | None:
-        """Look through the facts of the staging topic for the manifest that was decided."""
+        """Look through the facts of the staging topic for the manifest of a decision."""
         try:
             staging = await self._log.describe(staging_topic(self.target.id))
         except UnknownTopic:
@@ -240,7 +240,7 @@ class TopicLedger:
         return None
 
     async def prepare(self, manifest: Manifest, run: str | None) -> Prepared:
-        """Append the manifest; note the run, and look at the names and at what is staged, meanwhile."""
+        """Append the manifest; meanwhile record the run, and look at the names and the staged batches."""
         before, (decided, data), gone, _ = await asyncio.gather(
             self._begin_run(manifest, run), self.held(manifest.write), self._missing(manifest), self.append(manifest)
         )
@@ -254,7 +254,7 @@ class TopicLedger:
         return before
 
     async def _missing(self, manifest: Manifest) -> StagedGone | None:
-        """The error that names a staged batch which can't be read any more, if there is one."""
+        """The error that names a staged batch which can't be read any more; None if all can be read."""
         lowest = manifest.lowest()
         if not lowest:
             return None
@@ -265,10 +265,10 @@ class TopicLedger:
         if not lost:
             return None
         return StagedGone(
-            f"batches that were staged for epoch {manifest.epoch} of write {manifest.write!r} are gone, at index "
+            f"batches staged for epoch {manifest.epoch} of write {manifest.write!r} are gone, at index "
             f"{lost[0][1]} of lane {lost[0][0]} of topic {staging.name!r} and perhaps elsewhere",
-            "nothing of the write is visible; run it again. Do not delete or trim staging topics while writes go on. "
-            "A topic without replicas stages in memory: give it replicas, or write less at once",
+            "nothing of the write is visible; run it again. Do not delete or trim staging topics during writes. "
+            "A topic without replicas stages in memory: give it replicas, or write less at a time",
         )
 
     # --- names --------------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class TopicLedger:
         return decided, data
 
     async def decide(self, write: str, decision: Decision, holder: int) -> HeldName:
-        """Move `decided` to a decision if `holder` still holds the name; return what holds it now."""
+        """Move `decided` to a decision if `holder` still holds the name; return its current holder."""
         name, target = decided_name(write), self.target
         return await self._log.move_name(target.name, name, decision.number, holder, topic_id=target.id)
 
@@ -293,7 +293,7 @@ class TopicLedger:
 
     # --- batches ------------------------------------------------------------------------------------------------------
     async def publish(self, manifest: Manifest) -> None:
-        """Publish all batches that are not published yet, target by target; return when they are durable."""
+        """Publish all batches that are not yet published, target by target; return when they are durable."""
         home = self.target.name != ROUTED_TOPIC
         for number, target in enumerate(manifest.targets):
             name = data_name(manifest.write) if home else routed_name(manifest.write)
@@ -304,7 +304,7 @@ class TopicLedger:
             try:
                 await publication.publish(await self._routed(target))
             except UnknownTopic:
-                continue  # it was deleted, and would be without these rows in any case
+                continue  # the topic was deleted, so its rows are gone in any case
 
     async def _routed(self, target: Target) -> TopicInfo:
         found = await self._log.describe(target.topic)

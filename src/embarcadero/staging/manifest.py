@@ -1,9 +1,9 @@
-"""What is written into a staging topic beside the batches: which writes have begun, and what each of them consists of.
+"""Facts in a staging topic, beside the batches: which writes have begun, and which batches each of them has.
 
-A staging topic has two partitions. Partition PAYLOADS has batches of the target topic, as they will be published;
-partition FACTS has one record for each fact of this module: its key names the kind, its value is the fact.
+A staging topic has two partitions. Partition PAYLOADS has batches for the target topic, encoded as they will be
+published. Partition FACTS has one record for each fact of this module: its key names the kind, its value is the fact.
 
-A write has named sessions in the target's log, whose sequences are its decisions and what is published:
+A write has named sessions in the target's log. Their sequences hold its decisions and its progress:
 
 `spark/<write>/decided`     (epoch << DIGEST_BITS) + digest of the manifest that was decided for that epoch.
 `spark/<write>/data`        the session of the published batches: batch n of an epoch has the sequence
@@ -12,7 +12,7 @@ A write has named sessions in the target's log, whose sequences are its decision
 `spark/<write>/routed`      of a write into several topics: the session of the batches in each of them, with the same
                             sequences. `decided` and `data` are in the log of its home, the hidden topic ROUTED_TOPIC.
 
-Each number only grows. They end with their sessions: after the topic's `session_ttl_s` without use.
+Each number only grows. The names end with their sessions, after the topic's `session_ttl_s` without use.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ FACTS: Final = 1
 REFERENCE: Final = np.dtype(
     [("index", "<u8"), ("lane", "<u4"), ("size", "<u4"), ("count", "<u4"), ("crc", "<u4"), ("partition", "<u4")]
 )
-"""One staged batch: where it is, what it is, and the partition of the target topic into which it goes."""
+"""One staged batch: its position in the staging topic, its size, and the target topic's partition for it."""
 
 EPOCH_MAX: Final = SESSION_SEQUENCE_MAX >> STAGED_DIGEST_BITS
 BATCHES_MAX: Final = (1 << STAGED_BATCHES_BITS) - 1
-_MANIFEST_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * KIB  # the rest is room for Arrow's own bytes
+_MANIFEST_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * KIB  # the rest is space for Arrow's own bytes
 
 ReferenceRows = npt.NDArray[np.void]
 Sequences = Sequence["Reference | InlineBatch"]
 
 
 class Decision(NamedTuple):
-    """The newest decision of a write: which epoch, and the digest of its manifest; digest 0: there is none."""
+    """The newest decision of a write: an epoch, and the digest of its manifest. Digest 0: nothing was decided."""
 
     epoch: int
     digest: int
 
     @property
     def number(self) -> int:
-        """The sequence that stands for it."""
+        """The session sequence that encodes this decision."""
         return (self.epoch << STAGED_DIGEST_BITS) + self.digest
 
     @classmethod
     def of(cls, number: int) -> Decision:
-        """The decision for which a sequence stands."""
+        """The decision that a session sequence encodes."""
         return cls(number >> STAGED_DIGEST_BITS, number & ((1 << STAGED_DIGEST_BITS) - 1))
 
 
@@ -89,12 +89,12 @@ def routed_name(write: str) -> str:
 
 
 def run_name(write: str, run: str) -> str:
-    """Name of the session whose sequence tells how far a run of the driver is."""
+    """Name of the session whose sequence records how far a run of the driver is."""
     return f"spark/{write}/run/{run}"
 
 
 def first_sequence(epoch: int) -> int:
-    """The sequence of the first batch of an epoch; of the next epoch, the place at which this one is done."""
+    """The sequence of the first batch of an epoch. `data` at the first sequence of epoch + 1 means: epoch is done."""
     return epoch << STAGED_BATCHES_BITS
 
 
@@ -110,7 +110,7 @@ class Reference(NamedTuple):
 
 
 class InlineBatch(msgspec.Struct, frozen=True, array_like=True):
-    """One batch that travels in the manifest itself, because there is little of it."""
+    """One batch that is small enough to travel in the manifest itself."""
 
     payload: bytes
     count: int
@@ -126,7 +126,7 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ManifestPart(msgspec.Struct, frozen=True, array_like=True):
-    """What one task has written into one topic, in its order: references to staged batches, or else the batches."""
+    """The batches that one task wrote into one topic, in its order: as references to staged batches, or inline."""
 
     references: bytes = b""
     inline: list[InlineBatch] = []
@@ -152,7 +152,7 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
-    """An attempt at an epoch of a write has failed for good. If it has a manifest, that may be decided nevertheless."""
+    """An attempt at an epoch of a write has failed permanently. Its manifest, if any, may be decided nevertheless."""
 
     write: str
     epoch: int
@@ -178,13 +178,13 @@ class Manifest(msgspec.Struct, frozen=True, tag="manifest", dict=True):
 
     @cached_property
     def digest(self) -> int:
-        """A number from 1 on that tells this manifest from others of the same epoch."""
+        """A number of at least 1 that distinguishes this manifest from others of the same epoch."""
         found = int.from_bytes(blake2b(self.encoded, digest_size=8).digest(), "little")
         return 1 + found % ((1 << STAGED_DIGEST_BITS) - 1)
 
     @cached_property
     def count(self) -> int:
-        """How many batches it has."""
+        """Number of batches."""
         return sum(len(part.rows) + len(part.inline) for part in self.parts)
 
     def batches(self, target: int = 0) -> Iterator[Reference | InlineBatch]:
@@ -194,12 +194,12 @@ class Manifest(msgspec.Struct, frozen=True, tag="manifest", dict=True):
                 yield from part.batches()
 
     def lowest(self) -> dict[int, int]:
-        """By lane of the staging topic: the lowest index to which it refers."""
+        """The lowest referenced index, by lane of the staging topic."""
         rows = np.concatenate([part.rows for part in self.parts]) if self.parts else np.empty(0, dtype=REFERENCE)
         return {lane: int(rows["index"][rows["lane"] == lane].min()) for lane in np.unique(rows["lane"]).tolist()}
 
     def check(self) -> None:
-        """Raise BadValue if it has too many batches for one epoch."""
+        """Raise BadValue if there are too many batches for one epoch."""
         if self.count > BATCHES_MAX or len(self.encoded) > _MANIFEST_BYTES_MAX:
             raise BadValue(
                 f"epoch {self.epoch} of write {self.write!r} has {self.count} batches, and their list has "
@@ -214,11 +214,14 @@ _DECODER: Final = msgspec.msgpack.Decoder(Fact)
 
 
 def check_write(write: str, epoch: int) -> None:
-    """Raise BadValue for a name or an epoch that a write can't have."""
+    """Raise BadValue for an invalid name or epoch of a write."""
     if not 0 < len(write.encode()) <= WRITE_NAME_BYTES_MAX:
-        raise BadValue(f"a write's name of {len(write.encode())} bytes", f"use 1 to {WRITE_NAME_BYTES_MAX} bytes")
+        raise BadValue(f"the write's name has {len(write.encode())} bytes", f"use 1 to {WRITE_NAME_BYTES_MAX} bytes")
     if not 0 <= epoch <= EPOCH_MAX:
-        raise BadValue(f"epoch {epoch} of write {write!r}", f"a write has epochs 0 to {EPOCH_MAX}; begin another write")
+        raise BadValue(
+            f"epoch {epoch} of write {write!r} is not between 0 and {EPOCH_MAX}",
+            "use a smaller number, or begin another write",
+        )
 
 
 def encode_fact(fact: Fact, now_us: int) -> pa.Buffer:
@@ -229,7 +232,7 @@ def encode_fact(fact: Fact, now_us: int) -> pa.Buffer:
 
 
 def decode_fact(batch: Batch) -> Fact:
-    """Return the fact in a batch of partition FACTS. Corrupt if it holds none."""
+    """Return the fact in a batch of partition FACTS. Raises Corrupt if there is none."""
     try:
         value = batch.to_arrow().column("value")[0].as_py()
         fact: Fact = _DECODER.decode(value)

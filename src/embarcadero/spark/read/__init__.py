@@ -1,1 +1,1 @@
-"""Reads: a batch or a stream becomes spans, and tasks read these. No code of writes is loaded."""
+"""Reads: a batch or a stream is cut into spans, which tasks read. Does not import the code of writes."""

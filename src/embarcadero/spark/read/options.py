@@ -1,7 +1,7 @@
-"""Options of the source, and offsets of its streams: what Spark keeps as text, checked when it comes back.
+"""Options of the source, and offsets of its streams: text that Spark keeps, checked when it comes back.
 
-Options are one table of names (`READ_OPTIONS`). Each value is checked, and an error names the option and what is
-allowed. Offsets say how far each lane is read. Of one topic:
+Options are one table of names (`READ_OPTIONS`). Each value is checked, and an error names the option and the allowed
+values. An offset has the read position of each lane. Of one topic:
 
     {"topic": "orders", "id": "5c07e6a91b2f43d8", "reader": "spark-5f0c",
      "0": {"index": 120, "seq": 48000}}
@@ -12,11 +12,11 @@ Of several topics, by their ids:
       "5c07e6a91b2f43d8": {"topic": "clicks", "3": {"index": 7, "seq": 70, "first": [2, 20]}},
       "01d27aa0f1e1b3c4": {"topic": "orders", "0": {"index": 120, "seq": 48000}}}}
 
-A position may be inside a batch (`within` says how many of its records are below), so limits on records are exact.
-Lanes of topics of orders 0 and 1 come and go: one that was read to its end is kept, with `ended`, until the topic does
-not know it any more. `id` is that of the topic: a topic that was deleted and created again has another one. `first` is
-where a topic was begun that came after the query had started. Earlier versions also wrote where a micro-batch was cut
-into tasks (`cuts`), and the first ones wrote no `id`.
+A position may be inside a batch (`within` counts the records of the batch below it), so limits on records are exact.
+Lanes of topics of orders 0 and 1 come and go: a lane that was read to its end is kept, with `ended`, until the topic
+drops it. `id` is the topic's id: a topic that was deleted and created again has another one. `first` is the first
+position read of a topic that is newer than the query. Earlier versions also wrote the cuts of a micro-batch into tasks
+(`cuts`), and the first ones wrote no `id`.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ READ_OPTIONS: Final = {
     "startingOffsets": 'earliest, latest, a seq, or JSON by lane: {"0": {"seq": 1000}}; of several topics JSON by '
     'topic, then lane: {"orders": {"0": {"seq": 1000}}, "clicks": "earliest"}',
     "endingOffsets": "as startingOffsets, exclusive; batch reads only",
-    "startingTimestamp": "an ISO time with a zone, or microseconds since 1970; instead of startingOffsets",
+    "startingTimestamp": "an ISO 8601 time with a zone, or microseconds since 1970; instead of startingOffsets",
     "endingTimestamp": "as startingTimestamp: the first batch appended then or later ends the read; batch reads only",
-    "maxRecordsPerTrigger": "at most so many records in a micro-batch",
-    "maxBytesPerTrigger": "at most so many payload bytes in a micro-batch, in whole batches, at least one of each lane",
-    "minPartitions": "at least so many tasks",
+    "maxRecordsPerTrigger": "the most records in a micro-batch",
+    "maxBytesPerTrigger": "the most payload bytes in a micro-batch, in whole batches, at least one of each lane",
+    "minPartitions": "the least number of tasks",
     "partitions": "the topic's partitions to read, numbers with commas",
-    "columns": "columns to read, names with commas; default: of a topic with a schema all, else the seven usual ones",
+    "columns": "columns to read, names with commas; default: of a topic with a schema all, else seven columns",
     "read": "durable or ordered",
     "failOnDataLoss": "true or false",
     "reader": f"the name of a stream in status and topic describe: 1 to {READER_NAME_BYTES_MAX} of A-Z a-z 0-9 . _ -",
     "pushFilters": "true or false; true only for a frame that is used once, with its filters; batch reads only",
 }
-"""What a read may be given. Names are the same in upper and lower case, as everywhere in Spark."""
+"""Options of a read. Names are the same in upper and lower case, as everywhere in Spark."""
 
-GO_ON: Final = 'to go on with what is there: .option("failOnDataLoss", "false")'
-"""What to do about records that are gone."""
+GO_ON: Final = 'to continue without these records: .option("failOnDataLoss", "false")'
+"""Hint for errors about missing records."""
 
 _STREAM_ONLY: Final = ("maxRecordsPerTrigger", "maxBytesPerTrigger", "reader")
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "pushFilters")
@@ -81,7 +81,7 @@ class WhereBy(StrEnum):
     SEQ = "seq"
     INDEX = "index"
     TIME = "time"
-    LANES = "lanes"  # one for each lane that was named
+    LANES = "lanes"  # one for each named lane
     TOPICS = "topics"  # one for each topic
 
 
@@ -104,7 +104,7 @@ LATEST: Final = Where(WhereBy.LATEST)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """Options of a read, checked. Either `topics` or `pattern` says what is read."""
+    """Options of a read, checked. Either `topics` or `pattern` selects the topics."""
 
     brokers: str
     topics: tuple[str, ...]
@@ -123,11 +123,11 @@ class ReadOptions:
 
     @property
     def several(self) -> bool:
-        """Whether more than one topic may be read: then all of them have to be raw topics."""
+        """Whether more than one topic may be read: then all of them must be raw topics."""
         return self.pattern is not None or len(self.topics) > 1
 
     def chosen(self, names: Iterable[str]) -> list[str]:
-        """The names that `topics` has or the pattern matches, sorted."""
+        """Return the sorted names that are in `topics` or match the pattern."""
         if self.pattern is None:
             return sorted(set(names) & set(self.topics))
         matches = re.compile(self.pattern).fullmatch
@@ -135,18 +135,18 @@ class ReadOptions:
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
-    """The options of a batch read or of a stream (None: it may become either).
+    """Return the options of a batch read or of a stream (None: it may become either).
 
-    BadValue names the option that is wrong and what is allowed.
+    BadValue names the wrong option and the allowed values.
     """
     options = named(given, READ_OPTIONS)
     for name in () if streaming is None else _BATCH_ONLY if streaming else _STREAM_ONLY:
         if name in options:
             kind = "a stream" if streaming else "a batch read"
-            raise BadValue(f"option {name!r} does not go with {kind}", f"leave it out; it is: {READ_OPTIONS[name]}")
+            raise BadValue(f"option {name!r} can't be used with {kind}", f"leave it out; it is: {READ_OPTIONS[name]}")
     for end in ("starting", "ending"):
         if f"{end}Offsets" in options and f"{end}Timestamp" in options:
-            raise BadValue(f"{end}Offsets and {end}Timestamp are two {end[:-3]}s", "give one of them")
+            raise BadValue(f"{end}Offsets and {end}Timestamp are both given", "give one of them")
     topics, pattern = _chosen(options)
     where = partial(_where, topics=None if pattern is not None else topics)
     starting = _checked(options, "startingTimestamp", _time) or _checked(options, "startingOffsets", where)
@@ -176,7 +176,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
 
 
 def _chosen(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
-    """The topics that are named, or the pattern."""
+    """Return the named topics, or the pattern."""
     given = [name for name in _CHOICES if name in options]
     if len(given) > 1:
         problem = f"options {given[0]!r} and {given[1]!r} both choose topics"
@@ -190,7 +190,7 @@ def _chosen(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
 
 
 def named(given: Mapping[str, str], allowed: Mapping[str, str]) -> dict[str, str]:
-    """Options under their proper names; `path`, which Spark makes of `load("orders")`, is the topic."""
+    """Return options under their proper names; `path`, which Spark makes of `load("orders")`, is the topic."""
     proper = {name.lower(): name for name in allowed} | {"path": "topic"}
     found: dict[str, str] = {}
     for key, value in given.items():
@@ -198,14 +198,14 @@ def named(given: Mapping[str, str], allowed: Mapping[str, str]) -> dict[str, str
         if name is None:
             near = get_close_matches(key.lower(), proper, 1)
             hint = f"did you mean {proper[near[0]]!r}? " if near else ""
-            raise BadValue(f"option {key!r} does not exist", f"{hint}there are {', '.join(allowed)}")
+            raise BadValue(f"option {key!r} does not exist", f"{hint}options are {', '.join(allowed)}")
         if found.setdefault(name, str(value)) != str(value):
             raise BadValue(f"option {name!r} is given twice: {found[name]!r} and {value!r}", "give it once")
     return found
 
 
 def brokers_of(options: Mapping[str, str]) -> str:
-    """Addresses of brokers; without the option those that `embarcadero.connect()` would use."""
+    """Return the addresses of brokers; without the option those that `embarcadero.connect()` would use."""
     if "brokers" not in options:
         return ",".join(broker_addresses(load()))
     try:
@@ -215,14 +215,14 @@ def brokers_of(options: Mapping[str, str]) -> str:
 
 
 def topic_of(options: Mapping[str, str]) -> str:
-    """The topic's name, which every read and write needs."""
+    """Return the topic's name, which every read and write needs."""
     if not options.get("topic"):
-        raise BadValue("option 'topic' is missing", '.option("topic", "orders")')
+        raise BadValue("option 'topic' is missing", 'add .option("topic", "orders")')
     return options["topic"]
 
 
 def _checked(options: Mapping[str, str], name: str, parse: Callable[[str], OptionValue]) -> OptionValue | None:
-    """A value, if the option is there."""
+    """Parse the value of an option, if it is given."""
     if name not in options:
         return None
     try:
@@ -233,20 +233,20 @@ def _checked(options: Mapping[str, str], name: str, parse: Callable[[str], Optio
 
 # --- values -----------------------------------------------------------------------------------------------------------
 def _where(text: str, topics: tuple[str, ...] | None) -> Where:
-    """A position in one topic, or positions in several: `topics` are those that are named; None: a pattern does."""
+    """Parse a position in one topic, or positions in several. `topics` are the named topics; None: a pattern."""
     several = topics is None or len(topics) > 1
     if text in _ENDS:
         return Where(WhereBy(text))
     if _is_number(text):
         if several:
-            raise BadValue("a seq names a record of one topic, and several are read")
+            raise BadValue("it is a seq, which names a record of one topic, but several topics are read")
         return Where(WhereBy.SEQ, _bounded(int(text), "a seq"))
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadValue(f"no place, and no JSON ({error})") from None
+        raise BadValue(f"it is not a position, and not JSON ({error})") from None
     if not isinstance(found, dict):
-        raise BadValue("JSON, but no object of places by lane")
+        raise BadValue("it is JSON, but not an object of positions by lane")
     if several:
         return _by_topic(_of_report(found), topics)
     if topics is not None and set(found) == set(topics) and not _is_number(topics[0]):
@@ -255,7 +255,7 @@ def _where(text: str, topics: tuple[str, ...] | None) -> Where:
 
 
 def _of_report(found: dict[str, Any]) -> dict[str, Any]:
-    """What a progress report shows of several topics can be given back as it is: there, ids name topics."""
+    """Convert the offset of several topics in a progress report, where ids name topics, to the option's form."""
     topics = found.get("topics")
     if isinstance(topics, dict) and "reader" in found and all(isinstance(each, dict) for each in topics.values()):
         return {str(each.get("topic")): each for each in topics.values()}
@@ -265,9 +265,9 @@ def _of_report(found: dict[str, Any]) -> dict[str, Any]:
 def _by_topic(found: dict[str, Any], topics: tuple[str, ...] | None) -> Where:
     for name, value in found.items():
         if topics is not None and name not in topics:
-            raise BadValue(f"JSON names topic {name!r}, and this read has {', '.join(topics)}")
+            raise BadValue(f"JSON names topic {name!r}, but this read has {', '.join(topics)}")
         if not isinstance(value, dict) and value not in ("earliest", "latest"):
-            raise BadValue(f"topic {name!r} has {value!r}, which is neither places by lane, nor earliest or latest")
+            raise BadValue(f"topic {name!r} has {value!r}, which is neither positions by lane, nor earliest or latest")
     wheres = (
         (name, _by_lane(value) if isinstance(value, dict) else Where(WhereBy(value))) for name, value in found.items()
     )
@@ -275,14 +275,14 @@ def _by_topic(found: dict[str, Any], topics: tuple[str, ...] | None) -> Where:
 
 
 def _by_lane(found: dict[str, Any]) -> Where:
-    # What a progress report shows can be given back as it is: beside lanes, it has words.
+    # The offset in a progress report can be given as an option: beside lanes, it has names.
     lanes = {key: value for key, value in found.items() if key not in ("topic", "reader", "id")}
     return Where(WhereBy.LANES, lanes=tuple((_lane(key), _lane_position(key, value)) for key, value in lanes.items()))
 
 
 def _lane(key: str) -> int:
     if not _is_number(key):
-        raise BadValue(f"{key!r} is no number of a lane")
+        raise BadValue(f"{key!r} is not the number of a lane")
     return _bounded(int(key), "a lane")
 
 
@@ -300,13 +300,13 @@ def _lane_position(lane: str, value: Any) -> Where:
 
 
 def _is_number(text: str) -> bool:
-    """Whether it is digits, and not thousands of them: Python refuses to read those."""
+    """Whether a text is a number of limited length: Python refuses to parse thousands of digits."""
     return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
 
 
 def _bounded(number: int, what: str) -> int:
     if not 0 <= number <= _NUMBER_MAX:
-        raise BadValue(f"{what} is {number}")
+        raise BadValue(f"{what} is {number}, not between 0 and {_NUMBER_MAX}")
     return number
 
 
@@ -318,42 +318,42 @@ def _time(text: str) -> Where:
             us = time_us(datetime.fromisoformat(text))
         except ValueError as error:
             message = error.message if isinstance(error, BadValue) else str(error)
-            raise BadValue(f"no time: {message}") from None
+            raise BadValue(f"it is not a time: {message}") from None
     if us > datetime.now(UTC).timestamp() * 1e6:
-        raise BadValue("this time is in the future; numbers are microseconds, not milliseconds")
+        raise BadValue("it is in the future; a number is in microseconds since 1970")
     return Where(WhereBy.TIME, us)
 
 
 def _positive(text: str) -> int:
     if not _is_number(text) or int(text) < 1:
-        raise BadValue("no number above 0")
+        raise BadValue("it is not a number above 0")
     return _bounded(int(text), "the number")
 
 
 def _tasks(text: str) -> int:
     if (number := _positive(text)) > SPARK_TASKS_MAX:
-        raise BadValue(f"more than {SPARK_TASKS_MAX}")
+        raise BadValue(f"it is more than {SPARK_TASKS_MAX}")
     return number
 
 
 def _partitions(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(_is_number(part) and int(part) < PARTITIONS_MAX for part in parts):
-        raise BadValue(f"no list of partitions from 0 to {PARTITIONS_MAX - 1}")
+        raise BadValue(f"it is not a list of partitions from 0 to {PARTITIONS_MAX - 1}")
     return tuple(sorted({int(part) for part in parts}))
 
 
 def _names(text: str) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",")]
     if "" in names or len(set(names)) < len(names):
-        raise BadValue("an empty name, or one that is there twice")
+        raise BadValue("it has an empty or a repeated name")
     return tuple(names)
 
 
 def _topics(text: str) -> tuple[str, ...]:
     names = _names(text)
     if len(names) > TOPICS_MAX:
-        raise BadValue(f"{len(names)} topics, and a cluster has at most {TOPICS_MAX}")
+        raise BadValue(f"it has {len(names)} topics, but a cluster has at most {TOPICS_MAX}")
     return names
 
 
@@ -361,27 +361,27 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise BadValue(f"no regular expression: {error}") from None
+        raise BadValue(f"it is not a regular expression: {error}") from None
     if not text:
-        raise BadValue("empty, and no name matches that")
+        raise BadValue("it is empty, and matches no name")
     return text
 
 
 def _reader(text: str) -> str:
     if not _READER_NAME.fullmatch(text):
-        raise BadValue("not the name of a reader")
+        raise BadValue("it is not a valid name of a reader")
     return text
 
 
 def _read(text: str) -> str:
     if text not in ("durable", "ordered"):
-        raise BadValue("unknown read mode")
+        raise BadValue("it is not a read mode")
     return text
 
 
 def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise BadValue("neither true nor false")
+        raise BadValue("it is neither true nor false")
     return text.lower() == "true"
 
 
@@ -390,11 +390,13 @@ _TOPIC: Final = "topic"
 _READER: Final = "reader"
 _ID: Final = "id"
 _TOPICS: Final = "topics"
-_HINT: Final = "this checkpoint was not made by this source; start with a new checkpointLocation"
+_HINT: Final = "another source wrote this checkpoint; start with a new checkpointLocation"
 
 
 class RecordPosition(NamedTuple):
-    """Between two records of a lane: `seq` is the next one, `index` its batch, `within` how many of it are below."""
+    """A position between two records of a lane: `seq` is the next record, `index` its batch, `within` the records of
+    that batch below it.
+    """
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     seq: int
@@ -410,7 +412,7 @@ BEGINNING: Final = RecordPosition(0, 0)
 
 
 class TaskSpan(NamedTuple):
-    """What one task reads: the records from `start` up to `stop` of a lane."""
+    """The part of a lane that one task reads: the records from `start` up to `stop`."""
 
     lane: int
     start: RecordPosition
@@ -420,10 +422,10 @@ class TaskSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaneOffset:
-    """How far a lane is read. `cuts` are the positions at which the last micro-batch was cut into tasks.
+    """The read position of a lane. `cuts` are the positions at which the last micro-batch was cut into tasks.
 
-    `first`, only in the end of the micro-batch that begins with it: where the lane of a new topic was begun.
-    `holes`, only in the offset that reports where a topic ends: seqs that restarts passed over, for counting records.
+    `first`, only in the end of the micro-batch that begins with it: the first position read of a new topic's lane.
+    `holes`, only in the offset that reports where a topic ends: seqs that restarts skipped, for counting records.
     """
 
     position: RecordPosition
@@ -433,7 +435,7 @@ class LaneOffset:
     first: RecordPosition | None = None
 
     def json(self) -> dict[str, Any]:
-        """As Spark keeps it."""
+        """Return it as Spark keeps it."""
         found: dict[str, Any] = {"index": self.position.index, "seq": self.position.seq}
         if self.position.within:
             found["within"] = self.position.within
@@ -448,7 +450,7 @@ class LaneOffset:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """How far a stream has read one topic. `reader` is a name made when the query first started; it stays with it."""
+    """The position of a stream in one topic. `reader` is a name made when the query first started; it never changes."""
 
     topic: str
     reader: str
@@ -456,43 +458,43 @@ class Offset:
     topic_id: int = 0  # 0: not known, as in offsets of earlier versions
 
     def json(self) -> dict[str, Any]:
-        """As Spark keeps it: a JSON object."""
+        """Return it as Spark keeps it: a JSON object."""
         identity = {_ID: id_text(self.topic_id)} if self.topic_id else {}
         return {_TOPIC: self.topic, _READER: self.reader, **identity} | self.json_lanes()
 
     def json_lanes(self) -> dict[str, Any]:
-        """The lanes as Spark keeps them."""
+        """Return the lanes as Spark keeps them."""
         return {str(lane): offset.json() for lane, offset in sorted(self.lanes.items())}
 
     def of(self, lane: int) -> RecordPosition:
-        """How far a lane is read; one that came since then is not."""
+        """Return the read position of a lane; the beginning for a new lane."""
         known = self.lanes.get(lane)
         return BEGINNING if known is None else known.position
 
     def positions(self) -> dict[int, LanePosition]:
-        """Index and seq by lane, as the progress of a reader is reported."""
+        """Return index and seq by lane, as the progress of a reader is reported."""
         return {lane: LanePosition(offset.position.index, offset.position.seq) for lane, offset in self.lanes.items()}
 
     def without_cuts(self) -> Offset:
-        """The same position, whatever the last micro-batch was."""
+        """Return the same position without details of the last micro-batch."""
         lanes = {lane: replace(offset, cuts=(), first=None) for lane, offset in self.lanes.items()}
         return replace(self, lanes=lanes)
 
     def firsts(self) -> dict[int, LaneOffset]:
-        """Where the lanes of a new topic were begun."""
+        """Return the first positions of the lanes of a new topic."""
         return {lane: LaneOffset(offset.first) for lane, offset in self.lanes.items() if offset.first is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """How far a stream has read its topics, by name. `several` is the format; that of one topic is older."""
+    """The position of a stream in its topics, by name. `several` selects the format; the one for one topic is older."""
 
     reader: str
     topics: Mapping[str, Offset] = field(default_factory=dict)
     several: bool = False
 
     def json(self) -> dict[str, Any]:
-        """As Spark keeps it: a JSON object."""
+        """Return it as Spark keeps it: a JSON object."""
         if not self.several:
             return next(iter(self.topics.values())).json()
         topics = sorted(self.topics.items())
@@ -500,12 +502,12 @@ class StreamOffset:
         return {_READER: self.reader, _TOPICS: found}
 
     def lanes(self) -> dict[str, Collection[int]]:
-        """The lanes of each topic."""
+        """Return the lanes of each topic."""
         return {name: each.lanes.keys() for name, each in self.topics.items()}
 
 
 def parse_stream_offset(given: Any) -> StreamOffset:
-    """An offset of one topic or of several that Spark kept for us. BadValue, if it is of another source."""
+    """Parse an offset that Spark kept, of one topic or of several. BadValue if it belongs to another source."""
     if not isinstance(given, dict) or not isinstance(given.get(_TOPICS), dict):
         one = parse_offset(given)
         return StreamOffset(one.reader, {one.topic: one})
@@ -513,30 +515,30 @@ def parse_stream_offset(given: Any) -> StreamOffset:
     topics: dict[str, Offset] = {}
     for identity, each in given[_TOPICS].items():
         if not isinstance(each, dict) or _ID in each or _READER in each:
-            raise BadValue(f"{str(given)[:200]} is no offset of this source", _HINT)
+            raise BadValue(f"{str(given)[:200]} is not an offset of this source", _HINT)
         one = parse_offset({**each, _READER: reader, _ID: identity})
         if one.topic in topics or one.topic_id in {known.topic_id for known in topics.values()}:
             raise BadValue(f"{str(given)[:200]} has topic {one.topic!r} twice", _HINT)
         topics[one.topic] = one
     if not isinstance(reader, str):
-        raise BadValue(f"{str(given)[:200]} is no offset of this source", _HINT)
+        raise BadValue(f"{str(given)[:200]} is not an offset of this source", _HINT)
     return StreamOffset(reader, topics, several=True)
 
 
 def parse_offset(given: Any, topic: str | None = None) -> Offset:
-    """An offset of one topic. BadValue, if it is of another source or topic."""
+    """Parse an offset of one topic. BadValue if it belongs to another source or topic."""
     if not isinstance(given, dict) or not isinstance(given.get(_TOPIC), str) or not isinstance(given.get(_READER), str):
-        raise BadValue(f"{str(given)[:200]} is no offset of this source", _HINT)
+        raise BadValue(f"{str(given)[:200]} is not an offset of this source", _HINT)
     if topic is not None and given[_TOPIC] != topic:
         raise BadValue(
-            f"the checkpoint is of a query that reads topic {given[_TOPIC]!r}, and this one reads {topic!r}",
+            f"the checkpoint is of a query that reads topic {given[_TOPIC]!r}, but this query reads {topic!r}",
             "use one checkpointLocation per query",
         )
     lanes = {key: value for key, value in given.items() if key not in (_TOPIC, _READER, _ID)}
     try:
         parsed, topic_id = {int(key): _parse_lane(value) for key, value in lanes.items()}, int(given.get(_ID, "0"), 16)
     except (TypeError, ValueError, KeyError) as error:
-        raise BadValue(f"{str(given)[:200]} is no offset of this source ({error!r})", _HINT) from None
+        raise BadValue(f"{str(given)[:200]} is not an offset of this source ({error!r})", _HINT) from None
     return Offset(given[_TOPIC], given[_READER], parsed, topic_id)
 
 
@@ -549,12 +551,12 @@ def _parse_lane(given: Mapping[str, Any]) -> LaneOffset:
 
 
 def spans(start: Offset, end: Offset) -> list[TaskSpan]:
-    """The tasks between two offsets, in order of lane and position. Nothing but the offsets decides."""
+    """Return the tasks between two offsets, in order of lane and position. They depend on the offsets only."""
     found: list[TaskSpan] = []
     for lane, until in sorted(end.lanes.items()):
         at = start.of(lane)
         for position in (*until.cuts, until.position):
-            if at.seq < position.seq:  # entries without records are no reason for a task
+            if at.seq < position.seq:  # entries without records need no task
                 found.append(TaskSpan(lane, at, position, end.topic))
                 at = position
     return found

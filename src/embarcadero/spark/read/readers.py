@@ -1,14 +1,14 @@
 """The readers that Spark calls: a topic, or a part of it, as a DataFrame; topics as a stream of micro-batches.
 
 Theory of operation. Spark keeps the reader of a stream in one Python process of the driver for as long as the query
-runs, and asks it for the end of the next micro-batch, then for its tasks. From 4.2 on Spark says where the last one
-ended and how much the next one may have (`LimitedReader`); earlier versions only ask where the topic ends
-(`UnlimitedReader`). Tasks are planned from the two offsets, which Spark writes to the checkpoint before a task runs:
-the same offsets give the same rows, and while the log between them stays where it is, the same tasks.
+runs. It asks the reader for the end of the next micro-batch, then for its tasks. From 4.2 on Spark passes the end of
+the last micro-batch and the limit of the next one (`LimitedReader`); earlier versions only ask where the topic ends
+(`UnlimitedReader`). Tasks are planned from the two offsets, which Spark writes to the checkpoint before a task runs.
+The same offsets give the same rows, and while the log between them stays where it is, the same tasks.
 
-Of several topics each is looked at with every micro-batch. One that came since is read from its earliest record: with
-`LimitedReader` its position is in the end of its first micro-batch, so that the same records are read again after a
-crash.
+A query of several topics looks at each of them with every micro-batch. It reads a new topic from its earliest record.
+With `LimitedReader` the topic's first position is in the end of its first micro-batch, so that the same records are
+read again after a crash.
 """
 
 from __future__ import annotations
@@ -80,28 +80,28 @@ _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def checked_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
-    """The options of a read. BadValue says what is wrong with one, NotAvailable which PySpark it needs."""
+    """Return the options of a read. Raises BadValue for a wrong option, NotAvailable if PySpark is too old for one."""
     options = read_options(given, streaming=streaming)
     check_options(options)
     return options
 
 
 def frame_schema(given: Mapping[str, str]) -> StructType:
-    """The columns of a topic as `load()` has them. All options are checked here, before anything is planned."""
+    """Return the columns of a topic as `load()` has them. All options are checked here, before anything is planned."""
     options = checked_options(given, streaming=None)
     shared_log(options.brokers, at_once=True)
     return spark_schema(ReadView(options).schemas(), options.columns)
 
 
 def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
-    """A reader with or without push-down, as the user wants it and the session allows.
+    """Return a reader with or without push-down, as the user asks and the session allows.
 
     With `spark.sql.python.filterPushdown.enabled` off, Spark refuses every reader that defines `pushFilters`, and it
-    does not tell us the flag. But filters are pushed in a process of their own, and only that process asks for them.
+    does not expose the flag. But filters are pushed in a separate process, and only that process asks for them.
 
-    With the flag on, Spark 4.3 keeps the plan that it made with filters for the whole frame: the next query over the
-    same frame, or its other side in a join, gets the rows that passed them. So the user has to say that a frame is used
-    once (`pushFilters`); all others are planned without filters, which Spark then applies itself.
+    With the flag on, Spark 4.3 keeps the plan that it made with filters for the whole frame. The next query over the
+    same frame, or its other side in a join, gets only rows that passed these filters. So the user has to confirm that a
+    frame is used once (`pushFilters`). All other frames are planned without filters, which Spark then applies itself.
     """
     options = checked_options(given, streaming=False)
     reader = span_reader(options, schema, fail_on_lost=False)
@@ -109,7 +109,7 @@ def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
 
 
 def span_reader(options: ReadOptions, schema: StructType, *, fail_on_lost: bool) -> SpanReader:
-    """What is sent to workers. BadSchema, if the topic is not (any more) what the frame was made of."""
+    """Return the reader for workers. BadSchema if the topic does not, or not any more, have the frame's columns."""
     view = ReadView(options)
     schemas = view.schemas()
     check_schema(schema, schemas, options.pattern or ",".join(options.topics))
@@ -130,12 +130,12 @@ class BatchReader(DataSourceReader):
     def __init__(self, reader: SpanReader) -> None:
         self._reader = reader
 
-    def partitions(self) -> list[InputPartition]:  # Spark insists on a list
-        """Spans of the topics as they are now, one a task."""
+    def partitions(self) -> list[InputPartition]:  # Spark requires a list
+        """Plan spans of the topics as they are now, one per task."""
         options, view = self._reader.options, ReadView(self._reader.options)
         now = view.now()
         if options.pattern is not None and not now:
-            raise UnknownTopic(f"no topic has a name that matches {options.pattern!r}", "see `embarcadero topic list`")
+            raise UnknownTopic(f"no topic matches the pattern {options.pattern!r}", "see `embarcadero topic list`")
         if missing := [name for name in options.topics if name not in now]:
             raise UnknownTopic(f"there is no topic {missing[0]!r}", "see `embarcadero topic list`")
         starts = view.resolve(options.starting, now, "startingOffsets", rest=EARLIEST)
@@ -152,7 +152,7 @@ class BatchReader(DataSourceReader):
     def _narrowed(
         self, view: TopicView, now: LaneNow, start: RecordPosition, stop: RecordPosition
     ) -> tuple[RecordPosition, RecordPosition]:
-        """The part of a lane that filters leave."""
+        """Return the part of a lane that passes the filters."""
         conditions = self._reader.conditions
         if not _allows(bounds(conditions, "_lane"), now.lane):
             return start, start
@@ -166,7 +166,7 @@ class BatchReader(DataSourceReader):
         return start, max(start, stop)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one span; of nothing, nothing: Spark plans a task even then."""
+        """Read the records of one span; nothing without a span: Spark plans a task even then."""
         if partition.value is not None:
             yield from self._reader.read(partition.value)
 
@@ -175,15 +175,15 @@ class PushingReader(BatchReader):
     """A reader that Spark may push filters to."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take the filters that we answer exactly; the others are Spark's."""
+        """Take filters that this source applies exactly; return the others to Spark."""
         names = column_names(self._reader.schemas)
-        conditions, left = understood(filters, names, self._reader.schemas.typed)
+        conditions, remaining = understood(filters, names, self._reader.schemas.typed)
         only = bounds(conditions, "_partition").only
         partitions = self._reader.partitions
         if only is not None:
             partitions = tuple(sorted(only if partitions is None else only & set(partitions)))
         self._reader = replace(self._reader, conditions=tuple(conditions), partitions=partitions)
-        return left
+        return remaining
 
 
 def _allows(found: Bounds, number: int) -> bool:
@@ -226,17 +226,17 @@ def _check_ends(starts: Mapping[LaneKey, RecordPosition], stops: Mapping[LaneKey
 
 # --- streams ----------------------------------------------------------------------------------------------------------
 _FINE = 16
-"""A limit on bytes is kept to about one part in so many."""
+"""A limit on bytes is exact to about one part in this many."""
 
-_REPORT_S = 1.0  # so long a query waits until its progress is reported
+_REPORT_S = 1.0  # the longest time that a query waits for its progress report
 _REPORT_AGAIN_S = 30.0
-_ANY_READER: Final = "spark"  # of queries that can't keep a name of their own: PySpark 4.0 and 4.1
+_ANY_READER: Final = "spark"  # for queries that can't keep a reader's name: PySpark 4.0 and 4.1
 
 
 def stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
-    """The reader of a stream. BadSchema, if the topic is not what the frame was made of.
+    """Return the reader of a stream. BadSchema if the topic does not have the frame's columns.
 
-    What a crash took was not durable: a stream of durable records never had it, and loses nothing.
+    A crash takes only records that were not durable. A stream of durable records never had them, and loses nothing.
     """
     options = checked_options(given, streaming=True)
     reader = span_reader(options, schema, fail_on_lost=options.read == "ordered")
@@ -244,7 +244,7 @@ def stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
 
 
 class StreamReader(DataSourceStreamReader):
-    """One stream of one topic or several: what every version of Spark asks. Tasks only use its SpanReader."""
+    """One stream of one topic or several: the methods that every version of Spark calls. Tasks use its SpanReader."""
 
     def __init__(self, reader: SpanReader) -> None:
         self._reader = reader
@@ -253,11 +253,11 @@ class StreamReader(DataSourceStreamReader):
         self._reported: dict[
             str, tuple[dict[int, LanePosition], float]
         ] = {}  # by topic: as reported; when to report again
-        self._silent_until_s = 0.0  # a report of progress failed: none is sent before
-        self._warned: set[str] = set()  # losses that the log of the process has
+        self._silent_until_s = 0.0  # a progress report failed: no other one is sent before this time
+        self._warned: set[str] = set()  # losses that were logged in this process
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
-        """Where a new query starts."""
+        """Return the start of a new query."""
         return self._initial(f"spark-{uuid4().hex[:12]}").json()
 
     def _initial(self, reader: str) -> StreamOffset:
@@ -266,34 +266,34 @@ class StreamReader(DataSourceStreamReader):
         return self._offset(reader, now, {key: LaneOffset(position) for key, position in positions.items()})
 
     def _offset(self, reader: str, now: TopicsNow, lanes: Mapping[LaneKey, LaneOffset]) -> StreamOffset:
-        """An offset of all topics. A name that the user gave the reader is its name, whatever it was before."""
+        """Return an offset of all topics. A name from the option `reader` replaces any earlier name."""
         name, known = self._reader.options.reader or reader, by_topic(lanes)
         topics = {topic: Offset(topic, name, known.get(topic, {}), each.about.id) for topic, each in now.items()}
         return StreamOffset(name, topics, self._reader.options.several)
 
     def _parsed(self, given: dict[str, Any]) -> StreamOffset:
-        """An offset that Spark kept. BadValue, if it is of another query."""
+        """Parse an offset that Spark kept. BadValue if it belongs to another query."""
         options, found = self._reader.options, parse_stream_offset(given)
         chosen = options.chosen(found.topics)
         dropped = sorted(found.topics.keys() - set(chosen))
         if dropped and not (options.several and chosen):
             what = f"topics that match {options.pattern!r}" if options.pattern else repr(",".join(options.topics))
             raise BadValue(
-                f"the checkpoint is of a query that reads topic {dropped[0]!r}, and this one reads {what}",
+                f"the checkpoint is of a query that reads topic {dropped[0]!r}, but this query reads {what}",
                 "use one checkpointLocation per query",
             )
         for name in dropped:
             self._lost(
                 BadValue(
-                    f"the checkpoint is of a query that also reads topic {name!r}, and this one does not",
-                    f"read it, too; or start with a new checkpointLocation; {GO_ON}",
+                    f"the checkpoint is of a query that also reads topic {name!r}, but this query does not",
+                    f"read this topic, too; or start with a new checkpointLocation; {GO_ON}",
                 )
             )
         return replace(found, topics={name: found.topics[name] for name in chosen})
 
     # --- tasks --------------------------------------------------------------------------------------------------------
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks between two offsets. An end of the last version of this source has the cuts between them."""
+        """Plan the tasks between two offsets. An end from the last version of this source has the cuts between them."""
         begun, until = self._parsed(start), self._parsed(end)
         now, self._planned = self._planned or self._view.now(until.lanes()), None
         self._not_deleted([*begun.topics.values(), *until.topics.values()], now)
@@ -317,8 +317,8 @@ class StreamReader(DataSourceStreamReader):
         return [InputPartition(span) for span in found]
 
     def _between(self, begun: Offset | None, until: Offset, now: TopicNow) -> tuple[Offset, Offset]:
-        """The start and the end of a topic's part of a micro-batch, without what is gone."""
-        if begun is None:  # a topic that came: its lanes begin where the end says, or where they start now
+        """Return the start and the end of a topic's part of a micro-batch, without missing records."""
+        if begun is None:  # a new topic: its lanes begin at the positions in the end, or at their start now
             starts = {lane: LaneOffset(now.lanes[lane].start) for lane in until.lanes if lane in now.lanes}
             begun = replace(until, lanes=starts | until.firsts())
         begun, until = self._same_topic(begun, now.about.id), self._same_topic(until, now.about.id)
@@ -329,26 +329,26 @@ class StreamReader(DataSourceStreamReader):
         return replace(begun, lanes=dict(begun.lanes) | lows), until
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task."""
+        """Read the records of one task."""
         return self._reader.read(partition.value)
 
-    # --- what may be lost ---------------------------------------------------------------------------------------------
+    # --- losses -----------------------------------------------------------------------------------------------------
     def _not_deleted(self, read: Iterable[Offset], now: TopicsNow) -> None:
-        """Of several topics one may be deleted: all that was not read of it is lost."""
+        """Report that topics of the query were deleted: all their unread records are lost."""
         for each in read:
             if each.topic not in now:
                 self._lost(
                     RecordsLost(
-                        f"topic {each.topic!r} (id {id_text(each.topic_id)}) was deleted under this query, with all "
-                        "records that were not read yet",
+                        f"topic {each.topic!r} (id {id_text(each.topic_id)}) was deleted during this query, with all "
+                        "unread records",
                         f"start with a new checkpointLocation; {GO_ON}",
                     )
                 )
 
     def _same_topic(self, read: Offset, topic_id: int) -> Offset:
-        """The offset, if it is one of the topic with this id. Else everything read is lost; go on from the beginning.
+        """Return the offset if it belongs to the topic with this id. Otherwise report the loss; return the beginning.
 
-        An offset of an earlier version does not say which topic it is of, and is believed.
+        An offset of an earlier version has no topic id, and is accepted.
         """
         if read.topic_id in (0, topic_id):
             return read
@@ -362,36 +362,35 @@ class StreamReader(DataSourceStreamReader):
         return replace(read, lanes={}, topic_id=topic_id)
 
     def _kept(self, begun: Offset, now: TopicNow) -> set[int]:
-        """Lanes of the last offset that the topic still has. Others were read to their end, or something is lost."""
+        """Return lanes of the last offset that the topic still has. Others were read to their end, or are lost."""
         kept = begun.lanes.keys() & now.lanes.keys()
         for lane in sorted(begun.lanes.keys() - kept):
             if not begun.lanes[lane].ended:
                 self._lost(
                     RecordsLost(
-                        f"lane {lane} of topic {begun.topic!r} is gone, and was read up to seq {begun.of(lane).seq}: "
-                        "the topic was made anew, or nothing of the lane is left",
+                        f"lane {lane} of topic {begun.topic!r} is gone, but was read only to seq {begun.of(lane).seq}: "
+                        "the topic was created again, or all records of the lane were removed",
                         f"start with a new checkpointLocation; {GO_ON}",
                     )
                 )
         return kept
 
     def _readable(self, begun: Offset, until: Offset, now: TopicNow) -> Offset:
-        """The end of a micro-batch without lanes that the topic has no more."""
+        """Return the end of a micro-batch without lanes that the topic does not have any more."""
         gone = until.lanes.keys() - now.lanes.keys()
         for lane in sorted(gone):
             low, high = begun.of(lane).seq, until.of(lane).seq
             if low < high:
                 self._lost(
                     RecordsLost(
-                        f"lane {lane} of topic {begun.topic!r} is gone, and records [{low}, {high}) of it were not "
-                        "read",
+                        f"lane {lane} of topic {begun.topic!r} is gone, and its records [{low}, {high}) were not read",
                         f"start with a new checkpointLocation; {GO_ON}",
                     )
                 )
         return replace(until, lanes={lane: end for lane, end in until.lanes.items() if lane not in gone})
 
     def _ends(self, begun: Offset, lanes: Mapping[int, LaneNow]) -> dict[int, tuple[RecordPosition, RecordPosition]]:
-        """What there is to read of a topic, by lane."""
+        """Return the readable part of a topic, by lane."""
         ends: dict[int, tuple[RecordPosition, RecordPosition]] = {}
         for lane, each in lanes.items():
             low = begun.of(lane)
@@ -417,18 +416,18 @@ class StreamReader(DataSourceStreamReader):
         return ends
 
     def _lost(self, problem: EmbarcaderoError) -> None:
-        """Raise it, or warn of it once: the end of a micro-batch and its tasks are planned by the same rules."""
+        """Raise an error, or warn of it once: the end of a micro-batch and its tasks are planned by the same rules."""
         if self._reader.options.fail_on_data_loss or problem.message not in self._warned:
             self._warned.add(problem.message)
             self._reader.lost(problem, fail=True)
 
     # --- progress -----------------------------------------------------------------------------------------------------
     def commit(self, end: dict[str, Any]) -> None:
-        """Report to the cluster how far this query is."""
+        """Report the progress of this query to the cluster."""
         self._report(parse_stream_offset(end))
 
     def _report(self, read: StreamOffset) -> None:
-        """Report progress, for operators. A failure does not fail the query, and it does not wait for long."""
+        """Report progress, for operators. A failure does not fail the query, and does not block it for long."""
         reader, now_s = self._reader.options.reader or read.reader, monotonic()
         if now_s < self._silent_until_s:
             return
@@ -448,26 +447,26 @@ class StreamReader(DataSourceStreamReader):
 
 
 class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
-    """A stream for PySpark 4.2 and newer: Spark says where the last micro-batch ended, and limits the next one."""
+    """A stream for PySpark 4.2 and newer: Spark passes the end of the last micro-batch, and limits the next one."""
 
     def __init__(self, reader: SpanReader) -> None:
         super().__init__(reader)
-        self._until: dict[LaneKey, RecordPosition] | None = None  # AvailableNow: nothing above is read
-        self._seen: TopicsNow | None = None  # as the last question found the topics
+        self._until: dict[LaneKey, RecordPosition] | None = None  # AvailableNow: read nothing above
+        self._seen: TopicsNow | None = None  # the topics at the last question
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """From now on, act as if nothing came any more."""
+        """Read nothing that is published from now on."""
         self._until = {key: each.end for key, each in lanes_of(self._view.now())}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The limit that Spark hands back to us. It knows one; the other one we keep ourselves."""
+        """Return a limit that Spark passes back. Spark takes one limit; the reader keeps the other one."""
         options = self._reader.options
         if options.max_records is not None:
             return ReadMaxRows(options.max_records)
         return ReadAllAvailable() if options.max_bytes is None else ReadMaxBytes(options.max_bytes)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The end of the next micro-batch; `start` itself if there is nothing to read."""
+        """Return the end of the next micro-batch; `start` itself if there is nothing to read."""
         begun = self._parsed(start)
         now = self._seen = self._planned = self._view.now(begun.lanes())
         self._not_deleted(begun.topics.values(), now)
@@ -489,7 +488,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
         }
         gone = begun.topics.keys() - now.keys() or any(kept[name] != read[name].lanes.keys() for name in now)
         if not more and not moved and not gone:
-            self._report(begun)  # Spark commits a micro-batch with the next one, and none has come
+            self._report(begun)  # Spark commits a micro-batch with the next one, and there is none
             return start
         lanes = {(name, lane): read[name].lanes[lane] for name in now for lane in kept[name]}
         lanes |= {key: LaneOffset(low) for key, low in moved.items()}
@@ -501,7 +500,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
         return self._offset(begun.reader, now, lanes).json()
 
     def _continued(self, begun: StreamOffset, now: TopicNow) -> Offset:
-        """How far a topic is read. One that came since the query started is read from its earliest record."""
+        """Return the read position of a topic. A topic that is new in the query is read from its earliest record."""
         read = begun.topics.get(now.about.name)
         if read is not None:
             return self._same_topic(read.without_cuts(), now.about.id)
@@ -509,20 +508,20 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
         return Offset(now.about.name, begun.reader, lanes, now.about.id)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Where the topics end: as the question for a micro-batch just found them, if there was one."""
+        """Return the ends of the topics, from the last question for a micro-batch if there was one."""
         now, self._seen = self._seen or self._view.now(), None
         lanes = {key: LaneOffset(each.end, holes=each.holes) for key, each in lanes_of(now)}
         topics = {name: replace(each, reader="") for name, each in self._offset("", now, lanes).topics.items()}
         return StreamOffset("", topics, self._reader.options.several).json()
 
     def _bounded(self, ends: LaneEnds) -> LaneEnds:
-        """AvailableNow: nothing that came after the query started."""
+        """With AvailableNow, leave out records published after the query started."""
         if self._until is None:
             return ends
         return {key: (low, min(high, self._until.get(key, low))) for key, (low, high) in ends.items()}
 
     def _limited(self, now: TopicsNow, ends: LaneEnds) -> LaneEnds:
-        """Ends such that no limit is passed: exactly as many records as allowed, and no more bytes in whole batches."""
+        """Apply limits to ends: exactly the allowed records, and at most the allowed bytes, in whole batches."""
         options, limited = self._reader.options, dict(ends)
         waiting = {key: high.seq - low.seq for key, (low, high) in growing(ends).items()}
         if options.max_records is not None:
@@ -534,14 +533,14 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
         if options.max_bytes is not None:
             topics, left = by_topic(waiting), options.max_bytes
             for number, name in enumerate(sorted(topics, key=lambda name: (sum(topics[name].values()), name))):
-                share = left // (len(topics) - number)  # what a topic does not need is for those with more
+                share = left // (len(topics) - number)  # unused parts of a share go to topics with more records
                 left -= self._limit_bytes(now[name], topics[name], share, limited)
         return limited
 
     def _limit_bytes(self, now: TopicNow, waiting: Mapping[int, int], limit: int, limited: LaneEnds) -> int:
-        """Move the ends of a topic so that no more bytes are read, in whole batches, of each lane one at least.
+        """Lower the ends of a topic to a limit of bytes, in whole batches, at least one of each lane.
 
-        Return how many are read.
+        Return the bytes that remain to read.
         """
         name, used = now.about.name, 0
         for lane, records in waiting.items():
@@ -559,17 +558,17 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
 class UnlimitedReader(StreamReader):
     """A stream for PySpark 4.0 and 4.1: Spark only asks where the topic ends.
 
-    The end does not depend on what was read, nor on entries without records: equal offsets must be equal texts, else
-    Spark runs an empty micro-batch. Losses are found when the tasks are planned.
+    The end depends neither on the read position nor on entries without records. Equal offsets must be equal texts,
+    because otherwise Spark runs an empty micro-batch. Losses are found when the tasks are planned.
     """
 
     def __init__(self, reader: SpanReader) -> None:
         super().__init__(reader)
-        self._last: StreamOffset | None = None  # the end of the micro-batch that was planned last
-        self._tight: dict[LaneKey, RecordPosition] = {}  # positions as they were reported to Spark, by lane
+        self._last: StreamOffset | None = None  # the end of the last planned micro-batch
+        self._tight: dict[LaneKey, RecordPosition] = {}  # positions as reported to Spark, by lane
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new query starts."""
+        """Return the start of a new query."""
         initial = self._initial(_ANY_READER)
         topics = {
             name: replace(each, lanes={lane: self._tight_end(name, lane, end) for lane, end in each.lanes.items()})
@@ -578,7 +577,7 @@ class UnlimitedReader(StreamReader):
         return replace(initial, topics=topics).json()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
-        """Where the topics end now."""
+        """Return the ends of the topics now."""
         now = self._planned = self._view.now({name: lanes.keys() for name, lanes in by_topic(self._tight).items()})
         if self._last is not None:
             self._report(self._last)  # Spark asks again when the last micro-batch is done
@@ -586,7 +585,7 @@ class UnlimitedReader(StreamReader):
         return self._offset(_ANY_READER, now, lanes).json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks between two offsets."""
+        """Plan the tasks between two offsets."""
         tasks = super().partitions(start, end)
         self._last = parse_stream_offset(end)
         return tasks
@@ -595,7 +594,7 @@ class UnlimitedReader(StreamReader):
         return replace(end, position=self._tightened(topic, lane, end.position))
 
     def _tightened(self, topic: str, lane: int, position: RecordPosition) -> RecordPosition:
-        """The position right behind the record before it; the very position if that record is gone."""
+        """The position right after the preceding record; the same position if that record is gone."""
         known = self._tight.get((topic, lane))
         if known is not None and known.seq == position.seq:
             return known
@@ -612,7 +611,7 @@ class UnlimitedReader(StreamReader):
 
 
 def growing(ends: LaneEnds) -> LaneEnds:
-    """Lanes of which there is something to read."""
+    """Lanes with records to read."""
     return {key: (low, high) for key, (low, high) in ends.items() if low.seq < high.seq}
 
 
@@ -622,5 +621,5 @@ def lanes_of(now: TopicsNow) -> Iterator[tuple[LaneKey, LaneNow]]:
 
 
 def lane_end(now: LaneNow, position: RecordPosition) -> LaneOffset:
-    """The offset of a lane that is read up to a position: of a closed lane that may be the last one."""
+    """The offset of a lane that is read up to a position; a closed lane may have ended there."""
     return LaneOffset(position, ended=now.closed and position == now.end)

@@ -1,11 +1,11 @@
-"""A topic as Spark sees it: names and types of columns, rows of the log in exactly these, and what a task reads.
+"""A topic as Spark sees it: names and types of columns, rows of the log converted to them, and the work of a task.
 
 A task reads a span of a lane (`SpanReader`): rows of the table below the tier frontier, rows of brokers above it, and
-hands them to Spark as Arrow. `table_part` alone decides what is read where. Rows of the table are rows of the log, so
-nothing is decoded twice: what a reader must not see (entries without records, rows outside of the span) is cut out.
+passes them to Spark as Arrow. `table_part` alone decides between table and brokers. Rows of the table are rows of the
+log, so nothing is decoded twice. Entries without records, and rows outside of the span, are cut out.
 
-Filters that Spark pushes down: exact are comparisons with numbers and times of columns that are never null. They
-narrow the span that is read where the log can find the position, and rows outside are dropped before they go to Java.
+Filters that Spark pushes down: exact ones are comparisons with numbers and times of columns that are never null. They
+narrow the span where the log can find the position, and rows outside are dropped before they go to Java.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _RAW_SYSTEM: Final = {
     "session_seq": "_session_seq", "broker": "_broker",
 }  # fmt: skip
 RAW_USUAL: Final = ("topic", "partition", "seq", "key", "value", "headers", "timestamp")
-"""Columns of a raw topic that are read unless others are named: each one costs time on its way to Java."""
+"""Columns of a raw topic that are read by default: each one costs time on its way to Java."""
 _TYPED_SYSTEM: Final = {
     "_topic": _TOPIC, "_partition": "_partition", "_lane": "_lane", "_seq": "_seq", "_index": "_index",
     "_timestamp": "_append_time", "_session": "_session", "_session_seq": "_session_seq", "_broker": "_broker",
@@ -67,12 +67,12 @@ _ALWAYS_TRUE: Final = "IsNotNull"
 _NEVER_NULL: Final = frozenset(
     ["_lane", "_index", "_seq", "_partition", "_session", "_session_seq", "_broker", "_append_time", "timestamp"]
 )
-"""Columns of rows of the log by which is filtered; `timestamp` is one of raw topics only."""
+"""Columns of the log that filters can use; `timestamp` only in raw topics."""
 _NUMBER_MAX: Final = (1 << 63) - 1
 
 
 def column_names(schemas: TopicSchemas) -> dict[str, str]:
-    """Names of a topic's columns in Spark, in their order, and what they are called in rows of the log."""
+    """Map a topic's column names in Spark, in their order, to their names in rows of the log."""
     if not schemas.typed:
         return dict(_RAW_SYSTEM)
     own = {name: name for name in payload_schema(schemas).names}
@@ -85,13 +85,13 @@ def column_names(schemas: TopicSchemas) -> dict[str, str]:
 
 
 def arrow_schema(schemas: TopicSchemas) -> pa.Schema:
-    """All columns of a topic with the types of tables."""
+    """Return all columns of a topic with the types of tables."""
     known = {field.name: field.type for field in (*SYSTEM, *payload_schema(schemas))} | {_TOPIC: pa.string()}
     return pa.schema([pa.field(name, frame_type(known[inner])) for name, inner in column_names(schemas).items()])
 
 
 def frame_type(kind: pa.DataType) -> pa.DataType:
-    """A table's type as frames have it: times of day are microseconds, for Spark has TIME only if a flag is set."""
+    """Convert a table's type to a frame's: times of day are microseconds, as Spark has TIME only if a flag is set."""
     if kinds.is_time(kind):
         return pa.int64()
     if kinds.is_list(kind):
@@ -107,39 +107,39 @@ def frame_type(kind: pa.DataType) -> pa.DataType:
 
 
 def spark_schema(schemas: TopicSchemas, columns: Sequence[str] | None) -> StructType:
-    """What `load()` has: `columns`, if they are given. BadValue names a column that is not there."""
+    """Return the columns of `load()`: `columns`, if given. BadValue names a column that does not exist."""
     from pyspark.sql.types import StructField, StructType
 
     whole = arrow_schema(schemas)
     if missing := [name for name in columns or () if name not in whole.names]:
-        raise BadValue(f"option 'columns': there is no column {missing[0]!r}", f"there are {', '.join(whole.names)}")
+        raise BadValue(f"option 'columns': there is no column {missing[0]!r}", f"columns are {', '.join(whole.names)}")
     usual = whole.names if schemas.typed else RAW_USUAL
     chosen = pa.schema([whole.field(name) for name in (usual if columns is None else columns)])
     return StructType([StructField(field.name, from_arrow(field.type)) for field in chosen])
 
 
 def check_schema(wanted: StructType, schemas: TopicSchemas, topic: str) -> None:
-    """BadSchema, if a frame of this schema can't be made of the topic (any more): names the column and both types."""
+    """Raise BadSchema, with the column and both types, if the topic can't give a frame of this schema."""
     there = spark_schema(schemas, list(column_names(schemas)))
     for field in wanted:
         if field.name not in there.names:
             raise BadSchema(
                 f"topic {topic!r} has no column {field.name!r}",
-                f"it has {', '.join(there.names)}; if the topic was made anew, load it again",
+                f"it has {', '.join(there.names)}; if the topic was created again, load it again",
             )
         known = there[field.name].dataType
         if field.dataType.simpleString() != known.simpleString():
             raise BadSchema(
-                f"column {field.name!r} is {known.simpleString()} in topic {topic!r}, and not "
+                f"column {field.name!r} is {known.simpleString()} in topic {topic!r}, not "
                 f"{field.dataType.simpleString()}",
-                "read it as it is and cast it in Spark; if the topic was made anew, load it again",
+                "read it with that type and cast it in Spark; if the topic was created again, load it again",
             )
 
 
 class Shaper:
     """Makes Spark's rows of batches: exactly the columns and Arrow types of a frame.
 
-    `wanted` are the columns that rows of the log must have for it, with their types.
+    `wanted` are the columns that it needs from rows of the log, with their types.
     """
 
     def __init__(self, topic: str, schemas: TopicSchemas, schema: StructType) -> None:
@@ -154,7 +154,7 @@ class Shaper:
         }
 
     def shaped(self, found: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of the log, as `tier.columns.rows` makes them and the tier keeps them, as rows of the frame."""
+        """Convert rows of the log, as `tier.columns.rows` makes them and the tier keeps them, to rows of the frame."""
         arrays = [
             _repeated(self._topic, found.num_rows) if inner == _TOPIC else found.column(inner) for inner in self._inner
         ]
@@ -167,7 +167,7 @@ class Shaper:
     def of_batches(
         self, lane: int, batches: Iterable[Batch], start_seq: int, stop_seq: int
     ) -> Iterator[pa.RecordBatch]:
-        """The records of batches with start_seq <= seq < stop_seq, a few MiB at a time."""
+        """Convert the records of batches with start_seq <= seq < stop_seq, a few MiB at a time."""
         for group in grouped(batches):
             found = rows(lane, group, self._schemas, list(self.wanted), start_seq, stop_seq)
             if found.num_rows:
@@ -175,7 +175,7 @@ class Shaper:
 
 
 def grouped(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
-    """Batches in lists of a few MiB: large enough to be worth a trip to Java, small enough not to be copied for it."""
+    """Group batches in lists of a few MiB: large enough for one transfer to Java, small enough to avoid a copy."""
     group: list[Batch] = []
     size = 0
     for batch in batches:
@@ -189,7 +189,7 @@ def grouped(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
 
 
 def _repeated(text: str, count: int) -> pa.Array:
-    """A column with the same text in every row, laid out at once."""
+    """Make a column with the same text in every row."""
     data = text.encode()
     ends = np.arange(0, (count + 1) * len(data), len(data), dtype=np.int32)
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(data * count)]
@@ -198,7 +198,7 @@ def _repeated(text: str, count: int) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A comparison that rows must pass: of the frame's column `name`, which is `inner` in rows of the log."""
+    """A comparison that rows must pass: on the frame's column `name`, which is `inner` in rows of the log."""
 
     name: str
     inner: str
@@ -208,14 +208,14 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Numbers that a column can have: low <= number < stop; if `only` is given, these and no others."""
+    """Numbers that a column can have: low <= number < stop; if `only` is given, only these."""
 
     low: int = 0
     stop: int = _NUMBER_MAX
     only: frozenset[int] | None = None
 
     def narrowed(self, condition: Condition) -> Bounds:
-        """What is left with one more condition."""
+        """Return the bounds with one more condition."""
         value = condition.values[0] if condition.values else 0
         if condition.operation in ("equal", "in"):
             wanted = frozenset(condition.values)
@@ -228,20 +228,20 @@ class Bounds:
 
 
 def understood(filters: Iterable[Any], inner_names: dict[str, str], typed: bool) -> tuple[list[Condition], list[Any]]:
-    """Filters that we answer, as conditions, and those that are left to Spark."""
+    """Split filters into conditions that this source applies and filters that Spark applies."""
     conditions: list[Condition] = []
-    left: list[Any] = []
+    remaining: list[Any] = []
     for each in filters:
         found = _condition(each, inner_names, typed)
         if found is None:
-            left.append(each)
+            remaining.append(each)
         elif found.operation:
             conditions.append(found)
-    return conditions, left
+    return conditions, remaining
 
 
 def _condition(each: Any, inner_names: dict[str, str], typed: bool) -> Condition | None:
-    """One filter; with no operation if it is always true."""
+    """Convert one filter; the condition has no operation if the filter is always true."""
     kind, path = type(each).__name__, list(getattr(each, "attribute", ()))
     name = path[0] if len(path) == 1 else ""
     inner = inner_names.get(name, "")
@@ -270,7 +270,7 @@ def _number(value: Any) -> int | None:
 
 
 def bounds(conditions: Sequence[Condition], inner: str) -> Bounds:
-    """What all conditions together leave of a column."""
+    """Return the bounds that all conditions together put on a column."""
     found = Bounds()
     for condition in conditions:
         if condition.inner == inner:
@@ -279,7 +279,7 @@ def bounds(conditions: Sequence[Condition], inner: str) -> Bounds:
 
 
 def passing(rows: pa.RecordBatch, conditions: Sequence[Condition]) -> pa.RecordBatch:
-    """The rows that pass all conditions; the very same object if all do."""
+    """Return the rows that pass all conditions; the same object if all do."""
     mask: Any = None
     for condition in conditions:
         each = _mask(rows.column(condition.name), condition)
@@ -298,7 +298,7 @@ def _mask(column: pa.Array, condition: Condition) -> Any:
 _LOG: Final = logging.getLogger("embarcadero.spark")
 _ALWAYS: Final = ("_index", "_seq", "_kind", "_damage")
 _RUNS_MAX: Final = 16
-"""So many runs of rows of a row group are handed on as they lie; more are copied together."""
+"""The most runs of rows of a row group that are passed on without a copy; more runs are copied together."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -309,9 +309,9 @@ _WORKER: Final = "pyspark.worker"
 
 @cache
 def _freeze() -> None:
-    """Take what was imported out of garbage collection: Spark's workers collect after each task, for up to 30 ms.
+    """Exclude imported objects from garbage collection: Spark's workers collect after each task, for up to 30 ms.
 
-    Other processes collect when they end: libraries report then what they believe to be leaks.
+    Other processes collect when they end, and libraries would report the frozen objects as leaks.
     """
     if _WORKER in sys.modules:
         gc.freeze()
@@ -319,18 +319,18 @@ def _freeze() -> None:
 
 @dataclass(frozen=True, slots=True)
 class SpanReader:
-    """Reads spans of topics in workers. It is sent to them, so it holds plain facts only."""
+    """Reads spans of topics in workers. It is sent to them, so it holds plain data only."""
 
     options: ReadOptions
     schemas: TopicSchemas
     schema: StructType
-    fail_on_lost: bool  # whether what a crash took is data loss: for a stream that reads what is not durable it is
+    fail_on_lost: bool  # whether records that a crash took are data loss: only if the stream reads before durability
     conditions: tuple[Condition, ...] = ()
     partitions: tuple[int, ...] | None = None
-    table_properties: tuple[str, ...] = ()  # by which files of a topic's table are reached
+    table_properties: tuple[str, ...] = ()  # for access to the files of a topic's table
 
     def read(self, span: TaskSpan) -> Iterator[pa.RecordBatch]:
-        """The records of a span as rows of the frame. Raises Trimmed or RecordsLost if some are gone."""
+        """Read the records of a span as rows of the frame. Raises Trimmed or RecordsLost if some are missing."""
         shaper = Shaper(span.topic, self.schemas, self.schema)
         for found in self._rows(span, shaper):
             _freeze()  # when the first rows are here, everything is imported
@@ -339,9 +339,9 @@ class SpanReader:
                 yield passed
 
     def _rows(self, span: TaskSpan, shaper: Shaper) -> Iterator[pa.RecordBatch]:
-        """Rows of the table below its frontier, and of brokers from there on. Where that is, is asked once.
+        """Read rows of the table below its frontier, and of brokers above it. The frontier is looked up once.
 
-        Brokers also give the rows of a table whose files this machine can't see.
+        Brokers also serve the rows of a table whose files this machine can't read.
         """
         log, at, stop = shared_log(self.options.brokers, self.table_properties), span.start.index, span.stop.stop
         tier = log.describe(span.topic).tier
@@ -370,16 +370,16 @@ class SpanReader:
             yield from shaper.of_batches(span.lane, batches, span.start.seq, span.stop.seq)
 
     def _gone(self, span: TaskSpan, gap: Gap) -> None:
-        """A gap. What a session skipped is none for us: that is the topic's own rule, and no position is empty.
+        """Handle a gap. Sequences that a session skipped are no loss: the topic's rule allows it; no position is empty.
 
-        Nor is what a restart passed over, if nothing there was durable.
+        Positions that a restart skipped are no loss either, if nothing there was durable.
         """
         problem = None if gap.kind in (GapKind.SKIPPED, GapKind.NEVER_DURABLE) else self._problem(span, gap)
         if problem is not None:
             self.lost(problem, fail=self.fail_on_lost or gap.kind is GapKind.TRIMMED)
 
     def lost(self, problem: EmbarcaderoError, *, fail: bool) -> None:
-        """Records are gone: raise it, or say it in the log of the process if the user wants to go on."""
+        """Raise an error about missing records, or log it if the user wants to continue without them."""
         if fail and self.options.fail_on_data_loss:
             raise problem
         _LOG.warning("%s", problem.message)
@@ -396,9 +396,9 @@ class SpanReader:
 
 
 class TablePart(NamedTuple):
-    """The part of a span that is read from its table: what is below `frontier`.
+    """The part of a span that is read from its table: the entries below `frontier`.
 
-    Without a `table` its files can't be seen here, and brokers read them for this process.
+    Without a `table` its files can't be read here, and brokers read them for this process.
     """
 
     table: TopicTable | None
@@ -408,7 +408,7 @@ class TablePart(NamedTuple):
 def table_part(tier: Tier | None, topic: str, lane: int, start: int, stop: int, properties: Sequence[str]) -> TablePart:
     """Decide where batches [start, stop) of a lane are read: below the tier's frontier from the table, else by brokers.
 
-    Brokers find what is in memory or on a disk, and tell gaps. A frontier at `start` says that the table has nothing.
+    Brokers find records in memory or on a disk, and report gaps. A frontier at `start`: the table has no part of it.
     """
     frontier = 0 if tier is None else min(tier.frontier(lane)[0], stop)
     if tier is None or start >= frontier:
@@ -418,22 +418,22 @@ def table_part(tier: Tier | None, topic: str, lane: int, start: int, stop: int, 
 
 
 def open_table(tier: Tier, properties: Sequence[str]) -> TopicTable:
-    """A topic's table as of what the store says; `properties` are those of the configuration (`tier.properties`)."""
+    """Open a topic's table at the snapshot in the store; `properties` are the configured `tier.properties`."""
     from embarcadero.config.secrets import parse_properties
-    from embarcadero.tier.table_reads import TopicTable  # wants PyIceberg, which only tiered topics need
+    from embarcadero.tier.table_reads import TopicTable  # needs PyIceberg, which only tiered topics require
 
     return TopicTable(tier, parse_properties(properties))
 
 
 @lru_cache(maxsize=64)
 def table_visible(tier_id: str, metadata: str, topic: str) -> bool:
-    """Whether this process can see the files of a table. A folder of another machine it can't: brokers read it then."""
+    """Whether this process can read the files of a table. For a folder of another machine brokers read them."""
     scheme, _, rest = metadata.partition("://")
     if (scheme != "file" and not metadata.startswith("/")) or Path(unquote(rest) or metadata).exists():
         return True
     _LOG.warning(
-        "the table of topic %r (%s) is in a folder that this machine can't see (%s): brokers read it for this job; "
-        "a warehouse in an object store or a shared folder is read faster",
+        "the table of topic %r (%s) is in a folder that this machine can't read (%s): brokers read it for this job; "
+        "a warehouse in an object store or a shared folder is faster",
         topic,
         tier_id,
         metadata,
@@ -450,11 +450,11 @@ def table_rows(
     gone: Callable[[Gap], None],
     durable: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Records of a span below index `stop`, with the wanted columns; `gone` is told of holes.
+    """Read records of a span below index `stop`, with the wanted columns; report holes with `gone`.
 
     `durable`: only durable records are read, so a hole in which nothing ever was durable is NEVER_DURABLE.
 
-    A column that is younger than the table is null. Corrupt, if a batch was damaged when it was tiered.
+    A column that is newer than the table is null. Corrupt, if a batch was damaged when it was tiered.
     """
     there = table.schema.names
     names = list(dict.fromkeys([*(name for name in columns if name in there), *_ALWAYS, "_partition"]))
@@ -475,7 +475,7 @@ def table_rows(
 
 
 def _holes(indices: npt.NDArray[np.int64], at: int) -> list[Span]:
-    """Every entry of the log is in a table: an index that is not there was lost."""
+    """Find holes: a table has every entry of the log, so a missing index was lost."""
     before = np.concatenate(([at - 1], indices[:-1]))
     return [Span(int(before[row]) + 1, int(indices[row])) for row in np.flatnonzero(indices > before + 1).tolist()]
 
@@ -489,7 +489,7 @@ def _wanted(group: pa.RecordBatch, span: TaskSpan, partitions: Sequence[int] | N
 
 
 def _runs(group: pa.RecordBatch, wanted: Mask) -> Iterator[pa.RecordBatch]:
-    """The wanted rows, as they lie if they are in a few runs."""
+    """Select the wanted rows, without a copy if they are in a few runs."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], wanted, [False])).astype(np.int8))).tolist()
     if len(edges) > 2 * _RUNS_MAX:
         yield group.filter(pa.array(wanted))
@@ -500,7 +500,7 @@ def _runs(group: pa.RecordBatch, wanted: Mask) -> Iterator[pa.RecordBatch]:
 
 
 def _portions(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Rows of a row group, as many at a time as batches of the log have: whole, they are long on their way to Java."""
+    """Cut rows of a row group to the size of batches of the log: a whole group takes long on its way to Java."""
     portions = max(1, -(-rows.nbytes // SPARK_ROWS_BYTES))
     step = max(1, -(-rows.num_rows // portions))
     for start in range(0, rows.num_rows, step):
@@ -513,7 +513,7 @@ def _check_damage(rows: pa.RecordBatch) -> None:
         row = next(number for number, each in enumerate(damage) if each.is_valid)
         raise Corrupt(
             f"the batch at index {rows.column('_index')[row]} is damaged: {damage[row]}",
-            "it was so before it was tiered; read around it, or leave out the topic's own columns",
+            "it was damaged before it was tiered; skip it, or leave out the topic's own columns",
         )
 
 

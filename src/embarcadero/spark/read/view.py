@@ -1,6 +1,6 @@
-"""What a driver asks the log: where its lanes start and end, where a position is, how large a span is, where to cut it.
+"""A driver's questions to the log: starts and ends of lanes, positions, sizes of spans, and where to cut them.
 
-The arithmetic of plans (how a limit is shared among lanes, how a lane is cut into tasks) asks nothing.
+The arithmetic of plans (sharing a limit among lanes, cutting a lane into tasks) sends no requests.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ LaneKey = tuple[str, int]
 ShareKey = TypeVar("ShareKey", int, LaneKey)
 LaneValue = TypeVar("LaneValue")
 _TRIES: Final = 4
-"""So often pieces are halved to get as many tasks as asked for; then batches are."""
+"""How often pieces are halved to get the requested number of tasks; after that, batches are cut."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 LaneEnds = dict[LaneKey, tuple[RecordPosition, RecordPosition]]
-"""By topic and lane: where a read, or a micro-batch, starts and ends."""
+"""By topic and lane: the start and the end of a read or a micro-batch."""
 _Measured = dict[LaneKey, list[Cut]]
 _Cuts = dict[LaneKey, tuple[RecordPosition, ...]]
 
 
 def fair_shares(limit: int, waiting: Mapping[str, int]) -> dict[str, int]:
-    """A limit shared among topics evenly: what one does not need goes to the others, so a backlog delays itself only.
+    """Share a limit evenly among topics. Unused parts go to the others, so a backlog delays only its own topic.
 
-    If there is less than one for each, those have it where most waits. Shares add up to the limit, or to all there is.
+    If there is less than one for each, the topics with the most records get it. Shares add up to the limit, or to all
+    waiting records.
     """
     given: dict[str, int] = {}
     left = limit
@@ -62,7 +63,7 @@ def fair_shares(limit: int, waiting: Mapping[str, int]) -> dict[str, int]:
 
 
 def shares(limit: int, waiting: Mapping[ShareKey, int]) -> dict[ShareKey, int]:
-    """A limit shared among lanes in proportion to what waits there. Shares add up to the limit, or to all there is."""
+    """Share a limit among lanes in proportion to their records. Shares add up to the limit, or to all records."""
     total = sum(waiting.values())
     if total <= limit:
         return dict(waiting)
@@ -75,7 +76,7 @@ def shares(limit: int, waiting: Mapping[ShareKey, int]) -> dict[ShareKey, int]:
 
 
 def lane_shares(limit: int, waiting: Mapping[LaneKey, int]) -> dict[LaneKey, int]:
-    """A limit shared evenly among topics, and a topic's share among its lanes in proportion to what waits there."""
+    """Share a limit evenly among topics, and a topic's share among its lanes in proportion to their records."""
     found: dict[LaneKey, int] = {}
     topics = by_topic(waiting)
     fair = fair_shares(limit, {topic: sum(lanes.values()) for topic, lanes in topics.items()})
@@ -85,7 +86,7 @@ def lane_shares(limit: int, waiting: Mapping[LaneKey, int]) -> dict[LaneKey, int
 
 
 def by_topic(values: Mapping[LaneKey, LaneValue]) -> dict[str, dict[int, LaneValue]]:
-    """What is known of lanes, by topic and then by lane."""
+    """Regroup values of lanes by topic, then by lane."""
     found: dict[str, dict[int, LaneValue]] = {}
     for (topic, lane), value in values.items():
         found.setdefault(topic, {})[lane] = value
@@ -93,7 +94,7 @@ def by_topic(values: Mapping[LaneKey, LaneValue]) -> dict[str, dict[int, LaneVal
 
 
 def task_bytes(total: int, tasks_min: int | None, cores: int | None = None) -> int:
-    """How much one task is to read, if so much is read in all: all cores are busy until the end, if they are known."""
+    """Bytes for one task of a read of `total` bytes, such that all known cores are busy until the end."""
     together = cores or 1
     usual = -(-SPARK_TASKS_USUAL // together) * together
     tasks = max(-(-total // SPARK_TASK_BYTES), min(usual, total // SPARK_TASK_BYTES_MIN), 1)
@@ -104,7 +105,7 @@ def task_bytes(total: int, tasks_min: int | None, cores: int | None = None) -> i
 
 
 def within_bytes(pieces: Sequence[Cut], limit: int) -> Cut:
-    """Where to stop so that no more than `limit` bytes are read, and how many are; at least the first piece is."""
+    """Return the end of a read of at most `limit` bytes, and its bytes; it has at least the first piece."""
     end, total = pieces[0], pieces[0].bytes
     for piece in pieces[1:]:
         if total + piece.bytes > limit:
@@ -114,22 +115,22 @@ def within_bytes(pieces: Sequence[Cut], limit: int) -> Cut:
 
 
 def cut_positions(start: RecordPosition, stop: RecordPosition, pieces: Sequence[Cut]) -> tuple[RecordPosition, ...]:
-    """Places strictly between start and stop at which to cut, from measured pieces; thinned out if too many."""
-    by_seq = {cut.seq: cut for cut in reversed(pieces) if start.seq < cut.seq < stop.seq}  # not where no record is
+    """Positions strictly between start and stop at which to cut, from measured pieces; thinned out if too many."""
+    by_seq = {cut.seq: cut for cut in reversed(pieces) if start.seq < cut.seq < stop.seq}  # at records only
     inner = [RecordPosition(cut.index, cut.seq) for _, cut in sorted(by_seq.items())]
     every = -(-(len(inner) + 1) // SPARK_TASKS_MAX)
     return tuple(inner[every - 1 :: every])
 
 
 def tightened(stop: RecordPosition, pieces: Sequence[Cut]) -> RecordPosition:
-    """The same position without entries before it that have no records."""
+    """Return the same position without preceding entries that have no records."""
     return next((RecordPosition(cut.index, cut.seq) for cut in pieces if cut.seq == stop.seq), stop)
 
 
 def finer(
     start: RecordPosition, stop: RecordPosition, cuts: Sequence[RecordPosition], tasks_min: int
 ) -> tuple[RecordPosition, ...]:
-    """More cuts, inside of batches, if there are fewer tasks than asked for: pieces of one batch are cut by seq."""
+    """Add cuts inside of batches if there are too few tasks: pieces of one batch are cut by seq."""
     edges = [start, *cuts, stop]
     single = [number for number in range(len(edges) - 1) if edges[number].index == edges[number + 1].stop - 1]
     missing = tasks_min - (len(edges) - 1)
@@ -147,7 +148,7 @@ def finer(
 
 
 def table_pieces(table: TopicTable, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
-    """Pieces of batches [start, stop): files, and row groups of files that are too large for one piece.
+    """Cut batches [start, stop) into pieces: files, and row groups of files that are too large for one piece.
 
     `stop` is at most the frontier. Bytes are those of files.
     """
@@ -167,10 +168,10 @@ def table_pieces(table: TopicTable, lane: int, start: int, stop: int, piece_byte
 
 
 def _row_groups(table: TopicTable, file: TableFile) -> list[Cut]:
-    """The row groups of a file. Each has whole batches; the next one's first row says where one ends."""
+    """Return the row groups of a file. Each has whole batches; it ends at the first row of the next one."""
     import pyarrow.parquet as pq
 
-    from embarcadero.tier.storage import reading  # wants PyIceberg, which only tiered topics need
+    from embarcadero.tier.storage import reading  # needs PyIceberg, which only tiered topics require
 
     with table.storage.open(file.path) as stream, reading(file.path):
         facts = pq.ParquetFile(stream).metadata
@@ -184,9 +185,9 @@ def _row_groups(table: TopicTable, file: TableFile) -> list[Cut]:
 
 
 def payload_pieces(table: TopicTable, lane: int, start: int, stop: int, piece_bytes: int, most: int) -> list[Cut]:
-    """The first pieces of batches [start, stop) by the bytes that were published: for limits, which count those."""
+    """The first pieces of batches [start, stop), measured in published bytes, which limits count."""
     found: list[Cut] = []
-    last = Cut(*table.tier.frontier(lane), 0)  # if the table has nothing of the span
+    last = Cut(*table.tier.frontier(lane), 0)  # if the table has no part of the span
     size = 0
     for group in table.rows(lane, start, stop, ["_index", "_seq", "_size", "_count"]):
         index, seq, sizes, counts = (column.to_numpy() for column in group.columns)
@@ -205,30 +206,30 @@ def payload_pieces(table: TopicTable, lane: int, start: int, stop: int, piece_by
 
 @dataclass(frozen=True, slots=True)
 class LaneNow:
-    """A lane as it is now: where its readable part starts, where it ends for this reader, whether that is for good."""
+    """A lane as it is now: its readable start, its end for this reader, and whether that end is final."""
 
     lane: int
     start: RecordPosition
     end: RecordPosition
-    ordered: RecordPosition  # where it ends for those who read what is not durable yet
+    ordered: RecordPosition  # its end for readers of records that are not durable yet
     closed: bool
-    holes: tuple[Span, ...] = ()  # seqs that restarts passed over
+    holes: tuple[Span, ...] = ()  # seqs that restarts skipped
 
 
 @dataclass(frozen=True, slots=True)
 class TopicNow:
-    """A topic and its lanes, looked at once."""
+    """A topic and its lanes at one moment."""
 
     about: TopicInfo
     lanes: dict[int, LaneNow]
 
 
 TopicsNow = dict[str, TopicNow]
-"""The topics of a read by name, looked at at the same time."""
+"""The topics of a read by name, at the same moment."""
 
 
 class ReadView:
-    """Questions about all topics of one read, over the one client of this process."""
+    """Questions about all topics of one read, over the single client of this process."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
@@ -240,15 +241,15 @@ class ReadView:
 
     @property
     def table_properties(self) -> tuple[str, ...]:
-        """How files of tables are reached, by the configuration of this process."""
+        """The properties for files of tables, from the configuration of this process."""
         return self.log.table_properties
 
     def topic(self, name: str) -> TopicView:
-        """Questions about one of the topics."""
+        """Return a view of one of the topics."""
         return TopicView(self.options, name)
 
     def schemas(self) -> TopicSchemas:
-        """The schemas of the topic; of several, that of raw topics. Raises UnknownTopic, BadSchema."""
+        """Return the schemas of the topic; of several, the raw schema. Raises UnknownTopic, BadSchema."""
         if not self.options.several:
             return self.log.describe(self.options.topics[0]).versions
         topics = {topic.name: topic for topic in self.log.topics(hidden=self.options.pattern is None)}
@@ -266,9 +267,9 @@ class ReadView:
             )
 
     def now(self, expected: Mapping[str, Collection[int]] | None = None) -> TopicsNow:
-        """The topics and their lanes: quicker if the lanes are those that are expected.
+        """Look up the topics and their lanes: faster if the lanes are the expected ones.
 
-        Raises UnknownTopic if the only topic does not exist. Of several, those that do not exist are left out.
+        Raises UnknownTopic if the only topic does not exist. Of several topics, missing ones are left out.
         """
         known, names, log = expected or {}, self.options.topics, self.log
         if self.options.pattern is not None:
@@ -280,11 +281,11 @@ class ReadView:
         return {name: self.topic(name).seen(about, tails) for name, (about, tails) in found.items()}
 
     def resolve(self, where: Where, now: TopicsNow, option: str, *, rest: Where) -> dict[LaneKey, RecordPosition]:
-        """The positions that an option names, by topic and lane; those that it does not name are at `rest`."""
+        """Resolve an option to positions by topic and lane; lanes that the option does not name are at `rest`."""
         named = dict(where.topics)
         if unknown := sorted(named.keys() - now.keys()):
             raise BadValue(
-                f"option {option!r} names topic {unknown[0]!r}, and there are {', '.join(now) or 'none yet'}",
+                f"option {option!r} names topic {unknown[0]!r}, but the topics are {', '.join(now) or 'none yet'}",
                 "leave it out, or create the topic first",
             )
         found: dict[LaneKey, RecordPosition] = {}
@@ -296,7 +297,7 @@ class ReadView:
 
     # --- tasks --------------------------------------------------------------------------------------------------------
     def cuts(self, now: TopicsNow, ends: LaneEnds) -> _Cuts:
-        """Where to cut spans of lanes into tasks of about the same size: at least `minPartitions` in all."""
+        """Cut spans of lanes into tasks of about the same size: at least `minPartitions` in all."""
         wanted, piece = self.options.min_partitions or 1, SPARK_TASK_BYTES
         measured = self._all_pieces(now, ends, piece)
         sizes = [sum(cut.bytes for cut in pieces) for pieces in measured.values()]
@@ -319,7 +320,7 @@ class ReadView:
         }
 
     def _finer(self, ends: LaneEnds, measured: _Measured, found: _Cuts, missing: int) -> _Cuts:
-        """More tasks than there are batches: batches are cut by seq."""
+        """Cut batches by seq if there are to be more tasks than batches."""
         if missing <= 0:
             return found
         extra = shares(missing, {key: high.seq - low.seq for key, (low, high) in ends.items()})
@@ -332,7 +333,7 @@ class ReadView:
 
 
 class TopicView:
-    """Questions about one topic, over the one client of this process."""
+    """Questions about one topic, over the single client of this process."""
 
     def __init__(self, options: ReadOptions, topic: str) -> None:
         self.options, self._topic = options, topic
@@ -344,11 +345,11 @@ class TopicView:
 
     @property
     def table_properties(self) -> tuple[str, ...]:
-        """How files of tables are reached, by the configuration of this process."""
+        """The properties for files of tables, from the configuration of this process."""
         return self.log.table_properties
 
     def seen(self, about: TopicInfo, tails: Collection[Tail]) -> TopicNow:
-        """The topic as brokers reported it."""
+        """Return the topic as brokers reported it."""
         last = {lane.lane: lane.end for lane in about.lanes}
         return TopicNow(about, {tail.lane: self._lane(tail, last.get(tail.lane)) for tail in tails})
 
@@ -362,15 +363,15 @@ class TopicView:
 
     # --- positions ----------------------------------------------------------------------------------------------------
     def position_of(self, lane: int, seq: int) -> RecordPosition:
-        """The position of a record: in its batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
+        """Return the position of a record: in its batch, or after lost records. Raises Trimmed, FuturePosition."""
         return _record_position(self.log.position_of(self._topic, seq=seq, lane=lane), seq)
 
     def position_at_index(self, lane: int, index: int) -> RecordPosition:
-        """The position of a batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
+        """Return the position of a batch, or the one after lost records. Raises Trimmed, FuturePosition."""
         return _record_position(self.log.position_of(self._topic, index=index, lane=lane))
 
     def position_at(self, now: LaneNow, us: int) -> RecordPosition:
-        """The first batch appended at or after a time; where the lane starts if that was trimmed."""
+        """Return the first batch appended at or after a time; the start of the lane if that was trimmed."""
         try:
             found = self.log.position_at(self._topic, _EPOCH + timedelta(microseconds=us), lane=now.lane)
         except Trimmed:
@@ -378,19 +379,19 @@ class TopicView:
         return min(max(_record_position(found), now.start), now.end)
 
     def resolve(self, where: Where, now: TopicNow, option: str, *, rest: Where) -> dict[int, RecordPosition]:
-        """The positions that an option names, by lane; lanes that it does not name are at `rest`."""
+        """Resolve an option to positions by lane; lanes that the option does not name are at `rest`."""
         if where.by == WhereBy.LANES:
             named = dict(where.lanes)
             if unknown := named.keys() - now.lanes.keys():
                 raise BadValue(
-                    f"option {option!r} names lane {min(unknown)}, and topic {self._topic!r} has "
+                    f"option {option!r} names lane {min(unknown)}, but the lanes of topic {self._topic!r} are "
                     f"{', '.join(map(str, sorted(now.lanes))) or 'none yet'}",
-                    "lanes of orders 0 and 1 come with brokers and go when nothing of them is left",
+                    "name one of these lanes: those of orders 0 and 1 come with brokers, and go with their last record",
                 )
             return {lane: self._resolved(named.get(lane, rest), each, option) for lane, each in now.lanes.items()}
         if where.by == WhereBy.SEQ and now.about.order <= Order.BROKER:
             raise BadValue(
-                f"topic {self._topic!r} has order {now.about.order}: a seq names a place in one of its lanes",
+                f"topic {self._topic!r} has order {now.about.order}: a seq is a position in one of its lanes",
                 f'use JSON by lane: .option("{option}", \'{{"{min(now.lanes, default=4096)}": {{"seq": 1000}}}}\')',
             )
         return {lane: self._resolved(where, each, option) for lane, each in now.lanes.items()}
@@ -422,7 +423,7 @@ class TopicView:
 
     # --- sizes --------------------------------------------------------------------------------------------------------
     def pieces(self, now: TopicNow, lane: int, start: RecordPosition, stop: RecordPosition, piece: int) -> list[Cut]:
-        """Pieces of a span: of its table below the frontier, of brokers from there on."""
+        """Cut a span into pieces: of its table below the frontier, of brokers above it."""
         table, frontier = self._table_part(now, lane, start, stop)
         found: list[Cut] = []
         if table is not None:
@@ -437,7 +438,7 @@ class TopicView:
     def first_pieces(
         self, now: TopicNow, lane: int, start: RecordPosition, stop: RecordPosition, piece: int, most: int
     ) -> list[Cut]:
-        """The first pieces of a span, by payload bytes as they were published."""
+        """Return the first pieces of a span, measured in published payload bytes."""
         table, frontier = self._table_part(now, lane, start, stop)
         if start.index >= frontier:
             return self._measured(now, lane, start.index, stop, piece, most)
@@ -452,7 +453,7 @@ class TopicView:
             return []
         try:
             return self.log.measure(now.about, start, stop.stop, piece, lane=lane, pieces_max=most, table=False)
-        except Trimmed:  # brokers have let go of it since we looked; tasks find it in the table, or say that it is gone
+        except Trimmed:  # brokers dropped it since the look-up; tasks find it in the table, or report the loss
             return [Cut(stop.stop, stop.seq, 0)]
 
 
@@ -465,7 +466,7 @@ def _tasks(cuts: _Cuts) -> int:
 
 
 def _record_position(found: Position, seq: int | None = None) -> RecordPosition:
-    """A batch's position, or that of a record in it; what is lost is passed over."""
+    """The position of a batch, or of a record in it; lost records are skipped."""
     if seq is None or seq <= found.seq:
         return RecordPosition(found.index, found.seq)
     return RecordPosition(found.index, seq, seq - found.seq)
