@@ -1,1 +1,1 @@
-"""What proves Embarcadero. The product never imports it, and the wheel does not contain it."""
+"""Simulator, chaos tests, fuzzers and benchmarks of Embarcadero. Neither the product nor the wheel contains it."""

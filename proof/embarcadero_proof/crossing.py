@@ -1,8 +1,8 @@
-"""What one record crosses: functions and files that run from `send` to its ack, and on a read from disk.
+"""The code that one record crosses: functions and files that run from `send` to its ack, and on a read from disk.
 
-A cluster runs in one process. Its Python code is watched while one record is sent and acked, and again, after a restart
-without memory, while it is read. The client is watched in this process. What also runs on an idle cluster, with the
-same client, says nothing about the record: each leg therefore begins with a watch of `IDLE_S`.
+A cluster runs in one process. This module traces its Python code while one record is sent and acked, and again, after a
+restart without memory, while it is read. The client is traced in this process. Code that also runs on an idle cluster
+with the same client does not belong to the record. So each leg begins with a trace of the idle cluster of `IDLE_S`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from embarcadero.node.supervisor import STOP_S_MAX, UpOptions
 
 PACKAGE: Final = str(Path(emb.__file__).parent)
 IDLE_S: Final = 1.5
-_REST_S: Final = 0.5  # an idle cluster is watched in parts of this length
+_REST_S: Final = 0.5  # the idle cluster is traced in parts of this length
 _FILE: Final = "EMBARCADERO_CROSSED"
 _NO_FUNCTIONS: Final = {"<module>", "<listcomp>", "<genexpr>"}
 _WAIT_S: Final = 10.0
@@ -54,12 +54,12 @@ class Watch:
         sys.setprofile(self._see)
 
     def start(self) -> None:
-        """Forget what was seen, and watch."""
+        """Drop earlier calls, and start to trace."""
         self._first_s.clear()
         self._on = True
 
     def stop(self) -> dict[Function, float]:
-        """Watch no more until the next start. Return what ran, and when each function was first called (monotonic)."""
+        """Stop until the next start. Return the functions that ran, with the (monotonic) time of their first call."""
         self._on = False
         found: dict[Function, float] = {}
         for code, at_s in self._first_s.items():
@@ -69,7 +69,7 @@ class Watch:
         return found
 
     def close(self) -> None:
-        """End for good."""
+        """Stop permanently."""
         sys.setprofile(None)
         threading.setprofile(None)
 
@@ -79,7 +79,7 @@ class Watch:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a node that is watched: SIGUSR1 turns the watch on, SIGUSR2 off and writes what it saw."""
+    """Run a traced node: SIGUSR1 turns the trace on, SIGUSR2 turns it off and writes the result."""
     watch = Watch()
 
     def off(*_: object) -> None:
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _cluster(folder: Path) -> Iterator[tuple[list[str], Callable[[], int]]]:
-    """A cluster in one process: its addresses, and what finds the process id."""
+    """Run a cluster in one process; yield its addresses, and a function that returns the process id."""
     config = load(None, {
         "cluster.data_dir": folder, "cluster.brokers": 1, "cluster.replicas": 1, "cluster.one_process": True,
         "cluster.standbys": 0, "broker.port": 0, "metrics.enabled": False,
@@ -117,7 +117,7 @@ def _cluster(folder: Path) -> Iterator[tuple[list[str], Callable[[], int]]]:
 
 
 def _seen(watch: Watch, pid: int, act: Callable[[], object]) -> dict[Function, float]:
-    """Run `act`; the functions that ran meanwhile, in this process and in the cluster's."""
+    """Run `act`; return the functions that ran meanwhile, in this process and in the cluster's."""
     path = Path(os.environ[_FILE])
     on = path.with_suffix(".on")
     for old in (path, on):
@@ -139,42 +139,42 @@ def _wait_for(path: Path) -> None:
     give_up = time.monotonic() + _WAIT_S
     while not path.exists():
         if time.monotonic() > give_up:
-            raise TimeoutError(f"the watched node does not answer: {path}")
+            raise TimeoutError(f"the traced node did not write {path} within {_WAIT_S:.0f} s")
         time.sleep(0.005)
 
 
 class Leg(NamedTuple):
-    """A part of a record's way: functions that ran, each with the time of its first call, and those that run idly."""
+    """A part of a record's path: functions that ran, with the time of their first call, and those that run idly."""
 
     ran: dict[Function, float]
     idle: set[Function]
 
     @property
     def functions(self) -> dict[Function, float]:
-        """Functions that ran because of the record: they do not run on an idle cluster."""
+        """Functions that ran for the record only: they do not run on an idle cluster."""
         return {function: at_s for function, at_s in self.ran.items() if function not in self.idle}
 
     @property
     def all_files(self) -> set[str]:
-        """Files in which any code ran."""
+        """Files of all functions that ran."""
         return {function.file for function in self.ran}
 
     @property
     def files(self) -> set[str]:
-        """Files in which a function ran because of the record."""
+        """Files of functions that ran for the record only."""
         return {function.file for function in self.functions}
 
 
 class Crossed(NamedTuple):
-    """The legs of a record's way."""
+    """The legs of a record's path."""
 
-    ordered: Leg  # from `send` to an ack of what is ordered
-    durable: Leg  # from `send` to an ack of what is durable
+    ordered: Leg  # from `send` to an ordered ack
+    durable: Leg  # from `send` to a durable ack
     memory: Leg  # from `subscribe` to a record in memory
-    disk: Leg  # from `subscribe` to a record that only a disk has
+    disk: Leg  # from `subscribe` to a record on disk only
 
     def table(self) -> list[tuple[str, str]]:
-        """A line for each leg: how many files a function ran in because of the record; in brackets, any code."""
+        """A row for each leg: the number of files with functions for the record only; in brackets, with any code."""
         titles = (
             "files from send to ack", "files from send to a durable ack", "files from subscribe to a record in memory",
             "files from subscribe to a record on disk",
@@ -205,7 +205,7 @@ def crossings() -> Crossed:
 
 
 def _leg(watch: Watch, pid: int, act: Callable[[], object]) -> Leg:
-    """Watch the idle cluster, then run `act`."""
+    """Trace the idle cluster, then run `act`."""
     idle = set[Function]()
     for _ in range(round(IDLE_S / _REST_S)):
         idle |= _seen(watch, pid, lambda: time.sleep(_REST_S)).keys()
@@ -213,7 +213,7 @@ def _leg(watch: Watch, pid: int, act: Callable[[], object]) -> Leg:
 
 
 def _sent(watch: Watch, pid: int, log: emb.Log, topic: str, ack: Literal[1, 2]) -> Leg:
-    """Send a record, after another one: what is made once is made before."""
+    """Send a record, after another one that causes all one-time set-up."""
     with log.publisher(topic, ack=ack) as publisher:
         publisher.send(b"first").result(timeout=_WAIT_S)
         time.sleep(_REST_S)
@@ -224,4 +224,4 @@ def _read(log: emb.Log, topic: str) -> None:
     """Read the first record of a topic."""
     with log.subscribe(topic, start="earliest") as reader:
         if not reader.poll(timeout=_WAIT_S):
-            raise TimeoutError(f"no record of topic {topic!r} came in {_WAIT_S:.0f} s")
+            raise TimeoutError(f"no record of topic {topic!r} arrived within {_WAIT_S:.0f} s")

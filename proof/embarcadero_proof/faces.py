@@ -1,9 +1,9 @@
 """Generate the client for threads from the asyncio one: `make faces` writes it.
 
-Each public call of the classes Log, Publisher and Subscriber becomes a call with the same name, signature and docstring
-that blocks. What it does is, in this order: what the base class in `client/api/threads.py` has by hand under the name
-of the call (then nothing is generated) or under that name with an underscore; else the asyncio call, run by the
-background thread. A test sees that what is committed is what this writes.
+Each public call of the classes Log, Publisher and Subscriber becomes a blocking call with the same name, signature and
+docstring. If the base class in `client/api/threads.py` has the call under its own name, nothing is generated. If the
+base class has it under that name with an underscore, the generated call uses it. Otherwise the background thread runs
+the asyncio call. A test checks that the committed text is the generated one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _BODIES: Final = {
     "publisher": "return self._open_publisher(Publisher, topic, options, timeout)",
     "subscribe": "return self._open_subscriber(Subscriber, topic, start, read, partitions, group, timeout)",
 }
-"""Calls that make what the generated module defines."""
+"""Bodies of calls that create objects of the generated module."""
 _WORDS: Final = (
     (r"Opening\[(\w+)\]", r"\1"),
     (r"RecordAwaitable", "RecordFuture"),
@@ -75,28 +75,28 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A module of the client: its text by lines, and its tree."""
+    """A module of the client: its lines, and its syntax tree."""
 
     lines: list[str]
     tree: ast.Module
 
     @classmethod
     def of(cls, name: str) -> Source:
-        """A module of `client/api`."""
+        """Read a module of `client/api`."""
         text = (API / f"{name}.py").read_text()
         return cls(text.splitlines(), ast.parse(text))
 
     def cls(self, name: str) -> ast.ClassDef:
-        """A class of the module."""
+        """Return a class of the module."""
         return next(node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name == name)
 
     def docstring(self, node: Function | ast.ClassDef) -> list[str]:
-        """The lines of a docstring, as they are in the client for threads."""
+        """Return the lines of a docstring for the client for threads."""
         first = node.body[0]
         return [unawaited(line) for line in self.lines[first.lineno - 1 : first.end_lineno]]
 
     def header(self, node: Function) -> list[str]:
-        """Decorators and signature, as they are in the client for threads."""
+        """Return decorators and signature for the client for threads."""
         start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         text = "\n".join(self.lines[start - 1 : node.body[0].lineno - 1])
         for pattern, word in _WORDS:
@@ -105,9 +105,9 @@ class Source:
 
 
 def unawaited(line: str) -> str:
-    """A line of a docstring without `await`: futures are asked for their result, everything else is called.
+    """Remove `await` from a line of a docstring: futures become calls of `result()`, other awaits become plain calls.
 
-        unawaited("position = await (await publisher.send(b'1'))")      # position = publisher.send(b'1').result()
+    unawaited("position = await (await publisher.send(b'1'))")      # position = publisher.send(b'1').result()
     """
     for old, new in _PHRASES:
         line = line.replace(old, new)
@@ -123,7 +123,7 @@ def unawaited(line: str) -> str:
 
 
 def _closing(line: str, start: int) -> int:
-    """Where the parenthesis ends that begins at `start`."""
+    """Return the end of the parenthesis that begins at `start`."""
     depth = 0
     for at in range(start, len(line)):
         depth += (line[at] == "(") - (line[at] == ")")
@@ -139,7 +139,7 @@ def _public(node: ast.ClassDef) -> Iterator[Function]:
 
 
 def _arguments(node: Function) -> list[str]:
-    """The arguments of a call, handed on."""
+    """Return the arguments of a call, as they are passed on."""
     asked = node.args
     found = [each.arg for each in asked.args if each.arg != "self"]
     found += [f"{each.arg}={each.arg}" for each in asked.kwonlyargs]
@@ -147,7 +147,7 @@ def _arguments(node: Function) -> list[str]:
 
 
 def _call(function: str, arguments: list[str], before: str, after: str) -> list[str]:
-    """A call in one line if it fits, else with its arguments in lines of their own."""
+    """Format a call in one line if it fits, else with its arguments in lines of their own."""
     whole = f"        {before}{function}({', '.join(arguments)}){after}"
     if len(whole) <= WIDTH:
         return [whole]
@@ -165,7 +165,7 @@ def _call(function: str, arguments: list[str], before: str, after: str) -> list[
 
 
 def _body(node: Function, by_hand: set[str], in_log: bool) -> list[str]:
-    """What a generated call does."""
+    """Return the body of a generated call."""
     if node.name in _BODIES:
         return [f"        {_BODIES[node.name]}"]
     gives = isinstance(node.returns, ast.Constant) and node.returns.value is None
@@ -180,7 +180,7 @@ def _body(node: Function, by_hand: set[str], in_log: bool) -> list[str]:
 
 
 def _class(name: str, base: str, sources: list[tuple[Source, str]]) -> list[str]:
-    """One class of the client for threads. The first source has its docstring."""
+    """Generate one class of the client for threads. The first source has its docstring."""
     threads = Source.of("threads").cls(base)
     by_hand = {node.name for node in threads.body if isinstance(node, Function)}
     source, kind = sources[0]
@@ -195,7 +195,7 @@ def _class(name: str, base: str, sources: list[tuple[Source, str]]) -> list[str]
 
 @cache
 def generated() -> dict[str, str]:
-    """The generated modules: name -> text."""
+    """Return the generated modules: name -> text."""
     log, calls, streams = Source.of("aio_log"), Source.of("aio_calls"), Source.of("aio_streams")
     connect = next(node for node in log.tree.body if isinstance(node, ast.FunctionDef) and node.name == "connect")
     made = {

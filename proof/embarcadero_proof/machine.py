@@ -1,4 +1,4 @@
-"""Where and on what figures were measured: without that they mean nothing later."""
+"""The machine and the commit of a measurement: figures mean nothing without them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONFIGURED = (
 
 
 def machine_facts() -> dict[str, Any]:
-    """The machine, the software and the moment."""
+    """Return the machine, the software and the time."""
     return {
         "cpu": _line_of("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": os.cpu_count(),
@@ -35,7 +35,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the source, with a + if something was changed since; `unknown` outside a repository."""
+    """Return the commit of the source, with a + if there are uncommitted changes; `unknown` outside a repository."""
     here = Path(__file__).parent
     if not (name := _git(here, "rev-parse", "--short", "HEAD")):
         return "unknown"
@@ -43,7 +43,7 @@ def commit() -> str:
 
 
 def configuration() -> dict[str, Any]:
-    """The sizes and times of cluster and client, the same for all rows: all defaults."""
+    """Return the sizes and times of cluster and client, the same for all rows: all defaults."""
     return {name.lower(): getattr(limits, name) for name in _CONFIGURED if hasattr(limits, name)}
 
 
@@ -56,7 +56,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _line_of(path: str, name: str) -> str:
-    """The value of a `name: value` line."""
+    """Return the value of a `name: value` line."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:

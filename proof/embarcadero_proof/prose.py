@@ -35,7 +35,7 @@ CONSTRUCTIONS: Final = {
     "person": r"(?:its|the|whose) heart|reign(?:s|ed|ing)?|buri(?:al|ed|es)|nursery|desk|wished|looks? after|hears? of",
     "is to be": r"(?:is|are|was|were) to be",
 }  # fmt: skip
-"""What style.md asks to say in another way, by a name for it."""
+"""Constructions that style.md asks to avoid, by name."""
 
 _PATTERN: Final = re.compile(
     "|".join(f"(?P<c{number}>\\b(?:{each})\\b)" for number, each in enumerate(CONSTRUCTIONS.values())), re.IGNORECASE
@@ -53,7 +53,7 @@ _TECHNICAL: Final = re.compile(r"noqa|type:|fmt:|pragma")
 
 @dataclass(slots=True)
 class Prose:
-    """The measure of some text."""
+    """The measure of a text."""
 
     words: int = 0
     found: Counter[str] = field(default_factory=Counter)
@@ -79,7 +79,7 @@ class Prose:
 
 
 def matches(text: str) -> Iterator[tuple[str, re.Match[str]]]:
-    """Constructions in a text; questions may ask with who and what."""
+    """Yield constructions in a text; questions may use who and what."""
     for match in _PATTERN.finditer(text):
         name = _NAMES[int((match.lastgroup or "c0")[1:])]
         end = re.search(r"[.!?\n|]", text[match.end() :])
@@ -88,14 +88,14 @@ def matches(text: str) -> Iterator[tuple[str, re.Match[str]]]:
 
 
 def markdown(text: str) -> str:
-    """The prose of a page: no code, no addresses."""
+    """Return the prose of a page: no code, no addresses."""
     for pattern, new in ((_COMMENT, ""), (_FENCE, ""), (_INDENTED, ""), (_LINK, "]")):
         text = pattern.sub(new, text)
     return text
 
 
 def python(text: str) -> list[str]:
-    """Docstrings, comments, messages and names of tests of a module."""
+    """Return docstrings, comments, messages and names of tests of a module."""
     tree = ast.parse(text)
     functions = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     pieces = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
@@ -118,7 +118,7 @@ def measure(paths: Iterable[Path]) -> Prose:
 
 
 def findings(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Where a file has constructions: line, name, the words. In a Python file code is searched, too."""
+    """Yield constructions in a file: line, name, words. In a Python file this searches code, too."""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         for name, match in matches(line.replace("_", " ") if "def test_" in line else _CODE.sub("x", line)):
             yield number, name, match.group()
@@ -136,12 +136,12 @@ def folders(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def repository() -> Path:
-    """The checkout that this package is part of."""
+    """Return the folder of the checkout that contains this package."""
     return Path(__file__).parent.parent.parent
 
 
 def texts(root: Path | None = None) -> list[Path]:
-    """Files of the repository that have prose. Reports of runs are records, and left out."""
+    """Return files of the repository with prose. Reports of runs are records, and left out."""
     root = root or repository()
     found = [path for top in ("src", "proof", "tests", "docs", "examples") for path in (root / top).rglob("*")]
     found = [*root.glob("*.md"), *(path for path in found if path.suffix in {".py", ".md"})]
@@ -153,13 +153,13 @@ LIMITS: Final = "tests/prose.tsv"
 
 
 def limits(root: Path | None = None) -> dict[str, float]:
-    """The measure that each folder may have at most."""
+    """Return the highest allowed measure of each folder."""
     lines = ((root or repository()) / LIMITS).read_text().splitlines()
     return {name: float(limit) for name, limit in (line.split("\t") for line in lines)}
 
 
 def lower(root: Path | None = None) -> None:
-    """Write the measures of today as limits, where they are lower than before."""
+    """Write today's measures as limits where they are lower than before."""
     root = root or repository()
     old = limits(root) if (root / LIMITS).exists() else {}
     new = {name: math.ceil(10 * prose.per_thousand) / 10 for name, prose in by_folder(root).items()}
@@ -168,6 +168,6 @@ def lower(root: Path | None = None) -> None:
 
 
 def by_folder(root: Path | None = None) -> dict[str, Prose]:
-    """The measure of each folder of the repository."""
+    """Return the measure of each folder of the repository."""
     root = root or repository()
     return {name: measure(paths) for name, paths in folders(root, texts(root)).items()}

@@ -35,20 +35,20 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What the structure of the product is like."""
+    """Measures of the product's structure."""
 
     modules: int
     lines: int
     wide_classes: dict[str, int]  # attributes by class, of those above ATTRIBUTES_MAX
     long_constructors: dict[str, int]  # parameters by class, of those above PARAMETERS_MAX
     shared_names: dict[str, list[str]]  # modules by class or alias name, of names with several
-    cycles: list[list[str]]  # modules that import each other, one list for each knot
-    injected: int  # modules that ask whether a bug is injected
+    cycles: list[list[str]]  # modules that import each other, one list for each cycle
+    injected: int  # modules that check for injected bugs
     faults: int  # modules that read variables of fault injection
-    skips: int  # lines that the formatter leaves alone
+    skips: int  # lines that the formatter skips
 
     def table(self) -> list[tuple[str, str]]:
-        """A line for each measure."""
+        """Return a row for each measure."""
         return [
             ("modules", f"{self.modules}"),
             ("lines in the wheel", f"{self.lines:,}"),
@@ -111,7 +111,7 @@ def attributes(node: ast.ClassDef) -> set[str]:
 
 
 def parameters(node: ast.ClassDef) -> int:
-    """How many parameters a class's own `__init__` has, `self` left out."""
+    """Count the parameters of a class's own `__init__`, without `self`."""
     for each in node.body:
         if isinstance(each, _FUNCTIONS) and each.name == "__init__":
             given = each.args
@@ -139,7 +139,7 @@ def _defined(tree: ast.Module) -> Iterator[str]:
 
 
 def imports(module: Module, known: set[str]) -> set[str]:
-    """Modules of the package that a module imports anywhere: lazily and for type checking, too."""
+    """Return modules of the package that a module imports anywhere: lazily and for type checking, too."""
     found = set()
     for node in ast.walk(module.tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -151,7 +151,7 @@ def imports(module: Module, known: set[str]) -> set[str]:
 
 
 def cycles(found: list[Module]) -> list[list[str]]:
-    """Groups of modules that reach each other by imports (Tarjan's strongly connected components)."""
+    """Return groups of modules that reach each other by imports (Tarjan's strongly connected components)."""
     known = {module.name for module in found}
     graph = {module.name: sorted(imports(module, known)) for module in found}
     order: dict[str, int] = {}
@@ -181,5 +181,5 @@ def cycles(found: list[Module]) -> list[list[str]]:
 
 
 def by_folder(found: list[Module]) -> Counter[str]:
-    """How many modules each folder of the package has."""
+    """Count the modules of each folder of the package."""
     return Counter(module.path.relative_to(PACKAGE).parts[0] for module in found)

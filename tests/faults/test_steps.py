@@ -10,14 +10,22 @@ import pytest
 from embarcadero.env import NO_STEPS
 from embarcadero.errors import BadConfiguration
 from embarcadero.steps import Step
-from embarcadero_proof.faults.steps import STEP_VARIABLE, Wish, WishedSteps, arm, fired, parse_wish, steps_of
+from embarcadero_proof.faults.steps import (
+    STEP_VARIABLE,
+    RequestedSteps,
+    StepRequest,
+    arm,
+    fired,
+    parse_request,
+    steps_of,
+)
 
 
 def test_a_request_is_read() -> None:
     """Role, step, fault, and the number of the occurrence; a role may have a number."""
-    assert parse_wish("sequencer@takeover.read:stop") == Wish("sequencer", Step.TAKEOVER_READ, "stop", 1)
-    assert parse_wish("broker:1@ack.loaded:kill:3") == Wish("broker:1", Step.ACK_LOADED, "kill", 3)
-    assert parse_wish("replica@replica.line:sleep 20") == Wish("replica", Step.REPLICA_LINE, "sleep 20", 1)
+    assert parse_request("sequencer@takeover.read:stop") == StepRequest("sequencer", Step.TAKEOVER_READ, "stop", 1)
+    assert parse_request("broker:1@ack.loaded:kill:3") == StepRequest("broker:1", Step.ACK_LOADED, "kill", 3)
+    assert parse_request("replica@replica.line:sleep 20") == StepRequest("replica", Step.REPLICA_LINE, "sleep 20", 1)
 
 
 @pytest.mark.parametrize(
@@ -28,13 +36,13 @@ def test_a_request_is_read() -> None:
 def test_an_invalid_request_is_an_error(text: str) -> None:
     """A typo does not pass for a test in which nothing happened."""
     with pytest.raises(BadConfiguration):
-        parse_wish(text)
+        parse_request(text)
 
 
 def test_it_happens_once_and_only_when_armed(tmp_path: Path) -> None:
     """Not before it is armed, not at another step, at the nth time from then on; then never again, in any process."""
-    wish = Wish("broker", Step.ACK_LOADED, "sleep 0", 2)
-    first, second = WishedSteps(wish, tmp_path), WishedSteps(wish, tmp_path)
+    request = StepRequest("broker", Step.ACK_LOADED, "sleep 0", 2)
+    first, second = RequestedSteps(request, tmp_path), RequestedSteps(request, tmp_path)
     for _ in range(3):
         first.at(Step.ACK_LOADED)
     arm(tmp_path)
@@ -53,8 +61,8 @@ def test_only_the_named_role_has_the_request(tmp_path: Path, monkeypatch: pytest
     """All processes have the same environment: the value names its target, one role or all of a kind."""
     assert steps_of("broker:1", tmp_path) is NO_STEPS
     monkeypatch.setenv(STEP_VARIABLE, "broker:1@ack.loaded:stop")
-    assert isinstance(steps_of("broker:1", tmp_path), WishedSteps)
+    assert isinstance(steps_of("broker:1", tmp_path), RequestedSteps)
     assert steps_of("broker:0", tmp_path) is NO_STEPS
     monkeypatch.setenv(STEP_VARIABLE, "sequencer@takeover.read:stop")
-    assert isinstance(steps_of("sequencer:1", tmp_path), WishedSteps)
+    assert isinstance(steps_of("sequencer:1", tmp_path), RequestedSteps)
     assert steps_of("broker:1", tmp_path) is NO_STEPS

@@ -21,8 +21,8 @@ IMPORTANT = (
     "missing-flush", "missing-invalidate", "lane-ack-unchecked", "frontier-before-entries", "dedupe-off",
     "durable-before-sync", "ack-before-durable", "serve-above-durable", "old-range-counts", "damage-cut",
     "failover-statistic", "positions-reused", "too-few-replies", "append-time-goes-back", "end-recorded-low",
-    "cut-left-out", "gap-stops-all", "connections-left", "loss-not-told", "end-unconfirmed", "claimed-number-moved",
-    "unknown-told-as-failed", "weak-held", "strong-forgotten-at-replay", "late-trim-done", "deleted-memory-left",
+    "cut-left-out", "gap-stops-all", "connections-left", "loss-not-reported", "end-unconfirmed", "claimed-number-moved",
+    "unknown-as-failed", "weak-held", "strong-forgotten-at-replay", "late-trim-done", "deleted-memory-left",
     "reference-unchecked", "reference-not-durable",
 )  # fmt: skip
 """One of each kind, and for each promise a bug that only its checker detects.

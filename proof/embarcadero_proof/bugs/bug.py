@@ -1,4 +1,4 @@
-"""What an injected bug is, and the runs in which bugs are looked for."""
+"""The description of an injected bug, and the biased runs that look for bugs."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from embarcadero_proof.bugs.patch import Edit
 from embarcadero_proof.sim.durable import Bias
 
 ROLE: Final = "a role"
-"""In place of a promise: a role looks for just this, and fails or reports it before any process acts on it."""
+"""Stands for a promise: a role checks for exactly this error, and fails or reports it before any process acts on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """A bug that is injected on purpose. A seed, a scope or a test must catch it: the net has no hole there."""
+    """An injected bug. A seed, a scope or a test must catch it; otherwise the tests miss such bugs."""
 
     name: str
     what: str
-    by: str = ""  # the promises whose checkers have to catch it, each of them; or ROLE
-    leak: Leak | None = None  # None: `edits` leave a rule of role code out
+    by: str = ""  # the promises whose checkers must catch it, each of them; or ROLE
+    leak: Leak | None = None  # None: `edits` remove a rule from role code
     edits: tuple[Edit, ...] = ()
     lanes: bool = False  # it needs a run with a topic of order 0 or 1
-    bias: Bias | None = None  # it needs a run with replicas, and this trouble
+    bias: Bias | None = None  # it needs a run with replicas and these faults
     witnesses: tuple[int, ...] = ()  # seeds that are known to catch it, the cheapest first
-    scope: str = ""  # it has to be caught in this scope of sim/exhaustive, too; or there only: runs have a second net
+    scope: str = ""  # this scope of sim/exhaustive must catch it, too; or only it, where runs have a second safeguard
     test: str = ""  # the file of the test that catches it, where no run and no scope does
 
     @property
     def checkers(self) -> list[str]:
-        """Each of these has to catch it."""
+        """The checkers that must catch it, each of them."""
         return self.by.split(", ") if self.by else []
 
     @property
     def where(self) -> str:
-        """Where it is injected."""
+        """The functions, or the region, in which it is injected."""
         if self.leak is not None:
             return f"{self.leak.role}: {self.leak.primitive} of {self.leak.region.strip('/-')}"
         return ", ".join(edit.where.removeprefix("embarcadero.") for edit in self.edits)
 
 
-# --- worlds -----------------------------------------------------------------------------------------------------------
+# --- biased runs ------------------------------------------------------------------------------------------------------
 POWER: Final = Bias(("power-cut", "slow-disk"), copies=(2, 2))
 SEALS: Final = Bias(("replica-crash", "replica-pause", "slow-disk"), every_s=2.0)
 LOSS: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000)
 WIPES: Final = Bias(("cluster-loss", "wipe", "replica-crash"), job_us=20_000)
 ROT: Final = Bias(("bit-flip", "cluster-loss", "replica-crash"))
-REIGNS: Final = Bias(("sequencer-crash-inside",), interrupt_rate=0.05)
+CRASHES: Final = Bias(("sequencer-crash-inside",), interrupt_rate=0.05)
 STRIKES: Final = Bias(("sequencer-crash-inside", "sequencer-zombie"), interrupt_rate=0.05)
 MOVES: Final = Bias(("hand-over", "sequencer-zombie"), every_s=1.0, interrupt_rate=0.05)
 TRIMS: Final = Bias(("trim", "replica-crash"), every_s=1.0)

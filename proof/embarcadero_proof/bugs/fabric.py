@@ -31,7 +31,7 @@ BUGS: Final = (
     Bug("epoch-not-fenced", "a takeover reads without a fence after it opened its epoch line",
         scope="ack, one host",
         edits=(Edit("embarcadero.fabric.leader:EpochTable.open", "        self._fabric.fence()\n", ""),)),
-    Bug("range-not-rechecked", "the count of durable copies does not look at the range word again",
+    Bug("range-not-rechecked", "the count of durable copies does not check the range word again",
         scope="seal, one host",
         edits=(Edit("embarcadero.fabric.leader:Durability._count",
                     "if self._word(lane) != word or", "if"),)),

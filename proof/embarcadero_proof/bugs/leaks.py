@@ -1,4 +1,4 @@
-"""Memory primitives that one role forgets on one kind of region: its fabric is wrapped."""
+"""Memory primitives that one role omits on one kind of region: its fabric is wrapped."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from embarcadero.fabric.region import Bytes, Fabric, Region, Shape
 
 Wrap = Callable[[str, Fabric], Fabric]
-"""(role, its host's fabric) -> the fabric that the role gets"""
+"""(role, its host's fabric) -> the fabric for the role"""
 
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """One primitive that one role forgets, on regions whose name has `region` in it, from byte `first` on."""
+    """One primitive that one role omits, on regions whose name contains `region`, from byte `first` on."""
 
     role: str
     primitive: str
@@ -21,12 +21,12 @@ class Leak:
     first: int = 0
 
     def forgets(self, primitive: str, name: str, offset: int) -> bool:
-        """Whether this call is left out."""
+        """Whether this call is omitted."""
         return primitive == self.primitive and self.region in name and offset >= self.first
 
 
 class LeakyRegion:
-    """A region of which one primitive is forgotten."""
+    """A region with one primitive omitted."""
 
     def __init__(self, region: Region, leak: Leak) -> None:
         self._region, self._leak = region, leak
@@ -44,7 +44,7 @@ class LeakyRegion:
 
 
 class LeakyFabric:
-    """A fabric whose user forgets a primitive."""
+    """A fabric with one primitive omitted."""
 
     def __init__(self, fabric: Fabric, leak: Leak) -> None:
         self._fabric, self._leak = fabric, leak

@@ -1,4 +1,4 @@
-"""Memory primitives that a role forgets."""
+"""Memory primitives that a role omits."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ BUGS: Final = (
               Leak("broker", "invalidate", "/log"), witnesses=(90,)),
     Bug("missing-invalidate-pending", "the sequencer reads pending entries from its cache", ROLE,
               Leak("sequencer", "invalidate", "/pending", SLOTS_OFFSET), witnesses=(0,)),
-    Bug("missing-flush-held", "the sequencer does not flush batches that wait", "P9",
+    Bug("missing-flush-held", "the sequencer does not flush its reorder buffer", "P9",
               Leak("sequencer", "flush", "/held"), witnesses=(103,)),
     Bug("missing-flush-checkpoint", "the sequencer does not flush checkpoints", ROLE,
               Leak("sequencer", "flush", "/checkpoint-"), witnesses=(4,)),
-    Bug("missing-flush-freed", "brokers do not flush that a chunk is freed", "P4",
+    Bug("missing-flush-freed", "brokers do not flush the line of a freed chunk", "P4",
               Leak("broker", "flush", "/frontiers", frontier_offset(BrokerLine.CHUNKS)), witnesses=(90,)),
     Bug("missing-flush-lane", "brokers do not flush entries of their lanes", ROLE,
               Leak("broker", "flush", "/order-", SLOTS_OFFSET), lanes=True, witnesses=(135,)),

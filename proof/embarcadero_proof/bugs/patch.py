@@ -1,12 +1,12 @@
-"""Patch functions of the running product: an injected bug is text of one function that is replaced by other text.
+"""Patch functions of the running product: an injected bug replaces text of one function.
 
     with patched([Edit("embarcadero.sequencer.order.batches:Order.place", "if seen.any():", "if False:")]):
         ...
 
-The source of the module is read, the text replaced, the whole compiled, and the code of that one function exchanged
-(`function.__code__`), so that every reference to it, however it was imported, runs the patched code. Afterwards it has
-its own code again. A patch whose text is not there exactly once raises SourceMoved: the source has changed, and the
-patch must follow it.
+A patch reads the source of the module, replaces the text, compiles the module, and exchanges the code of that one
+function (`function.__code__`). So every reference to it, however it was imported, runs the patched code. Afterwards the
+function gets its own code back. A patch whose text is not in the source exactly once raises SourceMoved: the source has
+changed, and the patch must follow it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class SourceMoved(EmbarcaderoError):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replace text in one function. `where` is `module:qualified name`; a property or a decorated function will do.
+    """Replace text in one function. `where` is `module:qualified name`; a property or a decorated function works, too.
 
-    `old` must occur exactly once in the source of the function, its decorators left out. `new` may use all that the
-    function can see: its arguments, globals of its module, what it imports itself.
+    `old` must occur exactly once in the source of the function, without its decorators. `new` may use everything that
+    is visible in the function: its arguments, globals of its module, its own imports.
     """
 
     where: str
@@ -58,7 +58,7 @@ class Edit:
 
 @contextmanager
 def patched(edits: Sequence[Edit]) -> Iterator[None]:
-    """Apply all edits for as long as the block lasts. Edits of one function are applied one after the other."""
+    """Apply all edits while the block runs. Edits of one function are applied one after the other."""
     by_function: dict[str, list[Edit]] = defaultdict(list)
     for edit in edits:
         by_function[edit.where].append(edit)
@@ -71,7 +71,7 @@ def patched(edits: Sequence[Edit]) -> Iterator[None]:
 
 
 def function_of(edit: Edit) -> FunctionType:
-    """Find the function object that an edit means. SourceMoved, if there is none."""
+    """Find the function object of an edit. Raises SourceMoved if there is none."""
     found: Any = importlib.import_module(edit.module)
     try:
         for part in edit.name.split("."):
@@ -88,7 +88,7 @@ def function_of(edit: Edit) -> FunctionType:
 
 
 def patched_code(edits: Sequence[Edit]) -> CodeType:
-    """Compile the function that these edits mean, with their texts replaced. SourceMoved, if one does not fit."""
+    """Compile the function of these edits with their texts replaced. Raises SourceMoved if an edit does not fit."""
     module, name = edits[0].module, edits[0].name
     file, text = _source(module)
     start, end = _lines(module, name)
@@ -97,14 +97,14 @@ def patched_code(edits: Sequence[Edit]) -> CodeType:
     for edit in edits:
         if (times := body.count(edit.old)) != 1:
             raise SourceMoved(
-                f"{edit.where} has {edit.old!r} {times} times, not once", "adapt the injected bug to the source"
+                f"{edit.where} has {edit.old!r} {times} times instead of once", "adapt the injected bug to the source"
             )
         body = body.replace(edit.old, edit.new)
     changed = "".join(lines[: start - 1]) + body + "".join(lines[end:])
     code = _code_named(compile(changed, file, "exec", dont_inherit=True), name)
     function = function_of(edits[0])
     if code is None or code.co_freevars != function.__code__.co_freevars:
-        raise SourceMoved(f"{edits[0].where} closes over other variables", "patch another function")
+        raise SourceMoved(f"{edits[0].where} closes over other variables than before", "patch another function")
     return code
 
 
@@ -130,7 +130,7 @@ def _lines(module: str, name: str) -> tuple[int, int]:
 
 
 def _code_named(code: CodeType, name: str) -> CodeType | None:
-    """Find the code of a function by its qualified name; of several the last one."""
+    """Find the code of a function by its qualified name; the last one of several."""
     found = None
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

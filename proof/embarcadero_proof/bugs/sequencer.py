@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from embarcadero_proof.bugs.bug import HOLDERS, LOSS, MOVES, REIGNS, ROLE, SEALS, SLOW, STRIKES, WIPES, Bug
+from embarcadero_proof.bugs.bug import CRASHES, HOLDERS, LOSS, MOVES, ROLE, SEALS, SLOW, STRIKES, WIPES, Bug
 from embarcadero_proof.bugs.patch import Edit
 
 _ORDER: Final = "embarcadero.sequencer.order.batches:LaneOrder"
@@ -69,7 +69,7 @@ _MARKS_LAST: Final = """\
 BUGS: Final = (
     Bug(
         "slot-reused-early",
-        "pending slots are freed before what they hold is safe",
+        "pending slots are freed before their entries are safe",
         "P9",
         witnesses=(14,),
         edits=(Edit(f"{_BROKERS}PendingSource.offer", "        return max(0, count)\n", _SLOTS_EARLY),),
@@ -78,7 +78,7 @@ BUGS: Final = (
         "frontier-before-entries",
         "the ordered frontier moves before the entries are flushed",
         ROLE,
-        bias=REIGNS,
+        bias=CRASHES,
         witnesses=(8,),
         edits=(Edit(f"{_LANE}.write", "            self._ring.write(part, self.free_below)\n", _FRONTIER_EARLY),),
     ),
@@ -91,7 +91,7 @@ BUGS: Final = (
     ),
     Bug(
         "laps-forgotten",
-        "a checkpoint takes a session's window for one that has not gone round yet",
+        "a checkpoint restores a session's window without its wrap-around",
         "P2",
         witnesses=(70_246, 70_065),
         edits=(
@@ -104,37 +104,37 @@ BUGS: Final = (
     ),
     Bug(
         "held-forgotten",
-        "batches that wait for a gap are lost when it closes",
+        "batches in the reorder buffer are lost when their gap closes",
         "P3",
         witnesses=(90, 0),
         edits=(Edit(f"{_ORDER}._sorted_prefixes", "return chosen,", "return chosen[chosen < step.came],"),),
     ),
     Bug(
         "strong-forgotten-in-checkpoint",
-        "a restored checkpoint takes strong sessions of order 2 for weak ones",
+        "a restored checkpoint treats strong sessions of order 2 as weak",
         "P3",
-        bias=REIGNS,
+        bias=CRASHES,
         witnesses=(90_000,),
         edits=(Edit(f"{_CHECKPOINT}restore", ' | (saved["strong"] != 0)', ""),),
     ),
     Bug(
         "strong-forgotten-at-replay",
-        "a takeover takes strong sessions of order 2 for weak ones",
+        "a takeover treats strong sessions of order 2 as weak",
         "P3",
-        bias=REIGNS,
+        bias=CRASHES,
         witnesses=(90_000,),
         edits=(Edit(f"{_CHECKPOINT}_replay_control", "order.all_strong or strong", "order.all_strong"),),
     ),
     Bug(
         "weak-held",
-        "a weak session's batch waits behind a gap",
+        "a weak session's batch waits for a gap to close",
         "P9",
         witnesses=(90_004,),
         edits=(Edit(f"{_ORDER}._choose", "if every(strong):", "strong.fill(True)\n        if every(strong):"),),
     ),
     Bug(
         "seal-at-frontier",
-        "a range is sealed at what is ordered, not at what is durable",
+        "a range is sealed at its ordered end instead of its durable end",
         "P6",
         bias=SEALS,
         witnesses=(147, 90, 43),
@@ -142,7 +142,7 @@ BUGS: Final = (
     ),
     Bug(
         "failover-statistic",
-        "after a loss of the fabric the smallest reply is the end",
+        "after a loss of the fabric the end is the smallest reply",
         "P1",
         bias=LOSS,
         witnesses=(1,),
@@ -158,7 +158,7 @@ BUGS: Final = (
     ),
     Bug(
         "forgetful-counts",
-        "a replica that says nothing of a range is taken for one with an empty copy",
+        "a replica without a line for a range counts as an empty copy",
         "P1",
         bias=WIPES,
         witnesses=(13,),
@@ -166,15 +166,15 @@ BUGS: Final = (
     ),
     Bug(
         "positions-reused",
-        "after a loss of the fabric positions are handed out again",
+        "after a loss of the fabric positions are assigned again",
         "P2",
         bias=LOSS,
         witnesses=(1,),
         edits=(Edit(f"{_RECOVERY}._seal_recovered", "        return recovery.", _SEAL_PLAINLY),),
     ),
     Bug(
-        "checkpoint-says-more",
-        "a restored checkpoint calls more sequences stored than are",
+        "checkpoint-overstates",
+        "a restored checkpoint marks sequences as stored that are not",
         "P1",
         bias=LOSS,
         witnesses=(17, 6),
@@ -182,7 +182,7 @@ BUGS: Final = (
     ),
     Bug(
         "order-slot-reused-early",
-        "order slots are reused before they are durable",
+        "order slots are reused before their entries are durable",
         ROLE,
         bias=SLOW,
         witnesses=(43,),
@@ -190,9 +190,9 @@ BUGS: Final = (
     ),
     Bug(
         "reissue-left-out",
-        "a takeover does not issue again what readers may still ask for",
+        "a takeover does not re-issue entries that readers may still ask for",
         "P8",
-        bias=REIGNS,
+        bias=CRASHES,
         witnesses=(4,),
         edits=(
             Edit(f"{_LANE}.inherit", "        if len(entries):", _NOT_REISSUED),
@@ -201,9 +201,9 @@ BUGS: Final = (
     ),
     Bug(
         "held-not-read",
-        "a takeover forgets batches that wait for a gap to close",
+        "a takeover does not read the reorder buffer",
         "P9",
-        bias=REIGNS,
+        bias=CRASHES,
         witnesses=(2, 1),
         edits=(
             Edit(
@@ -215,18 +215,16 @@ BUGS: Final = (
     ),
     Bug(
         "foreseen-is-the-end",
-        "a takeover takes what it prefetched before its epoch line was open for all there is",
+        "a takeover orders only the entries that it prefetched before its epoch line was open",
         "P2, P5",
         witnesses=(1019, 1058, 1004),
-        edits=(
-            Edit(f"{_STATE}.rest", "replay(order, after, now_us)", "replay(order, after := after[:0], now_us)"),
-        ),
+        edits=(Edit(f"{_STATE}.rest", "replay(order, after, now_us)", "replay(order, after := after[:0], now_us)"),),
     ),
     Bug(
         "append-time-goes-back",
-        "a sequencer uses its own clock, whatever its predecessor wrote",
+        "a sequencer uses its own clock, even if it is behind its predecessor's last time",
         "P3",
-        bias=REIGNS,
+        bias=CRASHES,
         witnesses=(2, 1),
         edits=(Edit(f"{_LANE}._begin", "self.order.not_before(wall_us)", "self.order.append_us = wall_us"),),
     ),
@@ -240,9 +238,9 @@ BUGS: Final = (
     ),
     Bug(
         "end-recorded-low",
-        "the store records that the order ended one batch earlier",
+        "the store records an end of the order that is one batch too low",
         "P5",
-        bias=REIGNS,
+        bias=CRASHES,
         witnesses=(1,),
         edits=(
             Edit(f"{_TAKEOVER}Takeover._start", "lane.order.next_index for", "max(0, lane.order.next_index - 1) for"),
@@ -250,16 +248,16 @@ BUGS: Final = (
     ),
     Bug(
         "gap-stops-all",
-        "nothing is ordered while a batch waits for its gap to close",
+        "nothing is ordered while the reorder buffer holds a batch",
         "P9",
         witnesses=(105,),
         edits=(Edit(f"{_SEQUENCER}Rounds._offers", "        for source in", _STOP_ALL),),
     ),
     Bug(
         "regions-left",
-        "a sequencer does not remove what epochs before its predecessor left",
+        "a sequencer does not remove regions of epochs before its predecessor's",
         "P9",
-        bias=REIGNS,
+        bias=CRASHES,
         witnesses=(2, 1),
         edits=(Edit(f"{_LEADERSHIP}Sweeper._left", "generation_holds()", "generation_holds() and False"),),
     ),
@@ -268,13 +266,11 @@ BUGS: Final = (
         "a sequencer keeps the rings of a deleted topic",
         "P9",
         witnesses=(150_000,),
-        edits=(
-            Edit(f"{_LEADERSHIP}LeaderLanes.drop", "self._leader.fabric.remove(name)", "pass"),
-        ),
+        edits=(Edit(f"{_LEADERSHIP}LeaderLanes.drop", "self._leader.fabric.remove(name)", "pass"),),
     ),
     Bug(
         "epoch-opened-late",
-        "a takeover reads first, and opens its epoch line then",
+        "a takeover reads before it opens its epoch line",
         "P2, P5",
         bias=MOVES,
         witnesses=(160,),
@@ -291,7 +287,7 @@ BUGS: Final = (
     ),
     Bug(
         "ordered-end-from-frontier",
-        "a takeover takes the frontier for the end of the order",
+        "a takeover treats the frontier as the end of the order",
         scope="ack",
         edits=(
             Edit(
@@ -318,7 +314,7 @@ BUGS: Final = (
     ),
     Bug(
         "takeover-reads-forwards",
-        "a takeover reads how far pending rings were read after what was answered",
+        "a takeover reads the read-through watermarks after the results",
         scope="answers, one host",
         edits=(Edit(f"{_STATE}.__init__", "        steps.at(Step.TAKEOVER_ANSWERS_READ)\n", _MARKS_LAST),),
     ),
@@ -330,7 +326,7 @@ BUGS: Final = (
     ),
     Bug(
         "closing-said-late",
-        "a sealer reads durable lines first, and writes closing then",
+        "a sealer reads durable lines before it writes closing",
         scope="seal, one host",
         edits=(
             Edit(f"{_RANGES}._close", _LINES, ""),
@@ -339,7 +335,7 @@ BUGS: Final = (
     ),
     Bug(
         "handles-reused",
-        "after a loss of the fabric handles of sessions are handed out again",
+        "after a loss of the fabric handles of sessions are assigned again",
         test="tests/sequencer/test_recovery.py",
         edits=(
             Edit(f"{_RECOVERY}._begin", "order.table.pass_over(handles)", "pass"),
@@ -348,7 +344,7 @@ BUGS: Final = (
     ),
     Bug(
         "ceiling-ignored",
-        "positions are handed out that the store has not reserved",
+        "positions are assigned that the store has not reserved",
         test="tests/sequencer/test_room.py",
         edits=(Edit(f"{_CAPACITY}._bound", "self.ceiling", "((1 << 64) - 1, (1 << 64) - 1)"),),
     ),

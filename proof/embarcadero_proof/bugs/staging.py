@@ -34,12 +34,12 @@ BUGS: Final = (
                     "    await ledger.finish(write, decision.epoch)\n    await ledger.publish(manifest)\n"),),
     ),
     Bug(
-        "newer-manifest-published", "a committer publishes its own manifest, whatever was decided", scope="commit",
+        "newer-manifest-published", "a committer publishes its own manifest, not the decided one", scope="commit",
         edits=(Edit(_COMPLETE, "manifest is None or (manifest.epoch, manifest.digest) != wanted:",
                     "manifest is None:"),),
     ),
     Bug(
-        "sweep-drops-decided", "the sweep gives up what is staged for writes that are open", scope="sweep",
+        "sweep-drops-decided", "the sweep trims batches that are staged for open writes", scope="sweep",
         edits=(Edit("embarcadero.staging.sweep:OpenWrites.horizon_us", "min([now_us, *began])", "now_us"),),
     ),
 )  # fmt: skip

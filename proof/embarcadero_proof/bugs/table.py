@@ -1,4 +1,4 @@
-"""All injected bugs by name, and how to inject them."""
+"""All injected bugs by name, and their injection."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ BUGS: Final[dict[str, Bug]] = {
 _BY_ROUNDS: Final = Edit(
     "embarcadero.sequencer.order.batches:order_one", "    row = session", "    return None\n    row = session"
 )
-"""Rounds of one batch go the way of all others, where most bugs are injected."""
+"""Makes rounds of one batch run the code of larger rounds, where most bugs are injected."""
 ACTIVE: Final[set[str]] = set()
 """Names of the bugs that are injected now."""
 
 
 def is_injected(name: str) -> bool:
-    """Whether this bug is injected now: for models of a role that leave a rule out by themselves."""
+    """Whether this bug is injected now: for models of a role, which omit a rule themselves."""
     return name in ACTIVE
 
 
 def bias_of(names: Sequence[str]) -> Bias | None:
-    """What the runs are like in which these bugs are looked for."""
+    """Return the kind of run that looks for these bugs."""
     return next((BUGS[name].bias for name in names if name in BUGS and BUGS[name].bias is not None), None)
 
 
 @contextmanager
 def injected(*names: str) -> Iterator[Wrap]:
-    """Inject these bugs for a while. Gives what wraps the fabrics of roles. BadValue for a name that is none."""
+    """Inject these bugs while the block runs. Yields the wrapper for fabrics of roles. BadValue for an unknown name."""
     if unknown := [name for name in names if name not in BUGS]:
-        raise BadValue(f"there are no injected bugs {unknown}", f"choose from {sorted(BUGS)}")
+        raise BadValue(f"there are no injected bugs with the names {unknown}", f"choose from {sorted(BUGS)}")
     chosen = [BUGS[name] for name in names]
     ACTIVE.update(names)
     try:

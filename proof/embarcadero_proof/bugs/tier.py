@@ -11,7 +11,7 @@ _TABLE: Final = "embarcadero.tier.table:TierTable"
 
 BUGS: Final = (
     Bug(
-        "tier-blind-commit", "a job commits without a look at the frontiers", test="tests/tier/test_table.py",
+        "tier-blind-commit", "a job commits without a check of the frontiers", test="tests/tier/test_table.py",
         edits=(Edit(f"{_TABLE}.commit", "if now.frontiers != dict(before):", "if False:"),),
     ),
     Bug(

@@ -7,13 +7,13 @@ from embarcadero.cli.output import Verbs
 from embarcadero_proof.cli import chaos, proof, prose
 
 HELP = """
-What proves Embarcadero: simulated clusters, real ones in trouble, hostile inputs, measurements.
+Test and measure Embarcadero: simulated clusters, real clusters with faults, hostile inputs, benchmarks.
 
     embarcadero-proof sim --seeds 0:100        # simulated clusters on incoherent memory, bad networks and disks
 
     embarcadero-proof sim --bugs             # injected bugs: each must be caught
 
-    embarcadero-proof chaos matrix --list      # named cases of trouble for real processes
+    embarcadero-proof chaos matrix --list      # named cases of faults of real processes
 
     embarcadero-proof fuzz --seconds 10        # damaged and hostile inputs for every decoder
 

@@ -16,28 +16,28 @@ Report = Annotated[Path | None, typer.Option(show_default=False, help="Write a J
 def sim(
     seeds: Annotated[str, typer.Option(help="Seeds FIRST:LAST, the last one excluded; each is one run.")] = "0:100",
     report: Report = None,
-    bugs: Annotated[bool, typer.Option("--bugs", help="Inject each known bug, and see that it is caught.")] = False,
+    bugs: Annotated[bool, typer.Option("--bugs", help="Inject each known bug, and check that it is caught.")] = False,
     steps: Annotated[bool, typer.Option("--steps", help="Crash and pause at each named step of the protocol.")] = False,
     exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="All interleavings of small scopes, instead of seeds.")
+        bool, typer.Option("--exhaustive", help="Explore all interleavings of small scopes instead of seeds.")
     ] = False,
     jobs: Annotated[int, typer.Option(help="Processes. 0: one per core.")] = 0,
-    trace: Annotated[bool, typer.Option("--trace", help="Print the story of a single seed, or of each scope.")] = False,
-    shrink: Annotated[
-        bool, typer.Option("--shrink", help="Make failing runs as small as they get, and print their story.")
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Print the transcript of a single seed, or of each scope.")
     ] = False,
+    shrink: Annotated[bool, typer.Option("--shrink", help="Shrink failing runs, and print their transcripts.")] = False,
     results: Annotated[
         Path | None,
-        typer.Option(show_default=False, help="Put each seed on record in this folder, or .jsonl file; go on there."),
+        typer.Option(show_default=False, help="Record each seed in this folder or .jsonl file, and continue from it."),
     ] = None,
     show: Annotated[
-        Path | None, typer.Option(show_default=False, help="Only show what is on record in this folder or file.")
+        Path | None, typer.Option(show_default=False, help="Only show the seeds recorded in this folder or file.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Simulate whole clusters: incoherent memory, crashes, a bad network. Same seed, same history.
 
-    With --results a run can be stopped and started again: seeds that are on record for this commit are not run twice.
+    With --results a run can be stopped and started again: seeds that are recorded for this commit do not run twice.
 
     Examples:
 
@@ -77,17 +77,17 @@ def sim(
 def _span(text: str) -> tuple[int, int]:
     first, colon, last = text.partition(":")
     if not (colon and first.isdigit() and last.isdigit() and int(first) < int(last)):
-        raise BadValue(f"--seeds {text!r} is not a span", "use FIRST:LAST, such as 0:100")
+        raise BadValue(f"--seeds {text!r} is not a range of seeds", "use FIRST:LAST, such as 0:100")
     return int(first), int(last)
 
 
 def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="A short run, to see that it works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A short run, to check that everything works.")] = False,
     full: Annotated[bool, typer.Option("--full", help="A long run: up to 50 M records and 10,000 sessions.")] = False,
     only: Annotated[str, typer.Option(help="Only these rows, with commas, such as latency,send.")] = "",
-    trials: Annotated[int | None, typer.Option(show_default=False, help="How often everything is measured.")] = None,
+    trials: Annotated[int | None, typer.Option(show_default=False, help="Number of measurements of each row.")] = None,
     total_mib: Annotated[
-        int | None, typer.Option(show_default=False, help="MiB that each publish measurement moves.")
+        int | None, typer.Option(show_default=False, help="MiB that each publish measurement sends.")
     ] = None,
     record_bytes: Annotated[int | None, typer.Option(show_default=False, help="Size of a record's value.")] = None,
     batch_kib: Annotated[
@@ -99,10 +99,10 @@ def bench(
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw PNG files (needs matplotlib).")] = True,
     json: Json = False,
 ) -> None:
-    """Measure, as ratios to what this machine does raw, and compare with what we aim for.
+    """Measure as ratios to the raw speed of this machine, and compare with our goals.
 
     Rows: publish, read, send, latency, sequencer, mirror, idle, memory, flat, durable, warm, restart, recovery,
-    spark (where PySpark and Java are); and stress, by name only.
+    spark (where PySpark and Java are installed); and stress, by name only.
 
     Examples:
 
@@ -135,17 +135,17 @@ def bench(
 
 def fuzz(
     target: Annotated[
-        list[str] | None, typer.Option(show_default=False, help="Only this target; give it again for more.")
+        list[str] | None, typer.Option(show_default=False, help="Only this target; may be repeated.")
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0.1, show_default="10", help="How long each target runs, at most.")
+        float | None, typer.Option(min=0.1, show_default="10", help="The most time for each target.")
     ] = None,
     inputs: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="How many inputs each target gets, at most.")
+        int | None, typer.Option(min=1, show_default=False, help="The most inputs for each target.")
     ] = None,
     seed: Annotated[str, typer.Option(help="Same seed, same inputs.")] = "0",
     jobs: Annotated[int, typer.Option(help="Processes. 0: one per core.")] = 0,
-    report: Annotated[Path, typer.Option(help="Where the report goes; findings are saved beside it.")] = Path(
+    report: Annotated[Path, typer.Option(help="File of the report; findings are saved beside it.")] = Path(
         "build/fuzz/report.json"
     ),
     input: Annotated[
@@ -153,10 +153,10 @@ def fuzz(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Give every decoder and every recovery hostile and damaged inputs: success or a typed error, and nothing else.
+    """Give hostile and damaged inputs to every decoder and every recovery: they succeed or raise a typed error.
 
-    Real inputs are changed, with lengths and checksums made to fit again, so that deep code is reached. Memory and time
-    of each input are bounded. What is found is made small and saved.
+    The fuzzer changes real inputs, and often corrects their lengths and checksums, to reach deep code. Memory and time
+    of each input are bounded. Findings are shrunk and saved.
 
     Examples:
 
@@ -171,26 +171,26 @@ def fuzz(
 
     if input is not None:
         if not target or len(target) != 1 or not input.is_file():
-            raise BadValue("--input needs one --target, and a file", "such as a finding names it")
+            raise BadValue("--input needs one --target, and an existing file", "name both as a finding does")
         raise typer.Exit(again(target[0], input))
     settings = Settings(
         targets=tuple(target or ()), inputs=inputs, seed=seed, jobs=jobs,
         seconds=10.0 if seconds is None and inputs is None else seconds,
     )  # fmt: skip
-    show = (lambda told, _: print_json(told)) if json else (lambda _, rows: print_table("fuzz", COLUMNS, rows))
+    show = (lambda report, _: print_json(report)) if json else (lambda _, rows: print_table("fuzz", COLUMNS, rows))
     raise typer.Exit(run_cli(settings, report, show))
 
 
 def structure(
     crossing: Annotated[
-        bool, typer.Option("--crossing/--no-crossing", help="Also watch a cluster: the files that one record crosses.")
+        bool, typer.Option("--crossing/--no-crossing", help="Also trace a cluster: the files that one record crosses.")
     ] = True,
     json: Json = False,
 ) -> None:
-    """Measure the structure of the product: sizes, names with several meanings, import cycles, files on a record's way.
+    """Measure the structure of the product: sizes, names with several meanings, import cycles, files per record.
 
-    Of files on the way those count in which a function runs that does not run on an idle cluster; in brackets all files
-    in which code runs.
+    A file on the path counts if a function in it runs that does not run on an idle cluster; the number in brackets
+    counts all files with code that runs.
 
     Example:
 

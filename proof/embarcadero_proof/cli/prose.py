@@ -1,4 +1,4 @@
-"""prose: how plain the text of the repository is."""
+"""prose: how plain the repository's text is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def prose(
         list[Path] | None, typer.Argument(show_default=False, help="Files or folders to list line by line.")
     ] = None,
     lower: Annotated[
-        bool, typer.Option("--lower", help="Make today's measures the limits of the test, where they fell.")
+        bool, typer.Option("--lower", help="Make today's measures the limits of the test where they are lower.")
     ] = False,
     json: Json = False,
 ) -> None:

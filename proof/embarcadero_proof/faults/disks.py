@@ -1,6 +1,6 @@
 """Real disks whose syncs fail on request.
 
-No sync of a replica succeeds while there is `<folder>.failing` beside its folder. What the replica wrote since its last
+While `<folder>.failing` exists beside a replica's folder, every sync of the replica fails. Bytes written since its last
 sync may be on the disk then, or not.
 """
 

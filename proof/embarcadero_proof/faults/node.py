@@ -1,7 +1,7 @@
 """A node process with faults: the program that a supervisor of the proof starts instead of the product's.
 
 The nodes of a cluster started with `UpOptions(node_module=NODE_MODULE)` run `main` below. It gives their roles the
-steps that the environment asks for (steps.py) and disks that fail on request (disks.py).
+step faults that the environment requests (steps.py) and disks that fail on request (disks.py).
 """
 
 from __future__ import annotations
