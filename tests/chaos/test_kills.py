@@ -33,5 +33,5 @@ def test_unknown_roles_are_refused(tmp_path: Path) -> None:
     """The error lists the known roles. Killing too many replicas for durable acks is refused, too."""
     with pytest.raises(BadValue, match="no role 'captain'"):
         run_cli(Settings(role="captain", report=tmp_path / "kills.json"), json_out=True)
-    with pytest.raises(BadValue, match="can't go on without"):
+    with pytest.raises(BadValue, match="can't continue without"):
         run_cli(Settings(role="replica", replicas=2, report=tmp_path / "kills.json"), json_out=True)

@@ -32,7 +32,7 @@ def test_each_kind_of_difference_is_found() -> None:
     mixed = table((0, 0, "1.1"), (1, 0, "1.2"), (2, 1, "2.1"))
     assert "files [0] have rows of several starts of the query" in differences(mixed, seen, 3)
     seen[0, "1.0"] = 1
-    assert differences(whole, seen, 3) == ["the reader has seen other rows than those that are there now"]
+    assert differences(whole, seen, 3) == ["the reader has seen rows other than those in the topic"]
 
 
 class Brief(rounds.Driver):

@@ -230,7 +230,7 @@ def test_a_zombie_that_was_woken_or_killed_too_early_fails_the_case(tmp_path: Pa
             time.sleep(0.01)
         directory.members.mark_dead(1, 1)
 
-    assert zombie_broker(tmp_path, kill).problems == ["broker:1 did not stand still until others had its place"]
+    assert zombie_broker(tmp_path, kill).problems == ["broker:1 was not stopped until it was replaced"]
 
 
 def test_a_trouble_is_never_shorter_than_declared(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Real trouble for real processes: load runs, everything is killed, and what was promised is checked."""
+"""Chaos tests: real processes run under load and are killed; all promises are checked."""

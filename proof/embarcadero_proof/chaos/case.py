@@ -1,4 +1,4 @@
-"""One case: a cluster, load, troubles for a while, healing, newcomers, everything read back, everything checked."""
+"""One case: a cluster, load, faults for a while, healing, new clients, a full read, and all checks."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ REPLICAS: Final = 3
 TOPICS: Final = {"strong": Order.STRONG, "total": Order.TOTAL, "pinned": Order.BROKER}
 NEWCOMERS_BATCHES: Final = 20
 CALM_S: Final = 1.5
-"""Load before the first trouble, and when all is well again: so a plot shows what it is like."""
+"""Load before the first fault, and after healing: the plot then shows normal behaviour, too."""
 
 
 _WELL_S: Final = 60.0
 _END_S: Final = 20.0
 _IMPATIENT: Final = load(None, {"client.fetch_wait_ms": 300})
-"""A reader at the end of a topic hears of entries without records when its long poll ends."""
+"""A reader at the end of a topic gets entries without records only when its long poll ends."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a case did and found."""
+    """The result of a case."""
 
     case: str
     words: str
@@ -50,7 +50,7 @@ class Outcome:
 
 
 class Performance:
-    """One case on one cluster in a folder of its own."""
+    """One case on one cluster in its own folder."""
 
     def __init__(
         self, case: Case, folder: Path, seconds: float, seed: int = 0, calm_s: float = CALM_S, brokers: int = BROKERS,
@@ -73,7 +73,7 @@ class Performance:
         self.threads: list[threading.Thread] = []
 
     def run(self) -> Outcome:
-        """The whole case; nothing of it is left when it returns or raises."""
+        """Run the whole case; it leaves nothing behind when it returns or raises."""
         began = time.monotonic()
         try:
             self._begin()
@@ -99,7 +99,7 @@ class Performance:
             self.topics = [
                 make_topic(log, self.observer, name, order, copies, copies // 2 + 1) for name, order in TOPICS.items()
             ]
-        self._wrong()  # in one thread first: several that are the first to decode a type crash msgspec
+        self._wrong()  # in one thread first: msgspec crashes if several threads are the first to decode a type
         books(self.cluster.folder.store_path)
         self.asker = Asker(self.topics, self.observer, self.cluster.addresses)
         self.readers = [self._reader(topic, "durable") for topic in self.topics]
@@ -134,7 +134,7 @@ class Performance:
         time.sleep(max(0.0, until_s - time.monotonic()))
 
     def _heal(self) -> None:
-        """From here on nothing is broken: the cluster gets well, old publishers finish, new ones have no trouble."""
+        """Wait until the cluster is well without faults, let old publishers finish, and start new ones."""
         self.observer.saw(Healed)
         self._await_well()
         time.sleep(self.calm_s)
@@ -148,7 +148,7 @@ class Performance:
         give_up = time.monotonic() + _WELL_S
         while wrong := self._wrong():
             if time.monotonic() > give_up:
-                self.observer.saw(RoleFailed, process="cluster", error=f"not well after {_WELL_S:.0f} s: {wrong[0]}")
+                self.observer.saw(RoleFailed, process="cluster", error=f"not healthy after {_WELL_S:.0f} s: {wrong[0]}")
                 return
             time.sleep(0.1)
 
@@ -158,7 +158,7 @@ class Performance:
         return down or self.cluster.report().degraded
 
     def _read_back(self) -> None:
-        """All readers come to the end, those that were there all the time, and new ones from the beginning."""
+        """Let all readers reach the end: those that were connected all the time, and new ones from the beginning."""
         if self.asker is None:
             return
         self.asker.finish()
@@ -170,7 +170,7 @@ class Performance:
         with emb.connect(self.cluster.addresses) as log:
             for topic in self.topics:
                 if (tail := self.asker.ask(log, topic)) is None:
-                    error = f"all is well, and no broker reports where {topic.name} ends"
+                    error = f"the cluster is healthy, but no broker reports the end of {topic.name}"
                     self.observer.saw(RoleFailed, process="cluster", error=error)
                 for reader in self.readers:
                     if reader.topic is topic and tail is not None:
@@ -186,7 +186,7 @@ class Performance:
             actor.join(5.0)
 
     def _clean_up(self) -> None:
-        """Threads end before the cluster does, and before the program: it may be Ctrl-C that brings us here."""
+        """End all threads before the cluster and the program, also after Ctrl-C."""
         self.stage.over.set()
         actors = [actor for actor in (*self.writers, *self.readers, self.asker) if actor is not None and actor.ident]
         for actor in actors:
@@ -201,7 +201,7 @@ class Performance:
 
     # --- after --------------------------------------------------------------------------------------------------------
     def _history(self) -> History:
-        """All that was seen, and what disks and store show now that everything stands still."""
+        """Return all events, and the final contents of disks and store."""
         seen, folder = self.observer.history(), self.cluster.folder
         known = books(folder.store_path)
         starts = {topic.lane: topic.start for topic in self.topics} | {made.lane: 0 for made in seen.of(LaneMade)}

@@ -1,8 +1,9 @@
-"""The matrix as data: named cases, each a few troubles that a running cluster gets into, in words.
+"""The matrix as data: named cases, each with a few faults for a running cluster, described in a sentence.
 
-A trouble strikes again and again until the case's time is over: it begins, lasts for a time drawn from `lasts_s` (never
-less, though the case takes longer by that), is undone, and after about `every_s` the next one begins. Troubles of one
-case run at the same time. A zombie stands still until another process has replaced it, and for `lasts_s` after that.
+A fault strikes again and again until the case's time is over. It begins, lasts for a time drawn from `lasts_s`, is
+undone, and after about `every_s` the next one begins. It never lasts less than drawn, even if the case then takes
+longer. Faults of one case run at the same time. A zombie is stopped until another process has replaced it, and for
+`lasts_s` after that.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ BRIEF_S: Final = (0.1, 0.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """One kind of trouble. `target` names processes, brokers or replicas as troubles.py finds them."""
+    """One kind of fault. `target` names processes, brokers or replicas as troubles.py resolves them."""
 
     kind: str
     target: str = ""
@@ -30,12 +31,12 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A named case. Its clients go through the proxy if one of its troubles is with connections."""
+    """A named case. Its clients use the proxy if one of its faults concerns connections."""
 
     name: str
     words: str
     troubles: tuple[Trouble, ...] = ()
-    least_s: float = 0.0  # it makes no sense if it is shorter
+    least_s: float = 0.0  # a shorter run is useless
 
     @property
     def by_proxy(self) -> bool:
@@ -44,7 +45,7 @@ class Case:
 
     @property
     def loses_fabric(self) -> bool:
-        """Whether everything is killed, so that what only memory had may be lost."""
+        """Whether everything is killed, so that records in memory only may be lost."""
         return any(trouble.kind in LOSING_KINDS for trouble in self.troubles)
 
 
@@ -74,67 +75,68 @@ def _disk(kind: str, target: str, lasts_s: tuple[float, float] = (0.0, 0.0), eve
 
 # fmt: off
 CASES: Final = (
-    Case("calm", "nothing breaks: acks and reads of a healthy cluster are checked"),
+    Case("calm", "no faults: acks and reads of a healthy cluster are checked"),
     # --- kill -9 ---
     Case("kill-sequencer", "the leader is killed, again and again", (_kill("sequencer", 3.0),)),
     Case("kill-standby", "a standby sequencer is killed; without one, the only sequencer", (_kill("standby"),)),
-    Case("kill-sequencers", "all sequencers are killed at once", (_kill("sequencers", 3.5),)),
+    Case("kill-sequencers", "all sequencers are killed together", (_kill("sequencers", 3.5),)),
     Case("kill-broker", "one broker after the other is killed", (_kill("broker", 1.0),)),
-    Case("kill-brokers", "all brokers are killed at once", (_kill("brokers", 3.0),)),
+    Case("kill-brokers", "all brokers are killed together", (_kill("brokers", 3.0),)),
     Case("kill-replica", "one replica after the other is killed", (_kill("replica", 1.0),)),
-    Case("kill-majority", "two of the three replicas are killed at once: ack 2 waits", (_kill("majority", 3.0),)),
-    Case("kill-replicas", "all replicas are killed at once", (_kill("replicas", 3.5),)),
-    Case("kill-nodes", "every node process is killed at once; the supervisor and the memory live",
+    Case("kill-majority", "two of the three replicas are killed together: ack 2 waits", (_kill("majority", 3.0),)),
+    Case("kill-replicas", "all replicas are killed together", (_kill("replicas", 3.5),)),
+    Case("kill-nodes", "all node processes are killed together; the supervisor and the memory live",
          (_kill("nodes", 4.0),)),
-    Case("kill-any", "any process of the cluster but the supervisor, every half second", (_kill("any", 0.5),)),
-    Case("kill-supervisor", "the supervisor is killed, and all die with it; started again in an empty memory",
+    Case("kill-any", "any process of the cluster except the supervisor is killed, every half second",
+         (_kill("any", 0.5),)),
+    Case("kill-supervisor", "the supervisor is killed, and all nodes with it; all start again with empty memory",
          (Trouble(kind="lose", target="supervisor", every_s=3.0, first_s=1.0),), least_s=8.0),
-    Case("kill-everything", "every process is killed and shared memory removed; started again",
+    Case("kill-everything", "every process is killed and shared memory is removed; the cluster starts again",
          (Trouble(kind="lose", target="everything", every_s=3.0, first_s=1.0),), least_s=8.0),
     # --- SIGSTOP, SIGCONT ---
-    Case("pause-sequencer", "the leader stands still for 0.1 to 0.5 s", (_pause("sequencer", BRIEF_S),)),
-    Case("zombie-sequencer", "the leader stands still until another one leads, and wakes up",
+    Case("pause-sequencer", "the leader is paused for 0.1 to 0.5 s", (_pause("sequencer", BRIEF_S),)),
+    Case("zombie-sequencer", "the leader is paused until another sequencer leads, then continues",
          (_zombie("sequencer"),)),
-    Case("pause-standby", "a standby stands still, for up to longer than it waits for a sign of the sequencer's life",
+    Case("pause-standby", "a standby is paused, at most for somewhat longer than takeover_after_ms",
          (_pause("standby", (0.5, TAKEOVER_AFTER_S + 0.5)),)),
-    Case("pause-broker", "one broker stands still for 0.1 to 0.5 s", (_pause("broker", BRIEF_S, 0.5),)),
-    Case("zombie-broker", "one broker stands still until it is closed, and wakes up before it is killed",
+    Case("pause-broker", "one broker is paused for 0.1 to 0.5 s", (_pause("broker", BRIEF_S, 0.5),)),
+    Case("zombie-broker", "one broker is paused until it is closed, and continues before it is killed",
          (_zombie("broker"),)),
-    Case("pause-brokers", "all brokers stand still for up to a second", (_pause("brokers", (0.2, 1.0)),)),
-    Case("pause-replica", "one replica stands still for 0.1 to 0.5 s", (_pause("replica", BRIEF_S, 0.5),)),
-    Case("zombie-replica", "one replica stands still until all its ranges are sealed without it, and wakes up",
+    Case("pause-brokers", "all brokers are paused for up to a second", (_pause("brokers", (0.2, 1.0)),)),
+    Case("pause-replica", "one replica is paused for 0.1 to 0.5 s", (_pause("replica", BRIEF_S, 0.5),)),
+    Case("zombie-replica", "one replica is paused until all its ranges are sealed without it, then continues",
          (_zombie("replica"),)),
-    Case("pause-majority", "two of the three replicas stand still until they are given up: ack 2 waits",
+    Case("pause-majority", "two of the three replicas are paused until they count as silent: ack 2 waits",
          (_pause("majority", REPLICA_GIVEN_UP_S),)),
-    Case("pause-nodes", "every node process stands still for 1 to 3 s", (_pause("nodes", (1.0, 3.0)),)),
-    Case("pause-supervisor", "the supervisor stands still while a broker and a replica die: they are not started again",
+    Case("pause-nodes", "all node processes are paused for 1 to 3 s", (_pause("nodes", (1.0, 3.0)),)),
+    Case("pause-supervisor", "the supervisor is paused while a broker and a replica die: they are not started again",
          (_pause("supervisor", (2.0, 3.0)), _kill("broker", 2.5, 0.5), _kill("replica", 2.5, 1.0))),
     # --- connections ---
     Case("cut-connections", "all connections to one broker are reset", (_net("cut", "broker", (0.0, 0.3), 0.3),)),
-    Case("cut-all", "all connections to all brokers are reset, and none is taken for up to a second",
+    Case("cut-all", "all connections to all brokers are reset, and none is accepted for up to a second",
          (_net("cut", "brokers", (0.1, 1.0)),)),
-    Case("slow-connections", "each piece of data to and from all brokers takes 50 ms more",
+    Case("slow-connections", "all data to and from all brokers is delayed by 50 ms",
          (_net("slow", "brokers", (1.0, 3.0)),)),
-    Case("dripping", "data comes in pieces of a few bytes", (_net("drip", "brokers", (0.5, 1.0), 0.5),)),
+    Case("dripping", "data arrives in pieces of a few bytes", (_net("drip", "brokers", (0.5, 1.0), 0.5),)),
     Case("stalled", "connections to one broker carry nothing for a while, then all of it",
          (_net("stall", "broker", (0.5, 4.0)),)),
     Case("half-dead", "connections to one broker carry nothing and stay open; then they are reset",
          (_net("half-dead", "broker", (0.5, 4.0)),)),
-    Case("deaf-broker", "one-way: what clients send to a broker does not arrive; then connections are reset",
+    Case("deaf-broker", "one-way: requests to a broker do not arrive; then connections are reset",
          (_net("deaf", "broker", (0.5, 4.0)),)),
-    Case("mute-broker", "one-way: what a broker answers does not arrive (acks are lost); then connections are reset",
+    Case("mute-broker", "one-way: answers of a broker do not arrive (acks are lost); then connections are reset",
          (_net("mute", "broker", (0.5, 4.0)),)),
-    Case("strangers", "a crowd of connections sends noise, half a hello, or nothing at all",
+    Case("strangers", "many connections send noise, half a hello, or nothing",
          (Trouble(kind="strangers", target="brokers", lasts_s=(0.5, 1.5), every_s=0.3),)),
     # --- disks ---
     Case("full-disk", "one replica's disk is full", (_disk("full", "replica", (0.5, 2.5)),)),
     Case("full-disks", "all replicas' disks are full: ack 2 waits", (_disk("full", "replicas", (0.5, 2.0)),)),
     Case("failing-disk", "no sync of one replica succeeds", (_disk("failing", "replica", (0.2, 2.5)),)),
     Case("failing-disks", "no sync of any replica succeeds: ack 2 waits", (_disk("failing", "replicas", (0.2, 1.5)),)),
-    Case("no-files", "one replica can open no more files", (_disk("no-files", "replica", (0.5, 2.5)),)),
+    Case("no-files", "one replica can't open files", (_disk("no-files", "replica", (0.5, 2.5)),)),
     Case("lost-disk", "a replica is killed and comes back with an empty disk, always the same one",
          (_disk("wipe", "replica:0", every_s=3.0),)),
-    Case("lost-files", "segment files of one replica are deleted under it",
+    Case("lost-files", "segment files of a running replica are deleted",
          (_disk("delete", "replica:0", every_s=1.5),)),
     Case("rotten-disk", "bits of one replica's segment files flip", (_disk("rot", "replica:0", every_s=0.3),)),
     # --- the store ---
@@ -145,7 +147,7 @@ CASES: Final = (
     Case("store-locked-kills", "sequencer and brokers die while the store is locked",
          (Trouble(kind="store-locked", lasts_s=(1.0, 2.5), every_s=1.5),
           _kill("sequencer", 3.0, 0.6), _kill("broker", 2.0, 1.0))),
-    # --- in order ---
+    # --- planned ---
     Case("rolling-restart", "all roles are restarted one by one, as for a new version",
          (Trouble(kind="roll", every_s=0.5),)),
     Case("hand-over", "the sequencer hands over to a standby, again and again",
@@ -154,7 +156,7 @@ CASES: Final = (
     Case("hand-over-and-kills", "the sequencer hands over while any process may die",
          (Trouble(kind="hand-over", every_s=1.0), _kill("any", 1.5, 0.7))),
     Case("broker-and-sequencer", "a broker and the leader die together", (_kill("broker+sequencer", 3.0),)),
-    Case("zombies", "sequencer, a broker and a replica stand still at once until all are replaced, and wake up",
+    Case("zombies", "the sequencer, a broker and a replica are paused together until all are replaced, then continue",
          (_zombie("sequencer+broker+replica"),)),
     Case("kill-in-bad-weather", "processes die while connections are slow and reset",
          (_kill("any", 1.0), _net("slow", "brokers", (0.5, 1.5), 0.5), _net("cut", "broker", (0.0, 0.2), 0.8))),
@@ -162,7 +164,7 @@ CASES: Final = (
          (_disk("full", "replica:0", (1.0, 3.0)), _kill("replica", 2.0))),
     Case("failing-and-kills", "a replica's syncs fail while others die",
          (_disk("failing", "replica:0", (0.5, 2.0)), _kill("replica", 2.0))),
-    Case("storm", "kills, pauses, a slow store, a full disk, cut and stalled connections: all at once",
+    Case("storm", "kills, pauses, a slow store, a full disk, cut and stalled connections, all together",
          (_kill("any", 1.0), _pause("any", (0.1, 1.5), 1.0), _disk("full", "replica:0", (0.5, 1.0)),
           Trouble(kind="store-slow", lasts_s=(0.5, 1.0), every_s=1.0), _net("cut", "broker", (0.0, 0.2), 1.0),
           _net("stall", "broker", (0.2, 1.0), 1.0))),
@@ -171,7 +173,7 @@ CASES: Final = (
 
 
 def find(names: list[str]) -> list[Case]:
-    """The cases of these names, all without; BadValue if there is no such case."""
+    """Return the cases of these names, all without names. BadValue if there is no such case."""
     known = {case.name: case for case in CASES}
     if wrong := [name for name in names if name not in known]:
         raise BadValue(f"there is no case {wrong[0]!r}", "see `embarcadero-proof chaos matrix --list`")

@@ -1,4 +1,4 @@
-"""What real disks and the real store hold, read from their files once the cluster is stopped."""
+"""The contents of real disks and the real store, read from their files after the cluster has stopped."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from embarcadero_proof.sim.truth import owner_of, records
 _FOR_EVER = 1 << 62
 
 Stored = dict[tuple[int, int, int], int]
-"""(lane, index, digest) -> on how many disks that batch is, as a part of the range that owns it"""
+"""(lane, index, digest) -> the number of disks with that batch, as a part of the range that owns it"""
 
 
 class Books(NamedTuple):
-    """What the store says about lanes and ranges."""
+    """Lanes and ranges in the store."""
 
     ranges: list[Range]
     lanes: list[TopicLane]
@@ -49,7 +49,7 @@ def books(store: Path) -> Books:
 
 
 def stored(data_dir: Path, ranges: list[Range], starts: Mapping[int, int]) -> Stored:
-    """What is on the disks of all replicas. `starts`: lanes to look for, each from an index on."""
+    """Return the batches on the disks of all replicas. `starts`: lanes to read, each from an index on."""
     found = defaultdict[tuple[int, int, int], int](int)
     for disk in sorted(data_dir.glob("replica-*")):
         seen: set[tuple[int, int, int]] = set()
@@ -57,8 +57,8 @@ def stored(data_dir: Path, ranges: list[Range], starts: Mapping[int, int]) -> St
             if range_.lane in starts:
                 folder = disk / range_folder(range_.lane, range_.number)
                 seen |= _of_range(folder, range_, starts[range_.lane])
-        for place in seen:
-            found[place] += 1
+        for batch in seen:
+            found[batch] += 1
     return dict(sorted(found.items()))
 
 
@@ -73,7 +73,7 @@ def _of_range(folder: Path, range_: Range, start: int) -> set[tuple[int, int, in
 
 
 def lost_spans(after: Books, cut_short: Iterable[int]) -> list[Span]:
-    """All that went with the fabric. `cut_short`: lanes of brokers that were open then."""
+    """Return all spans lost with the fabric. `cut_short`: lanes of brokers that were open then."""
     cut = set(cut_short)
     spans = [(lane.lane, lane.end, _FOR_EVER) for lane in after.lanes if lane.lane in cut and lane.end is not None]
     for old, new in pairwise(after.ranges):
@@ -87,31 +87,31 @@ def lost_spans(after: Books, cut_short: Iterable[int]) -> list[Span]:
     return spans
 
 
-def with_losses(events: list[Event], in_the_end: list[Span]) -> list[Event]:
-    """Put lost spans behind the loss of the fabric with which they went: all are known when the next one comes.
+def with_losses(events: list[Event], final: list[Span]) -> list[Event]:
+    """Insert lost spans after the loss of the fabric that caused them: all are known when the next loss comes.
 
-    What went with none comes last.
+    Spans without a loss come last.
     """
     stops = [event for event in events if isinstance(event, Stopped)]
-    known_later = iter([*(stop.lost for stop in stops[1:]), in_the_end])
+    known_later = iter([*(stop.lost for stop in stops[1:]), final])
     placed: list[Event] = []
-    told: set[Span] = set()
+    reported: set[Span] = set()
 
-    def tell(spans: list[Span], at: int) -> None:
-        new = [span for span in spans if span not in told]
-        told.update(new)
+    def report(spans: list[Span], at: int) -> None:
+        new = [span for span in spans if span not in reported]
+        reported.update(new)
         placed.extend(LostSpan(at=at, lane=lane, start=start, stop=stop) for lane, start, stop in new)
 
     for event in events:
         placed.append(event)
         if isinstance(event, FabricLost):
-            tell(next(known_later), event.at)
-    tell(in_the_end, events[-1].at)
+            report(next(known_later), event.at)
+    report(final, events[-1].at)
     return placed
 
 
 def disk_events(history: History, found: Stored, ranges: list[Range], at_us: int) -> list[Event]:
-    """What is on disks, and for each batch that was acked as durable whether enough disks have it."""
+    """Return events for the contents of disks, and, for each batch acked as durable, whether enough disks have it."""
     events: list[Event] = [
         OnDisk(at=at_us, lane=lane, index=index, digest=digest, copies=copies)
         for (lane, index, digest), copies in found.items()

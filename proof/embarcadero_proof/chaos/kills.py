@@ -1,6 +1,6 @@
-"""`embarcadero-proof chaos kills`: one role is killed again and again under load, and each time the pause is measured.
+"""`embarcadero-proof chaos kills`: kill one role again and again under load, and measure the pause each time.
 
-pauses.py says what is measured. In the end everything that was acked is checked, as in the matrix.
+pauses.py defines the measured pauses. At the end every ack is checked, as in the matrix.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _PACE_S_USUAL: Final = 0.02
 
 _PACE_S_BESIDE: Final = 0.05
 """Streams whose acks do not count are load beside those that do. At 20 ms this process and the cluster took 1.9 of two
-cores together, and acks queued whether anything happened or not."""
+cores together, and acks queued even without kills."""
 
 _AT_REST_S: Final = 0.1
-"""So long after a move acks still count: the last leader cleans up, all processes read the store."""
+"""Acks still count this long after a hand-over: the old leader cleans up, all processes read the store."""
 
 _LOOK_S: Final = 0.1
-"""Asking whether all is whole again takes 20 ms of a processor."""
+"""The interval of status checks: each takes 20 ms of a processor."""
 
 _TURN_S: Final = 0.000_5
 _AFTER_S: Final = (0.3, 0.8)  # of load once the role is back, before the next kill
@@ -69,7 +69,7 @@ _AFTER_S: Final = (0.3, 0.8)  # of load once the role is back, before the next k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run does."""
+    """Settings of a run."""
 
     role: str = "sequencer"
     times: int = 100
@@ -77,7 +77,7 @@ class Settings:
     seed: int = 0
     brokers: int = BROKERS
     replicas: int = REPLICAS
-    apart_s: float = 2.0  # at least so long between two kills
+    apart_s: float = 2.0  # the least time between two kills
     report: Path = Path("build/chaos/kills.json")
 
 
@@ -88,7 +88,7 @@ class Kills(Performance):
         if settings.role not in ROLES:
             raise BadValue(f"there is no role {settings.role!r} to kill", f"use one of {', '.join(ROLES)}")
         if settings.role == "replica" and settings.replicas < REPLICAS:
-            raise BadValue("acks can't go on without the replica that is killed", f"have {REPLICAS} replicas, or more")
+            raise BadValue("acks can't continue without the killed replica", f"use at least {REPLICAS} replicas")
         case = Case(f"kills-{settings.role}", f"{settings.role}, {settings.times} times")
         super().__init__(case, folder, 0.0, brokers=settings.brokers, replicas=settings.replicas)
         self.rng = random.Random(f"kills:{settings.role}:{settings.seed}")
@@ -104,7 +104,7 @@ class Kills(Performance):
         super()._clean_up()
 
     def _publish(self, topics: list[Any], prefix: str, most: int | None = None) -> None:
-        """Before the load that is measured, so much that the log is as long as asked for."""
+        """Fill the log to the requested size, then start the measured load."""
         if not prefix and self.settings.log_mib:
             self._fill()
             topics = self.topics
@@ -121,11 +121,11 @@ class Kills(Performance):
         return _PACE_S.get(role, _PACE_S_USUAL) if counts(role, order, ack) else _PACE_S_BESIDE
 
     def _fill(self) -> None:
-        """Make the topics' logs long; what is there before is not on record, and readers begin behind it."""
+        """Make the topics' logs long; these records are not in the history, and readers begin after them."""
         task = self.progress.add_task("filling", total=self.settings.log_mib)
         share, value = self.settings.log_mib // 2, os.urandom(16 * 1024)
         with emb.connect(self.cluster.addresses) as log:
-            for place, topic in enumerate(self.topics):
+            for number, topic in enumerate(self.topics):
                 if topic.order <= Order.BROKER:
                     continue
                 with log.publisher(topic.name, ack=2) as publisher:
@@ -134,7 +134,7 @@ class Kills(Performance):
                             publisher.send(value)
                         self.progress.advance(task)
                     publisher.flush()
-                self.topics[place] = replace(topic, start=log.tail(topic.name).index)
+                self.topics[number] = replace(topic, start=log.tail(topic.name).index)
         self.readers = [self._reader(topic, "durable") for topic in self.topics]
         self.progress.remove_task(task)
 
@@ -150,7 +150,7 @@ class Kills(Performance):
 
     def _kill(self) -> None:
         ((role, pid),) = self.stage.roles(self.settings.role).items()
-        time.sleep(_AT_REST_S)  # asking that has kept this process busy
+        time.sleep(_AT_REST_S)  # the question has kept this process busy
         with self.stage.noting("kill", role):
             os.kill(pid, signal.SIGKILL)
             self.stage.kills += 1
@@ -159,18 +159,18 @@ class Kills(Performance):
             self._until(lambda: self.cluster.pids().get(role, pid) != pid and self.operator.is_whole(), _LOOK_S)
 
     def _hand_over(self) -> None:
-        reigning = self.cluster.leader()
-        time.sleep(_AT_REST_S)  # asking that has kept this process busy
-        with self.stage.noting("hand-over", reigning):
+        leader = self.cluster.leader()
+        time.sleep(_AT_REST_S)  # the question has kept this process busy
+        with self.stage.noting("hand-over", leader):
             self.operator.hand_over()
             flowing = self._acks_flow()
             self._until(flowing)
             time.sleep(_AT_REST_S)
-        time.sleep(2 * _AT_REST_S)  # when nothing happens: what this is compared with
+        time.sleep(2 * _AT_REST_S)  # a quiet time, for comparison
         self._until(self.operator.is_whole, _LOOK_S)
 
     def _acks_flow(self) -> Callable[[], bool]:
-        """Whether each publisher has answers to all that it had sent when this was called, and one more."""
+        """Return a check that each publisher has answers to all batches sent before this call, and one more."""
         before = [(writer, writer.sent) for writer in self.writers]
         return lambda: all(writer.settled > sent for writer, sent in before)
 
@@ -186,9 +186,9 @@ class Kills(Performance):
 
 @contextmanager
 def no_pauses_of_our_own() -> Iterator[None]:
-    """Publishers and readers are threads of this process: what it does to them would be taken for pauses of acks.
+    """Avoid pauses in this process: publishers and readers are its threads, so they would count as pauses of acks.
 
-    The collector of cycles goes through all that is on record, longer and longer; a thread that has the interpreter
+    The garbage collector visits all recorded events, which takes longer and longer. A thread that holds the interpreter
     keeps it for 5 ms while others wait.
     """
     turn_s, collects = sys.getswitchinterval(), gc.isenabled()
@@ -204,7 +204,7 @@ def no_pauses_of_our_own() -> Iterator[None]:
 
 
 def run_cli(settings: Settings, json_out: bool) -> int:
-    """Run, print the figures, save them with plots; 0 when nothing was lost and nothing false was reported."""
+    """Run, print the figures, save them with plots; return 0 when no record was lost and no ack was false."""
     columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         ended_by_signals(),
@@ -222,9 +222,9 @@ def run_cli(settings: Settings, json_out: bool) -> int:
     settings.report.write_text(json.dumps(result, indent=1) + "\n")
     _draw(settings, result, outcome.history, found)
     if json_out:
-        print(json.dumps(result))  # noqa: T201 - asked for
+        print(json.dumps(result))  # noqa: T201 - requested
     else:
-        _tell(Console(), result, settings.report)
+        _print(Console(), result, settings.report)
     return 0 if found.good else 1
 
 
@@ -279,14 +279,14 @@ def _draw(settings: Settings, result: dict[str, Any], history: History, found: J
         pass
 
 
-def _tell(console: Console, result: dict[str, Any], path: Path) -> None:
+def _print(console: Console, result: dict[str, Any], path: Path) -> None:
     bounds = ", ".join(f"{name} {value:g} ms" for name, value in result["bounds_ms"].items())
     title = f"{result['role']}, {len(result['pauses_ms'])} times"
     table = Table(Column(title, no_wrap=True), "p50", "p99", "max", box=None, pad_edge=False)
     table.add_row(result["pause"], *_cells(result["figures_ms"]))
-    table.add_row("[dim]... when nothing was killed", *_cells(result["calm_ms"]))
+    table.add_row("[dim]... without a kill", *_cells(result["calm_ms"]))
     table.add_row(result["wait"], *_cells(result["wait_figures_ms"]))
-    table.add_row("[dim]... when nothing was killed", *_cells(result["wait_calm_ms"]))
+    table.add_row("[dim]... without a kill", *_cells(result["wait_calm_ms"]))
     console.print(table)
     console.print(f"[dim]{result['pause']}: {bounds}[/]")
     console.print(

@@ -1,7 +1,7 @@
-"""Load that puts everything it does and sees on record: publishers, readers, and a poller of the ends of topics.
+"""Load that records all its actions and results: publishers, readers, and a poller of the ends of topics.
 
-Each publisher writes a stream of batches, each with a content of its own, one after the other through one session: the
-number of a batch is its sequence. Publishers and readers stay connected whatever happens to the cluster.
+Each publisher writes a stream of batches with unique contents, one after the other through one session: the number of a
+batch is its sequence. Publishers and readers stay connected during all faults.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from embarcadero_proof.sim.history import (
 from embarcadero_proof.sim.tables import digest_of
 
 SETTLE_S: Final = 90.0
-"""How long, when all is well again, publishes and calls may take to end."""
+"""The most time that publishes and calls may take to end after all faults are healed."""
 
 _IN_FLIGHT_MAX: Final = 1_000
 _POLL_S: Final = 0.05
@@ -53,7 +53,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """A topic of the load. `start` is where the observer began to look: what is below was there before."""
+    """A topic of the load. `start` is the position where the observer began; older records are ignored."""
 
     name: str
     lane: int
@@ -65,7 +65,7 @@ class TopicPlan:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """What one publisher does."""
+    """The work of one publisher."""
 
     name: str
     topic: TopicPlan
@@ -76,13 +76,13 @@ class StreamPlan:
 
     @property
     def order(self) -> int:
-        """The order of its session: in topics of order 2 some publishers are strong, some are weak."""
+        """Order of its session: in topics of order 2 some publishers are strong, some are weak."""
         weak = self.topic.order == Order.TOTAL and sum(self.name.encode()) % 2
         return self.topic.order if weak or self.topic.order < Order.TOTAL else int(Order.STRONG)
 
 
 def make_topic(log: emb.Log, observer: Observer, name: str, order: int, replicas: int, durable_on: int) -> TopicPlan:
-    """Create a topic, and put it on record."""
+    """Create a topic, and record it."""
     made = log.create_topic(name, order=order, replicas=replicas, durable_on=durable_on)
     observer.saw(
         TopicMade, lane=made.lane, name=name, order=order, on_gap=str(made.on_gap), replicas=replicas,
@@ -92,7 +92,7 @@ def make_topic(log: emb.Log, observer: Observer, name: str, order: int, replicas
 
 
 class Actor(threading.Thread, ABC):
-    """A thread of the load. One that ends with an error has no excuse: faults are shorter than anyone's patience."""
+    """A thread of the load. Faults are shorter than its timeouts, so any error that ends it is a failure."""
 
     def __init__(self, name: str, observer: Observer, addresses: list[str], config: Config | None = None) -> None:
         super().__init__(name=name, daemon=True)
@@ -100,11 +100,11 @@ class Actor(threading.Thread, ABC):
         self.over, self.abandoned = threading.Event(), threading.Event()
 
     def finish(self) -> None:
-        """Come to an end, in order."""
+        """Finish in an orderly way."""
         self.over.set()
 
     def abandon(self) -> None:
-        """Come to an end at once: the result is not needed any more."""
+        """Finish immediately: the result is not needed any more."""
         self.over.set()
         self.abandoned.set()
 
@@ -113,16 +113,16 @@ class Actor(threading.Thread, ABC):
         try:
             with emb.connect(self.addresses, config=self.config) as log:
                 self.act(log)
-        except Exception as error:  # also one that is none of the client's: no thread may end without a report
+        except Exception as error:  # also errors of other code: no thread may end without a report
             self.observer.saw(RoleFailed, process=self.name, error=f"{type(error).__name__}: {error}")
 
     @abstractmethod
     def act(self, log: emb.Log) -> None:
-        """What it does with its own connections."""
+        """Do the actor's work with its own connections."""
 
 
 class Writer(Actor):
-    """A publisher. `most`: so many batches, then it ends by itself."""
+    """A publisher. `most`: the number of batches after which it ends by itself."""
 
     def __init__(
         self, plan: StreamPlan, observer: Observer, addresses: list[str], config: Config | None = None,
@@ -143,13 +143,13 @@ class Writer(Actor):
                 due = max(due + plan.pace_s, time.monotonic())
                 self.over.wait(due - time.monotonic())
             self._flush(publisher)
-            self._until_told(lambda: publisher.close(timeout=_HURRY_S if self.abandoned.is_set() else SETTLE_S))
+            self._with_losses(lambda: publisher.close(timeout=_HURRY_S if self.abandoned.is_set() else SETTLE_S))
 
     def _flush(self, publisher: emb.Publisher) -> None:
         give_up = time.monotonic() + SETTLE_S
         while not self.abandoned.is_set() and time.monotonic() < give_up:
             with contextlib.suppress(TimedOut):
-                self._until_told(lambda: publisher.flush(timeout=_HURRY_S))
+                self._with_losses(lambda: publisher.flush(timeout=_HURRY_S))
                 return
 
     def _send(self, publisher: emb.Publisher) -> None:
@@ -163,18 +163,18 @@ class Writer(Actor):
             count=plan.records,
         )  # fmt: skip
         try:
-            future = self._until_told(lambda: publisher.publish_encoded(payload, plan.records))
+            future = self._with_losses(lambda: publisher.publish_encoded(payload, plan.records))
         except EmbarcaderoError as error:
             self._settle(number, error, None)
             raise
         future.add_done_callback(lambda done: self._settle(number, done.exception(), done))
 
-    def _until_told(self, call: Callable[[], Result]) -> Result:
-        """Make a call; when it reports a loss instead, put that on record and make it again."""
+    def _with_losses(self, call: Callable[[], Result]) -> Result:
+        """Make a call; when it reports a loss instead, record the loss and repeat the call."""
         while True:
             try:
                 return call()
-            except Backpressure:  # nothing was taken, and the publisher lives
+            except Backpressure:  # nothing was stored, and the publisher continues
                 if self.abandoned.wait(_POLL_S):
                     raise
             except RecordsLost as lost:
@@ -182,25 +182,25 @@ class Writer(Actor):
                     self.observer.saw(LossTold, process=self.plan.name, lane=gone.lane, index=gone.index)
 
     def _settle(self, number: int, error: EmbarcaderoError | None, future: RecordFuture | None) -> None:
-        """In the client's own thread: the moment of the ack."""
-        plan, place = self.plan, None
+        """Record the outcome at the time of the ack; called in the client's thread."""
+        plan, position = self.plan, None
         verdict = Verdict.STORED
         if error is not None:
             verdict = Verdict.UNKNOWN if isinstance(error, OutcomeUnknown) else Verdict.FAILED
         elif future is not None:
-            place = future.result(0)
-        if place is not None:
-            self.observer.saw_lane(place.lane, plan.topic.lane, plan.topic.order)
+            position = future.result(0)
+        if position is not None:
+            self.observer.saw_lane(position.lane, plan.topic.lane, plan.topic.order)
         self.settled += 1
         self.observer.saw(
-            Settled, process=plan.name, stream=plan.name, lane=place.lane if place else plan.topic.lane, number=number,
-            verdict=verdict, index=place.index if place else None, seq=place.seq if place else None,
+            Settled, process=plan.name, stream=plan.name, lane=position.lane if position else plan.topic.lane,
+            number=number, verdict=verdict, index=position.index if position else None, seq=position.seq if position else None,
             error=type(error).__name__ if error else "", ack=plan.ack,
         )  # fmt: skip
 
 
 class Reader(Actor):
-    """A subscriber that reads a topic from where the observer began to look."""
+    """A subscriber that reads a topic from the position where the observer began."""
 
     def __init__(
         self, name: str, topic: TopicPlan, read: str, observer: Observer, addresses: list[str],
@@ -208,12 +208,12 @@ class Reader(Actor):
     ) -> None:  # fmt: skip
         super().__init__(name, observer, addresses, config)
         self.topic, self.read = topic, read
-        self.goal: dict[int, int] | None = None  # by lane: how far it has to come before it may end
+        self.goal: dict[int, int] | None = None  # by lane: the index that it must reach before it may end
         self.arrived = threading.Event()
         self._lanes: set[int] = set()
 
     def come_to(self, goal: dict[int, int]) -> None:
-        """End once all of this has been read; `finish` ends it anyway."""
+        """End after reading to this goal; `finish` ends it in any case."""
         self.goal = goal
 
     def act(self, log: emb.Log) -> None:
@@ -254,22 +254,22 @@ class Reader(Actor):
     def _is_there(self, subscriber: emb.Subscriber) -> bool:
         if self.goal is None:
             return False
-        places = subscriber.positions()
-        there = all((places.get(lane) or 0) >= index for lane, index in self.goal.items())
+        positions = subscriber.positions()
+        there = all((positions.get(lane) or 0) >= index for lane, index in self.goal.items())
         if there:
             self.arrived.set()
         return there
 
     def _mark(self, subscriber: emb.Subscriber) -> None:
-        """Put on record how far it came, control entries included; lanes that it never heard of, too."""
-        places = subscriber.positions()
-        for lane in sorted({*places, *(self.goal or ())}):
+        """Record the reached positions, control entries included, also for lanes without any entry."""
+        positions = subscriber.positions()
+        for lane in sorted({*positions, *(self.goal or ())}):
             self._begin(lane)
-            self.observer.saw(Passed, reader=self.name, lane=lane, index=places.get(lane) or 0)
+            self.observer.saw(Passed, reader=self.name, lane=lane, index=positions.get(lane) or 0)
 
 
 class Asker(Actor):
-    """Asks where topics end, again and again."""
+    """Asks for the ends of topics, again and again."""
 
     def __init__(
         self, topics: list[TopicPlan], observer: Observer, addresses: list[str], config: Config | None = None
@@ -284,7 +284,7 @@ class Asker(Actor):
             self.over.wait(_ASK_EVERY_S)
 
     def ask(self, log: emb.Log, topic: TopicPlan) -> Tail | None:
-        """One question; None if it failed, which is on record."""
+        """Ask once; return None if that failed, which is recorded."""
         self._asked += 1
         observer, number = self.observer, self._asked
         began_us = observer.saw(Asked, process=self.name, call="tail", number=number)
@@ -305,5 +305,5 @@ class Asker(Actor):
 
 
 def ends(tail: Tail) -> dict[int, int]:
-    """By lane: where a topic ends."""
+    """Return the ends of a topic by lane."""
     return {one.lane: one.index for one in tail.lanes or (tail,) if one.lane >= BROKER_LANES_FIRST or not tail.lanes}

@@ -27,17 +27,17 @@ from embarcadero_proof.sim.history import dump
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run does."""
+    """Settings of a run."""
 
     cases: tuple[Case, ...] = CASES
-    seconds: float = 8.0  # of trouble, in each case
+    seconds: float = 8.0  # with faults, in each case
     seed: int = 0
     report: Path = Path("build/chaos/matrix.json")
-    histories: bool = False  # keep them all, not only those of cases that failed
+    histories: bool = False  # keep all histories, not only those of failed cases
 
 
 def run(settings: Settings, progress: Progress) -> dict[str, Any]:
-    """All cases; the report is saved after each of them, so Ctrl-C loses only the one that runs."""
+    """Run all cases. The report is saved after each case, so Ctrl-C loses only the current one."""
     folder = settings.report.parent / settings.report.stem
     folder.mkdir(parents=True, exist_ok=True)
     began, rows = time.monotonic(), list[dict[str, Any]]()
@@ -56,7 +56,7 @@ def run(settings: Settings, progress: Progress) -> dict[str, Any]:
 
 
 def _perform(case: Case, folder: Path, settings: Settings) -> Outcome:
-    """One case. If it can't be done, that is what it showed, and the others go on."""
+    """Run one case. If it raises, that is its result, and the other cases continue."""
     try:
         return Performance(case, folder, settings.seconds, settings.seed).run()
     except (EmbarcaderoError, OSError) as error:
@@ -64,7 +64,7 @@ def _perform(case: Case, folder: Path, settings: Settings) -> Outcome:
 
 
 def _row(outcome: Outcome, folder: Path, data_dir: Path, keep: bool) -> dict[str, Any]:
-    """A case as the report has it. Of one that failed, history and logs are kept."""
+    """Return a case as a row of the report. For a failed case, keep history and logs."""
     found = outcome.judgement
     if keep or not found.good:
         (folder / f"{outcome.case}.jsonl").write_bytes(dump(outcome.history))
@@ -118,19 +118,19 @@ def _summed(counts: Any) -> dict[str, int]:
 
 
 def run_cli(settings: Settings, json_out: bool) -> int:
-    """Run, print a table, save; 0 when every case kept every promise under enough load."""
+    """Run, print a table, save; return 0 when every case kept every promise under enough load."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with ended_by_signals(), Progress(*columns, console=console) as bar:
         result = run(settings, bar)
     if json_out:
-        print(json.dumps(result))  # noqa: T201 - asked for
+        print(json.dumps(result))  # noqa: T201 - requested
     else:
-        _tell(Console(), result, settings.report)
+        _print(Console(), result, settings.report)
     return 0 if result["good"] else 1
 
 
-def _tell(console: Console, result: dict[str, Any], path: Path) -> None:
+def _print(console: Console, result: dict[str, Any], path: Path) -> None:
     table = Table(Column("case", no_wrap=True), Column("", no_wrap=True), *PROMISES, "faults", "kill -9", "acked",
                   box=None, pad_edge=False)  # fmt: skip
     for row in result["cases"]:
@@ -150,7 +150,7 @@ def _tell(console: Console, result: dict[str, Any], path: Path) -> None:
 
 
 def list_cli(json_out: bool) -> None:
-    """Print the cases."""
+    """Print the names and descriptions of the cases."""
     if json_out:
         print(json.dumps([{"case": case.name, "words": case.words} for case in CASES]))  # noqa: T201
         return

@@ -1,4 +1,4 @@
-"""The index page of a matrix: every case with its verdict and its time line, in one HTML file beside the pictures."""
+"""The index page of a matrix: every case with its verdict and its time line, in one HTML file beside the plots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ a { color: inherit; } li { color: #c4432b; }
 
 
 def index_page(report: dict[str, Any]) -> str:
-    """The page of a matrix' report."""
+    """Return the page of a matrix's report."""
     cases = report["cases"]
     good = sum(case["good"] for case in cases)
     machine = report["machine"]
@@ -27,7 +27,7 @@ def index_page(report: dict[str, Any]) -> str:
         f"<p>{report['kills']:,} processes killed, {report['acked']:,} batches acked, {report['delivered']:,} read, "
         f"in {report['seconds']:,.0f} s.</p>"
         f"<p class=faint>Commit {escape(report['commit'])}, {machine['cores']} cores, {escape(machine['cpu'])}, "
-        f"{machine['when']}; <code>{escape(report['command'])}</code>. Red: faults. Green line: nothing is broken from "
+        f"{machine['when']}; <code>{escape(report['command'])}</code>. Red: faults. Green line: no faults from "
         "here on. Dotted red line: all memory was lost.</p>"
     )
     rows = "".join(_row(case) for case in cases)
@@ -44,7 +44,7 @@ def index_page(report: dict[str, Any]) -> str:
 
 def _verdict(case: dict[str, Any]) -> str:
     kept = "all promises kept" if case["good"] else f"{len(case['problems'])} problems"
-    return f'<span class={"good" if case["good"] else "bad"}>{kept}</span>'
+    return f"<span class={'good' if case['good'] else 'bad'}>{kept}</span>"
 
 
 def _row(case: dict[str, Any]) -> str:

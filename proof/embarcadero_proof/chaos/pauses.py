@@ -1,14 +1,14 @@
-"""What each kill cost, from a history: how long those waited for an ack whom it concerned.
+"""The cost of each kill, from a history: how long the affected streams waited for an ack.
 
 | role | pause | streams |
 | --- | --- | --- |
-| sequencer | from the kill until every stream has an ack of a batch that it sent after it | of ordered topics |
+| sequencer | from the kill until every stream has an ack of a batch that it sent after the kill | of ordered topics |
 | broker | the same | all: each uses all brokers |
-| replica | longest pause of acks that a stream had from the kill until all was whole again | with ack 2 |
+| replica | longest pause of a stream's acks from the kill until the cluster is whole again | with ack 2 |
 | hand-over | the same, from the request until acks flow, and a moment more | with ack 1, of ordered topics |
 
-The wait, for all of them: how long that batch waited that waited longest, of those that were in flight at the kill, or
-were sent before their stream had its next ack; counted from the kill, or from when it was sent.
+The wait, for all of them: the longest wait of any batch that was in flight at the kill, or was sent before its stream's
+next ack. It counts from the kill, or from the time of sending if that was later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOUNDS_MS: Final = {
     "replica": {"p99 at most": 200.0, "p99 goal": 50.0},
     "hand-over": {"p99 at most": 50.0, "p99 goal": 10.0},
 }
-"""What is asked for."""
+"""Required bounds, and goals."""
 
 ROLES: Final = tuple(BOUNDS_MS)
 PAUSE_WORDS: Final = {
@@ -41,21 +41,21 @@ _NEVER_US: Final = 1 << 62
 
 
 class Cost(NamedTuple):
-    """What one kill cost, in milliseconds."""
+    """The cost of one kill, in milliseconds."""
 
     pause_ms: float
     wait_ms: float
 
 
 def costs(history: History, role: str) -> list[Cost | None]:
-    """What each kill cost; None where a stream had no ack afterwards."""
+    """Return the cost of each kill; None where a stream had no ack afterwards."""
     return _costs_at(history, role, history.of(Fault))
 
 
 def calm_costs(history: History, role: str) -> list[Cost]:
-    """The same, measured at moments when nothing was killed: what this machine does to acks all by itself.
+    """Return the same costs at moments without a kill: pauses of acks that this machine causes by itself.
 
-    Not at once after a kill: a pause that lasts until then is the kill's.
+    Moments right after a kill do not count: a pause that lasts until then belongs to the kill.
     """
     calm = [
         Fault(at=one.until + _CALM_US, kind="", target="", until=one.until + 2 * _CALM_US)
@@ -66,7 +66,7 @@ def calm_costs(history: History, role: str) -> list[Cost]:
 
 
 def concerned(history: History, role: str) -> list[str]:
-    """The streams whose acks a role can hold up, of those that were there all the time."""
+    """Return the streams whose acks a role can delay, among those that were there all the time."""
     healed_us = min((event.at for event in history.of(Healed)), default=_NEVER_US)
     orders = {topic.lane: topic.order for topic in history.of(TopicMade)}
     order_of = {event.stream: orders.get(event.lane, 0) for event in history.of(Sent)}
@@ -76,7 +76,7 @@ def concerned(history: History, role: str) -> list[str]:
 
 
 def counts(role: str, order: int, ack: int | None) -> bool:
-    """Whether a role can hold up the acks of such a stream."""
+    """Whether a role can delay the acks of such a stream."""
     if role in ("sequencer", "hand-over") and order < Order.TOTAL:
         return False
     wanted = {"replica": Ack.DURABLE, "hand-over": Ack.ORDERED}.get(role)
@@ -89,7 +89,7 @@ def _costs_at(history: History, role: str, faults: list[Fault]) -> list[Cost | N
 
 
 def _cost(role: str, fault: Fault, parts: list[Acks]) -> Cost | None:
-    """The worst of all streams: a lucky one says nothing about the others."""
+    """Return the worst cost of all streams: a fast stream proves nothing about the others."""
     if role in ("sequencer", "broker"):
         pauses = [next_ack_us(acks, fault.at) for acks in parts]
     else:

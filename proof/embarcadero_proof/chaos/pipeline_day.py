@@ -1,8 +1,8 @@
-"""The pipeline under fire: the shop's day with kills of a broker, an executor, the driver, and the whole cluster.
+"""The pipeline under faults: the shop's day with kills of a broker, an executor, the driver, and the whole cluster.
 
-The Spark driver is a process of its own (driver.py), with executors that are processes, too. Whatever is killed is
-started again on the same checkpoint. At the end the books of the shop, the audit, and DuckDB over the table's Parquet
-files say whether each record is there, once.
+The Spark driver is a separate process (pipeline_driver.py), and so are its executors. Every killed process is started
+again on the same checkpoint. At the end the books of the shop, the audit, and DuckDB over the table's Parquet files
+check that each record is there, once.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _DEAD_S: Final = 10.0
 
 
 class Driver:
-    """The driver's process, and what it last said. Killed or dead, it is started again."""
+    """The driver's process, and its last reported seq. It is started again after each death."""
 
     def __init__(self, pipeline: Pipeline, folder: Path) -> None:
         self._pipeline, self._folder = pipeline, folder
-        self.seq = -2  # it has not said anything yet
+        self.seq = -2  # nothing was reported yet
         self.starts = 0
-        self._seen_s = time.monotonic()  # when it was last seen to run
+        self._seen_s = time.monotonic()  # when it was last seen running
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -81,23 +81,23 @@ class Driver:
 
     @property
     def running(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
-        """Start it again, if it ended by itself: a query that begins while no broker answers fails at once.
+        """Start it again if it ended by itself: a query that begins while no broker answers fails immediately.
 
-        The round that kills it starts it at once, and needs no help.
+        The function that kills it also starts it, and needs no help.
         """
         if self.running:
             self._seen_s = time.monotonic()
         elif time.monotonic() - self._seen_s > _DEAD_S:
             self._seen_s = time.monotonic()
-            self._pipeline.tell("the driver ended by itself; a new one goes on from the checkpoint")
+            self._pipeline.tell("the driver ended by itself; a new one continues from the checkpoint")
             self.start()
 
     def kill(self) -> int:
-        """SIGKILL the driver and its JVM, executors and workers: all that began with it."""
+        """SIGKILL the driver, its JVM, executors and workers: all its descendants."""
         process = self._process
         if process is None:
             return 0
@@ -108,7 +108,7 @@ class Driver:
         return 1 + len(members)
 
     def kill_executor(self) -> int | None:
-        """SIGKILL one executor; Spark starts another one. None: there is none at the moment."""
+        """SIGKILL one executor; Spark starts another one. Return None if there is none at the moment."""
         if self._process is None:
             return None
         for pid in descendants(self._process.pid):
@@ -118,7 +118,7 @@ class Driver:
         return None
 
     def finish(self) -> None:
-        """Let it do all that is there, and end."""
+        """Let it process all available records, and end."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             if self._process.wait(_END_S):
@@ -140,7 +140,7 @@ def _command(pid: int) -> str:
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes below one, the nearest first."""
+    """Return the descendants of a process, the nearest first."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -156,7 +156,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def direct(pipeline: Pipeline, driver: Driver) -> None:
-    """Kill one thing after the other while the shop sells."""
+    """Kill one part after the other while the shop sells."""
     wait_for_share(pipeline, 0.15)
     kill_a_broker(pipeline)
     wait_for_share(pipeline, 0.35)
@@ -167,19 +167,19 @@ def direct(pipeline: Pipeline, driver: Driver) -> None:
     wait_for_share(pipeline, 0.55)
     killed = driver.kill()
     pipeline.facts.kills.append((pipeline.elapsed, "driver"))
-    pipeline.tell(f"the driver is killed with all that began with it ({killed} processes)")
+    pipeline.tell(f"the driver is killed with all its descendants ({killed} processes)")
     driver.start()
-    pipeline.tell("a new driver goes on from the checkpoint")
+    pipeline.tell("a new driver continues from the checkpoint")
     wait_for_share(pipeline, 0.75)
     kill_everything(pipeline)
 
 
 def duckdb_check(pipeline: Pipeline) -> ShopCheck:
-    """The table's files alone, by another engine: they have all orders, once."""
+    """Check the table's files alone, with another engine: they have all orders, once."""
     try:
         import duckdb
     except ImportError:
-        raise NotAvailable("DuckDB is not installed, which checks the table's files", "pip install duckdb") from None
+        raise NotAvailable("DuckDB, which checks the table's files, is not installed", "pip install duckdb") from None
     files = str(pipeline.folder / "tier" / "warehouse" / "**" / "orders" / "data" / "*.parquet")
     question = (
         "select count(*), count(distinct order_id), coalesce(sum(amount_cents), 0)::bigint, "
@@ -192,7 +192,7 @@ def duckdb_check(pipeline: Pipeline) -> ShopCheck:
 
 
 def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None]) -> Pipeline:
-    """The whole run. Raises what went wrong; else the report is written."""
+    """Run the whole day. Raises errors of the run; otherwise the report is written."""
     with ExitStack() as stack:
         cluster = RestartableCluster(folder / "cluster", BROKERS, 1)
         pipeline = Pipeline(cluster, folder, steps)
@@ -240,12 +240,12 @@ def _look(pipeline: Pipeline, log: emb.Log) -> None:
 
 
 def run_here(report: Path, steps: int, watch: Callable[[Pipeline], None]) -> Pipeline:
-    """The same, in a folder that is gone afterwards; what Spark said is kept beside the report if it failed."""
+    """Run in a temporary folder; Spark's log is kept beside the report if the run failed."""
     with tempfile.TemporaryDirectory(prefix="embarcadero-kills-") as folder:
         try:
             return run(Path(folder), report, steps, watch)
         except BaseException:
-            if (said := Path(folder) / "driver.log").exists():
+            if (log := Path(folder) / "driver.log").exists():
                 report.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(said, report.with_suffix(".driver.log"))
+                shutil.copy(log, report.with_suffix(".driver.log"))
             raise

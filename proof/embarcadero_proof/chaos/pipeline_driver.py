@@ -1,6 +1,7 @@
-"""A Spark driver in a process of its own, so that it can be killed: it runs the shop's streaming query.
+"""A Spark driver in its own process, so that it can be killed: it runs the shop's streaming query.
 
-It says how far it is, a line each time: the seq it has read. It ends when its input is closed, after all that is there.
+It prints its progress: a line with the seq that it has read. When its input is closed, it processes all available
+records and ends.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from embarcadero.demo.pipeline import seq_of, start_query
 from embarcadero.spark import session
 
-_TELL_S = 0.2
+_REPORT_S = 0.2
 
 
 def main(master: str, addresses: str, checkpoint: str) -> int:
@@ -27,12 +28,12 @@ def main(master: str, addresses: str, checkpoint: str) -> int:
         closed.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    told = -2
+    reported = -2
     while query.isActive and not closed.is_set():
-        if (seq := seq_of(query)) != told:
-            told = seq
-            print(seq, flush=True)  # noqa: T201 - this is how it talks
-        time.sleep(_TELL_S)
+        if (seq := seq_of(query)) != reported:
+            reported = seq
+            print(seq, flush=True)  # noqa: T201 - its protocol with the parent
+        time.sleep(_REPORT_S)
     if not query.isActive:
         print(f"the query ended: {query.exception()}", file=sys.stderr)  # noqa: T201
         return 1

@@ -1,7 +1,7 @@
-"""A Spark driver in a process of its own whose query has an operator that fails now and then.
+"""A Spark driver in its own process whose query has an operator that fails now and then.
 
-It is killed and started again by rounds.py. Every start of the query has a stamp of its own, which is a column of its
-rows: so it can be seen whether all rows of a micro-batch are of one start. A query that failed starts again at once.
+pipeline_rounds.py kills and restarts it. Every start of the query has its own stamp, which is a column of its rows. So
+a check can find out whether all rows of a micro-batch come from one start. A failed query restarts immediately.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MASTER: Final = "local[2,2]"
-PLANTED: Final = "the operator fails"
+INJECTED: Final = "the operator fails"
 COLUMNS: Final = "id bigint, file int, text string"
 _BATCH_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the driver does. It is read from a file."""
+    """The configuration of the driver, read from a file."""
 
     folder: str
     addresses: list[str]
@@ -40,7 +40,7 @@ class Plan:
 
 
 def operator(plan: Plan, stamp: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for mapInArrow: in some attempts of tasks it raises, after some of its rows have gone on."""
+    """Return a function for mapInArrow that raises in some attempts of tasks, after it has yielded some rows."""
     folder, seed, failing = plan.folder, plan.seed, plan.failing  # Spark sends plain values to its workers
 
     def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -58,7 +58,7 @@ def operator(plan: Plan, stamp: str) -> Callable[[Iterator[pa.RecordBatch]], Ite
                 continue
             with (Path(folder) / "failures").open("a") as failures:
                 failures.write(f"{stamp} {batch} {context.partitionId()}\n")
-            raise ValueError(PLANTED)
+            raise ValueError(INJECTED)
 
     return passed_on
 
@@ -77,7 +77,7 @@ def run_query(spark: SparkSession, plan: Plan, stamp: str) -> None:
 
 
 def main(path: str, life: str) -> int:
-    """Run the query again and again; end when killed, or when it fails for another reason than the injected one."""
+    """Run the query again and again; end when killed, or when it fails for any other reason than the injected error."""
     from pyspark.errors import PySparkException
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that kills this one
@@ -89,7 +89,7 @@ def main(path: str, life: str) -> int:
         try:
             run_query(spark, plan, f"{life}.{start}")
         except PySparkException as error:
-            if PLANTED not in str(error):
+            if INJECTED not in str(error):
                 raise
 
 

@@ -1,11 +1,11 @@
 """`chaos pipeline --rounds`: an operator upstream of the sink fails, and processes are killed meanwhile.
 
-Each round is one file, which becomes one micro-batch of a streaming query whose function raises in some attempts of its
-tasks; so Spark ends the rows of these tasks as if they were complete. In the same round a process is killed, too: the
-driver, a broker, the sequencer, the replica, or everything at once. A round is over when its rows are durable.
+Each round is one file, which becomes one micro-batch of a streaming query. The query's function raises in some attempts
+of its tasks, and Spark then ends the rows of these tasks as if they were complete. The same round also kills a process:
+the driver, a broker, the sequencer, the replica, or everything together. A round is over when its rows are durable.
 
-At the end every row is in the topic once, and all rows of a micro-batch have the stamp of one start of the query: those
-of a failed one were never there. A reader that follows all the time has seen the same; and the audit holds.
+At the end every row is in the topic once, and all rows of a micro-batch have the stamp of one start of the query: rows
+of a failed start were never there. A reader that follows all the time has seen the same rows, and the audit holds.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ SCHEMA: Final = pa.schema(
     [("id", pa.int64()), ("file", pa.int32()), ("text", pa.string()), ("stamp", pa.string())]
 )  # fmt: skip
 ROWS: Final = 3_000
-SIZES: Final = (20, 1_500)  # of a text: all rows of a task travel to the driver, or they are staged
-FAILING: Final = 0.5  # so often an attempt of a task; a query fails if both attempts of one task do
+SIZES: Final = (20, 1_500)  # of a text: small rows travel to the driver, large ones are staged
+FAILING: Final = 0.5  # share of failing attempts of tasks; a query fails if both attempts of one task do
 KINDS: Final = ("nothing", "driver", "broker", "sequencer", "replica", "everything")
 _WEIGHTS: Final = (6, 3, 3, 2, 2, 1)
 _LATEST_KILL_S: Final = 3.0
@@ -59,30 +59,30 @@ _LOOK_S: Final = 0.2
 
 
 @dataclass
-class Found:
-    """What happened, and what is wrong."""
+class RoundsResult:
+    """Events of the rounds, and problems."""
 
     rounds: int = 0
     rows: int = 0
     failures: int = 0  # of the operator
     starts: int = 0  # of the query that have rows in the topic
-    drivers: int = 0  # that were started
+    drivers: int = 0  # processes started
     kills: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
 
 class Driver:
-    """The process of the driver. Killed, or dead for a while, it is started again."""
+    """The process of the driver. It is started again after each death."""
 
     def __init__(self, folder: Path, plan: Path) -> None:
         self._folder, self._plan = folder, plan
         self.lives = 0
-        self._died = 0  # by itself, since the last round that was reported as over
+        self._died = 0  # by itself, since the last finished round
         self._process: subprocess.Popen[bytes] | None = None
 
     def round_over(self) -> None:
-        """A round is over: it works."""
+        """Note that a round is over, so the driver works."""
         self._died = 0
 
     def start(self) -> None:
@@ -95,14 +95,14 @@ class Driver:
             )
 
     def kill(self) -> None:
-        """SIGKILL it with its JVM and workers."""
+        """SIGKILL the driver with its JVM and workers."""
         if self._process is not None:
             for pid in (self._process.pid, *descendants(self._process.pid)):
                 kill_process(pid)
             self._process.wait()
 
     def check(self) -> None:
-        """Start it again if it ended by itself: a query that begins while no broker answers fails at once."""
+        """Start it again if it ended by itself: a query that begins while no broker answers fails immediately."""
         if self._process is not None and self._process.poll() is not None:
             self._died += 1
             if self._died > _DEATHS_MAX:
@@ -112,7 +112,7 @@ class Driver:
 
 
 class Reader(threading.Thread):
-    """Follows the topic all the time: the stamps and ids that it has seen, by file."""
+    """Follows the topic all the time, and counts rows by file and stamp."""
 
     def __init__(self, addresses: list[str]) -> None:
         super().__init__(name="reader", daemon=True)
@@ -138,20 +138,20 @@ class Reader(threading.Thread):
 
 
 class Rounds:
-    """A cluster, a driver, a reader, and what is done to them."""
+    """A cluster, a driver, a reader, and the kills."""
 
-    def __init__(self, folder: Path, seed: int, tell: Callable[[str], None]) -> None:
-        self.folder, self.seed, self.tell = folder, seed, tell
+    def __init__(self, folder: Path, seed: int, report: Callable[[str], None]) -> None:
+        self.folder, self.seed, self.report = folder, seed, report
         self.rng = random.Random(seed)
         self.cluster = RestartableCluster(folder / "cluster", 2, 1)
-        self.found = Found()
+        self.found = RoundsResult()
         plan = Plan(str(folder), self.cluster.addresses, TOPIC, seed, FAILING)
         (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
         (folder / "in").mkdir()
         self.driver = Driver(folder, folder / "plan.json")
 
-    def run(self, rounds: int) -> Found:
-        """So many rounds, then the checks."""
+    def run(self, rounds: int) -> RoundsResult:
+        """Run `rounds` rounds, then the checks."""
         began = time.monotonic()
         with ExitStack() as stack:
             stack.callback(self.cluster.end)
@@ -173,9 +173,9 @@ class Rounds:
         return self.found
 
     def _round(self, reader: Reader, number: int) -> None:
-        """One file, one kill; over when its rows are durable."""
+        """Run one round with one file and one kill; it is over when its rows are durable."""
         began, kind = time.monotonic(), self.rng.choices(KINDS, _WEIGHTS)[0]
-        kind = KINDS[number] if number < len(KINDS) else kind  # each at least once
+        kind = KINDS[number] if number < len(KINDS) else kind  # every kind at least once
         self._feed(number)
         time.sleep(self.rng.uniform(0, _LATEST_KILL_S))
         self._kill(kind)
@@ -183,10 +183,10 @@ class Rounds:
         self._wait_for(reader)
         self.driver.round_over()
         self.found.rounds += 1
-        self.tell(f"round {number + 1}: killed {kind}; {self.found.rows:,} rows; {time.monotonic() - began:.1f} s")
+        self.report(f"round {number + 1}: killed {kind}; {self.found.rows:,} rows; {time.monotonic() - began:.1f} s")
 
     def _feed(self, number: int) -> None:
-        """Put one more file beside the others: first under a name that Spark does not see."""
+        """Add one file: first under a name that Spark does not see."""
         ids, size = range(number * ROWS, (number + 1) * ROWS), self.rng.choice(SIZES)
         columns = {"id": list(ids), "file": [number] * ROWS, "text": ["x" * size] * ROWS}
         table = pa.table(columns, schema=SCHEMA.remove(3))
@@ -229,7 +229,7 @@ class Rounds:
 
 # --- at the end -------------------------------------------------------------------------------------------------------
 def differences(rows: pa.Table, seen: Mapping[tuple[int, str], int], total: int) -> list[str]:
-    """What is wrong with the rows of a topic. `seen`: rows of each file and stamp that a reader saw."""
+    """Return problems with the rows of a topic. `seen`: rows of each file and stamp that a reader saw."""
     wrong = []
     ids = rows.column("id").to_pylist()
     if sorted(ids) != list(range(total)):
@@ -239,12 +239,12 @@ def differences(rows: pa.Table, seen: Mapping[tuple[int, str], int], total: int)
     if mixed:
         wrong.append(f"files {mixed} have rows of several starts of the query")
     if dict(seen) != dict(now):
-        wrong.append("the reader has seen other rows than those that are there now")
+        wrong.append("the reader has seen rows other than those in the topic")
     return wrong
 
 
 def audited(log: emb.Log) -> list[str]:
-    """What the audit of the topic finds."""
+    """Return the findings of the topic's audit."""
     from embarcadero.spark import session
     from embarcadero.spark.auditing import audit
 
@@ -256,28 +256,28 @@ def audited(log: emb.Log) -> list[str]:
 
 
 def run_cli(rounds: int, seed: int, report: Path, json_out: bool) -> int:
-    """Run so many rounds; 0 when every row is there once and no failed write was ever visible."""
+    """Run `rounds` rounds; return 0 when every row is there once and no failed write was ever visible."""
     console = Console(stderr=json_out)
     with tempfile.TemporaryDirectory(prefix="embarcadero-rounds-") as made, ended_by_signals():
         folder = Path(made)
         try:
             found = Rounds(folder, seed, lambda line: console.print(line, highlight=False)).run(rounds)
         except BaseException:
-            if (said := folder / "driver.log").exists():
+            if (log := folder / "driver.log").exists():
                 report.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(said, report.with_suffix(".driver.log"))
+                shutil.copy(log, report.with_suffix(".driver.log"))
             raise
-    told: dict[str, Any] = {"ok": not found.wrong, "seed": seed} | msgspec.to_builtins(found)
+    result: dict[str, Any] = {"ok": not found.wrong, "seed": seed} | msgspec.to_builtins(found)
     report.parent.mkdir(parents=True, exist_ok=True)
-    report.write_text(json.dumps(told | {"machine": machine_facts()}, indent=2, default=str))
+    report.write_text(json.dumps(result | {"machine": machine_facts()}, indent=2, default=str))
     if json_out:
-        print(json.dumps(told))  # noqa: T201 - asked for
+        print(json.dumps(result))  # noqa: T201 - requested
     else:
-        _tell(console, found, report)
+        _print(console, found, report)
     return int(bool(found.wrong))
 
 
-def _tell(console: Console, found: Found, report: Path) -> None:
+def _print(console: Console, found: RoundsResult, report: Path) -> None:
     table = Table("rounds", "rows", "failures of the operator", "starts with rows", "drivers", "kills", "seconds")
     kills = ", ".join(f"{name} {count}" for name, count in sorted(found.kills.items()))
     table.add_row(
@@ -288,5 +288,5 @@ def _tell(console: Console, found: Found, report: Path) -> None:
     for line in found.wrong:
         console.print(f"[red]wrong:[/] {line}")
     if not found.wrong:
-        console.print("every row is there once, and nothing of a failed attempt was ever visible")
+        console.print("every row is there once, and no row of a failed attempt was ever visible")
     console.print(f"report: {report}")

@@ -1,4 +1,4 @@
-"""Which processes were replaced in a cluster, as the store has it."""
+"""Which processes of a cluster were replaced, according to the store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from embarcadero.types import MemberState
 def is_replaced(directory: Directory, role: str, pid: int) -> bool:
     """Whether the process of a role was replaced.
 
-    Another sequencer leads; a broker's incarnation is closed; no open range names the replica's.
+    Another sequencer leads; or the broker's incarnation is closed; or no open range names the replica's incarnation.
     """
     kind = role.partition(":")[0]
     if kind == "broker":
@@ -17,5 +17,7 @@ def is_replaced(directory: Directory, role: str, pid: int) -> bool:
     if kind == "replica":
         own = [member.ref for member in directory.replicas.all() if member.pid == pid]
         return not any(ref in own for range_ in directory.ranges.all() if range_.open for ref in range_.replicas)
-    reign = directory.elections.leadership()
-    return reign is not None and reign.pid != pid and reign.epoch == directory.elections.started_epoch()
+    leadership = directory.elections.leadership()
+    if leadership is None:
+        return False
+    return leadership.pid != pid and leadership.epoch == directory.elections.started_epoch()

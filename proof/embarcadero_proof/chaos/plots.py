@@ -14,7 +14,7 @@ _GOOD, _BAD = "#1a7f37", "#c4432b"
 _ACKS: Final = {1: ("ack 1", "#2f6fb0"), 2: ("ack 2", "#d8a33f")}
 _FAULT: Final = "#c4432b"
 _SHORT_S: Final = 0.04
-"""A fault shorter than this is drawn this long: else it is not visible."""
+"""A shorter fault is drawn this long, so that it is visible."""
 
 
 def _figure(width: float, height: float) -> Any:
@@ -34,7 +34,7 @@ def _plain(axes: Any) -> None:
 
 
 def draw_timeline(line: Timeline, title: str, verdict: str, good: bool, path: Path) -> None:
-    """Faults above, records acked below them, and how long each ack took."""
+    """Draw faults at the top, acked records below them, and the latency of each ack."""
     rows = _rows(line.faults)
     figure = _figure(10, 4.6 + 0.2 * len(rows))
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
@@ -62,7 +62,7 @@ def draw_timeline(line: Timeline, title: str, verdict: str, good: bool, path: Pa
 
 
 def _rows(faults: Sequence[Span]) -> dict[str, list[Span]]:
-    """Faults by what they are, and whom they hit if these are few."""
+    """Group faults by kind, and by target if there are few targets."""
     targets = {f"{span.kind} {span.target}" for span in faults}
     found: dict[str, list[Span]] = {}
     for span in faults:
@@ -75,9 +75,9 @@ def _draw_faults(axes: Any, rows: dict[str, list[Span]]) -> None:
     _plain(axes)
     axes.grid(visible=False)
     axes.spines["bottom"].set_visible(False)
-    for place, spans in enumerate(rows.values()):
+    for row, spans in enumerate(rows.values()):
         bars = [(span.start_s, max(span.end_s - span.start_s, _SHORT_S)) for span in spans]
-        axes.broken_barh(bars, (place - 0.36, 0.72), color=_FAULT, linewidth=0)
+        axes.broken_barh(bars, (row - 0.36, 0.72), color=_FAULT, linewidth=0)
     axes.set_yticks(range(len(rows)), list(rows))
     axes.set_ylim(max(len(rows), 1) - 0.4, -0.6)
     if not rows:
@@ -118,12 +118,12 @@ def _draw_latency(axes: Any, line: Timeline) -> None:
 def draw_histogram(
     series: Mapping[str, Sequence[float]], title: str, bounds: dict[str, float], footer: str, path: Path
 ) -> None:
-    """How often something took how long, one thing above the other; what was asked for of the first, as lines."""
+    """Draw histograms of durations, one above the other, with the goals of the first one as lines."""
     figure = _figure(8.5, 1.2 + 3.0 * len(series))
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
     many = figure.subplots(len(series), 1, squeeze=False)[:, 0]
-    for place, (axes, (what, values)) in enumerate(zip(many, series.items(), strict=True)):
-        _draw_histogram(axes, what, values, {} if place else bounds)
+    for number, (axes, (what, values)) in enumerate(zip(many, series.items(), strict=True)):
+        _draw_histogram(axes, what, values, {} if number else bounds)
     figure.text(0.995, 0.005, footer, ha="right", va="bottom", fontsize=6.5, color=_FAINT)
     figure.get_layout_engine().set(rect=(0, 0.03, 1, 0.97))
     figure.savefig(path, facecolor="white")
@@ -151,7 +151,7 @@ def _draw_histogram(axes: Any, what: str, values_ms: Sequence[float], bounds: di
 def draw_series(
     kinds: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]], title: str, path: Path
 ) -> None:
-    """What each role holds over time: one picture per kind, one line per role."""
+    """Draw the resources of each role over time: one picture per kind, one line per role."""
     figure = _figure(10, 0.6 + 1.9 * len(kinds))
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
     many = figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0]

@@ -1,6 +1,6 @@
-"""A TCP proxy between clients and brokers that can treat connections badly: cut, delay, drip, or carry one way only.
+"""A TCP proxy between clients and brokers that can impair connections: cut, delay, drip, or carry one way only.
 
-It runs on an event loop in a thread of its own; its moods are changed from any thread.
+It runs on an event loop in its own thread; any thread may change its moods.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from embarcadero.limits import KIB
 _READ_BYTES: Final = 64 * KIB
 _DRIP_BYTES: Final = 7
 _DRIPS: Final = 40
-"""Of each piece that is read, so much goes drop by drop, and the rest at once: all of it would take for ever."""
+"""So many drips of each piece are sent separately, and the rest immediately: all of it would take too long."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
 _START_S: Final = 30.0
@@ -27,20 +27,20 @@ _START_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Mood:
-    """How connections to one broker are treated."""
+    """The treatment of connections to one broker."""
 
-    refuse: bool = False  # no connection is taken
+    refuse: bool = False  # no connection is accepted
     deaf: bool = False  # nothing goes from clients to the broker
     mute: bool = False  # nothing goes from the broker to clients
-    delay_s: float = 0.0  # each piece waits so long
-    drip: bool = False  # pieces go out in drops
+    delay_s: float = 0.0  # delay of each piece
+    drip: bool = False  # pieces are sent in small parts
 
 
 FAIR: Final = Mood()
 
 
 def merged(moods: Iterable[Mood]) -> Mood:
-    """Several at once."""
+    """Combine several moods."""
     found = FAIR
     for mood in moods:
         found = Mood(
@@ -51,7 +51,7 @@ def merged(moods: Iterable[Mood]) -> Mood:
 
 
 class _Gate:
-    """The way to one broker, with its mood and its connections."""
+    """The path to one broker, with its mood and its connections."""
 
     def __init__(self, port: int, upstream: int) -> None:
         self.port, self.upstream, self.mood = port, upstream, FAIR
@@ -60,9 +60,9 @@ class _Gate:
         self.writers: set[asyncio.StreamWriter] = set()
         self.tasks: set[asyncio.Task[None] | None] = set()
 
-    def set(self, who: object, mood: Mood) -> None:
-        """What one source of mistreatment wants; FAIR: nothing any more."""
-        self._moods[who] = mood
+    def set(self, source: object, mood: Mood) -> None:
+        """Set the mood that one source asks for; FAIR: none any more."""
+        self._moods[source] = mood
         self.mood = merged(self._moods.values())
         self.changed.set()
         self.changed = asyncio.Event()
@@ -70,7 +70,7 @@ class _Gate:
             self.reset()
 
     def reset(self) -> None:
-        """Cut every connection at once, with a reset rather than a goodbye."""
+        """Cut every connection immediately, with a reset instead of an orderly close."""
         for writer in list(self.writers):
             sock: socket.socket | None = writer.get_extra_info("socket")
             if sock is not None:
@@ -79,7 +79,7 @@ class _Gate:
             writer.transport.abort()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from its beginning to its end."""
+        """Carry one connection, from its beginning to its end."""
         task: asyncio.Task[None] | None = asyncio.current_task()
         self.tasks.add(task)
         self.writers.add(writer)
@@ -128,7 +128,7 @@ class _Gate:
 
 
 class Proxy:
-    """Ports from `first` on lead to brokers from `upstream` on."""
+    """Forwards ports from `first` on to brokers from `upstream` on."""
 
     def __init__(self, first: int, upstream: int, count: int) -> None:
         self._pairs = [(first + number, upstream + number) for number in range(count)]
@@ -139,7 +139,7 @@ class Proxy:
         self._thread = threading.Thread(target=asyncio.run, args=(self._run(),), name="proxy", daemon=True)
 
     def start(self) -> None:
-        """Listen; OSError if a port is taken."""
+        """Listen. Raises OSError if a port is taken."""
         self._thread.start()
         if not self._ready.wait(_START_S):
             raise TimeoutError(f"the proxy was not ready within {_START_S:.0f} s")
@@ -147,26 +147,26 @@ class Proxy:
             raise self._failed
 
     def stop(self) -> None:
-        """Cut everything and end."""
-        self._tell(self._stop.set)
+        """Cut all connections and stop."""
+        self._call(self._stop.set)
         if self._thread.is_alive():
             self._thread.join(_START_S)
 
-    def treat(self, broker: int, who: object, mood: Mood) -> None:
-        """Treat connections to a broker like this for `who`, until the next call; a mood that refuses cuts, too."""
-        self._tell(lambda: self._gates[broker].set(who, mood))
+    def treat(self, broker: int, source: object, mood: Mood) -> None:
+        """Set the mood of connections to a broker for `source`, until its next call; a mood that refuses cuts, too."""
+        self._call(lambda: self._gates[broker].set(source, mood))
 
     def cut(self, broker: int) -> None:
-        """Reset all connections to a broker; new ones may come."""
-        self._tell(self._gates[broker].reset)
+        """Reset all connections to a broker; it accepts new ones."""
+        self._call(self._gates[broker].reset)
 
     def carries(self, broker: int) -> int:
-        """How many connections lead to a broker now, or are about to."""
+        """Return the number of open connections to a broker, including those being opened."""
         return len(self._gates[broker].tasks)
 
-    def _tell(self, what: Callable[[], object]) -> None:
+    def _call(self, action: Callable[[], object]) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(what)
+            self._loop.call_soon_threadsafe(action)
 
     async def _run(self) -> None:
         servers, self._loop = [], asyncio.get_running_loop()

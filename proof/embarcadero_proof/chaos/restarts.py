@@ -1,7 +1,6 @@
-"""Round after round: load with ack 2, kill -9 of every process at a random moment, no fabric left, restart, check.
+"""Rounds of load with ack 2, kill -9 of every process at a random moment, removal of the fabric, restart, check.
 
-The publishers stay connected the whole time. A round whose load got too few acks counts as failed: a check of nothing
-proves nothing.
+The publishers stay connected the whole time. A round with too few acks counts as failed: its check proves nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _READ_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run does."""
+    """Settings of a run."""
 
     rounds: int = 100
     seed: int = 0
@@ -46,13 +45,13 @@ class Settings:
     durable_on: int = 2
     load_s: float = 1.5  # at most, from the first ack of a round to the kill
     record_bytes: int = 256
-    wipe: bool = False  # take one replica's disk away, each round another one
-    clean: bool = False  # stop in order instead of killing, every other round
+    wipe: bool = False  # remove one replica's disk, another one in each round
+    clean: bool = False  # stop cleanly instead of killing, every other round
 
 
 @dataclass(slots=True)
 class Round:
-    """What one round did."""
+    """The result of one round."""
 
     number: int
     ended: str = ""
@@ -61,12 +60,12 @@ class Round:
     acks: int = 0
     start_s: float = 0.0
     first_ack_s: float = 0.0  # from the restart's beginning to the first ack of a record sent after the kill
-    came_back: bool = False  # there was such an ack
+    came_back: bool = False  # whether there was such an ack
 
 
 @dataclass(slots=True)
 class Report:
-    """What a run found."""
+    """The findings of a run."""
 
     settings: dict[str, Any]
     rounds: list[Round] = field(default_factory=list)
@@ -89,7 +88,7 @@ class Restarts:
         self.report = Report(asdict(settings))
 
     def run(self, progress: Progress) -> Report:
-        """All rounds, and a last check once every stream has all its answers."""
+        """Run all rounds, and a last check after every stream has all its answers."""
         began = time.monotonic()
         task = progress.add_task("starting", total=self.settings.rounds)
         try:
@@ -116,11 +115,11 @@ class Restarts:
         return self.report
 
     def problems(self) -> list[str]:
-        """Everything that was wrong so far."""
+        """Return all problems so far."""
         found = [problem for truth in self.truths.values() for problem in truth.problems]
         found += [problem for stream in self.streams for problem in stream.problems]
         few = [r for r in self.report.rounds if r.acks < ACKS_LEAST]
-        found += [f"round {r.number + 1}: only {r.acks} acks, so it proves nothing" for r in few]
+        found += [f"round {r.number + 1}: only {r.acks} acks, so the round proves nothing" for r in few]
         lost = [r for r in self.report.rounds if not r.came_back]
         return found + [f"round {r.number + 1}: no ack within {_ACKS_WAIT_S:.0f} s of the restart" for r in lost]
 
@@ -174,7 +173,7 @@ class Restarts:
         return held
 
     def _check(self) -> None:
-        """Read every topic from its beginning and hold it against what was acked before."""
+        """Read every topic from its beginning, and check it against the earlier acks."""
         acked: dict[str, dict[int, dict[int, Position | None]]] = {name: {} for name in TOPICS}
         for stream in self.streams:
             acked[stream.topic][stream.number] = dict(stream.acked.copy())
@@ -185,7 +184,7 @@ class Restarts:
 
 
 def run_cli(settings: Settings, report: Path | None, json_out: bool) -> int:
-    """Run, print and save a report; 0 when nothing was lost and nothing false was reported."""
+    """Run, print and save a report; return 0 when no record was lost and no ack was false."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory(prefix="embarcadero-chaos-") as folder, Progress(*columns, console=console) as bar:
@@ -195,13 +194,13 @@ def run_cli(settings: Settings, report: Path | None, json_out: bool) -> int:
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(json.dumps(result, indent=1) + "\n")
     if json_out:
-        print(json.dumps(result))  # noqa: T201 - asked for
+        print(json.dumps(result))  # noqa: T201 - requested
     else:
-        _tell(Console(), found)
+        _print(Console(), found)
     return 1 if found.problems else 0
 
 
-def _tell(console: Console, found: Report) -> None:
+def _print(console: Console, found: Report) -> None:
     starts, acks = (sorted(getattr(r, name) for r in found.rounds) or [0.0] for name in ("start_s", "first_ack_s"))
     console.print(
         f"{len(found.rounds)} rounds, {found.killed:,} processes killed, {found.acked:,} records acked durable, "

@@ -1,9 +1,9 @@
-"""`chaos soak`: topics, sessions, connections, subscribers and takeovers come and go; nothing may pile up.
+"""`chaos soak`: topics, sessions, connections, subscribers and leaders come and go; resources must not accumulate.
 
-Every role is looked at again and again: open descriptors, memory mappings, mapped shared memory, mappings of files that
-are removed, anonymous memory; and the disks, the fabric and the store of the whole cluster. A series is flat if its
-slope over the second half of the run, the median of the slopes between all pairs of samples (Theil and Sen), adds no
-more than the allowance of its kind to it in that half. The first half is for caches to fill.
+Samples of every role: open descriptors, memory mappings, mapped shared memory, mappings of removed files, anonymous
+memory; and the disks, the fabric and the store of the whole cluster. A series is flat if its growth in the second half
+of the run is within the allowance of its kind. The growth is the slope times the length of that half; the slope is the
+median of the slopes between all pairs of samples (Theil and Sen). The first half is for caches to fill.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CLIENT: Final = "client"
 
 
 class Allowance(NamedTuple):
-    """How much a series may grow in the second half: so much, or this share of its median if that is more."""
+    """The allowed growth of a series in the second half: an amount, or a share of its median if that is more."""
 
     amount: float
     share: float
@@ -58,7 +58,7 @@ ALLOWANCES: Final = {
     "store": Allowance(256 * 1024, 0.05, "bytes"),
     "store rows": Allowance(8, 0.02),
 }
-"""By what is measured. Counts have little slack: what piles up does so with every topic, and there are hundreds."""
+"""By kind of series. Counts have little slack: a leak grows with every topic, and there are hundreds."""
 
 RULE: Final = (
     "A series is flat if the median slope between all pairs of samples of the second half, times the length of that "
@@ -71,10 +71,10 @@ RULE: Final = (
 )  # fmt: skip
 
 _LANES_SHARE: Final = 0.8
-"""So many of the lanes of a generation a run may use: deleted topics leave theirs behind until the next restart."""
+"""The share of a generation's lanes that a run may use: deleted topics keep theirs until the next restart."""
 _TOPICS_PER_ROUND: Final = 4
 _RECORDS: Final = 20
-_MOVES: Final = 20  # of a session, over a connection that stays
+_MOVES: Final = 20  # of a session, over a connection that stays open
 _SESSIONS: Final = 1_024  # rows of a table: the moves of about 50 rounds
 _SAMPLES_MIN: Final = 8
 _PAIRS_MAX: Final = 400
@@ -86,7 +86,7 @@ _KINDS_OF_TOPICS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run does."""
+    """Settings of a run."""
 
     seconds: float = 900.0
     seed: int = 0
@@ -98,7 +98,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Series:
-    """One thing of one role over time."""
+    """One resource of one role over time."""
 
     role: str
     kind: str
@@ -111,28 +111,28 @@ class Series:
         return self.at_s[first:], self.values[first:]
 
     def growth(self) -> float:
-        """How much it grows in the second half, by its median slope."""
+        """Return the growth in the second half, by the median slope."""
         at_s, values = self.half()
         return slope(at_s, values) * (at_s[-1] - at_s[0]) if len(at_s) > 1 else 0.0
 
     def allowed(self) -> float:
-        """How much it may."""
+        """Return the allowed growth."""
         allowance, values = ALLOWANCES[self.kind], self.half()[1]
         return max(allowance.amount, allowance.share * median(values)) if values else allowance.amount
 
     @property
     def flat(self) -> bool:
-        """Whether it does not pile up."""
+        """Whether the growth is within the allowance."""
         return self.growth() <= self.allowed()
 
 
 def bisect_time(at_s: Sequence[float], from_s: float) -> int:
-    """The number of the first sample at or after a time."""
+    """Return the number of the first sample at or after a time."""
     return next((number for number, each in enumerate(at_s) if each >= from_s), len(at_s))
 
 
 def slope(at_s: Sequence[float], values: Sequence[float]) -> float:
-    """The median of the slopes between all pairs of samples: a few wild ones do not change it."""
+    """Return the median of the slopes between all pairs of samples: a few outliers do not change it."""
     step = max(1, len(at_s) * len(at_s) // (2 * _PAIRS_MAX * 50))
     pairs = list(combinations(zip(at_s, values, strict=True), 2))[::step]
     slopes = [(late[1] - early[1]) / (late[0] - early[0]) for early, late in pairs if late[0] > early[0]]
@@ -141,7 +141,7 @@ def slope(at_s: Sequence[float], values: Sequence[float]) -> float:
 
 # --- looking at processes ---------------------------------------------------------------------------------------------
 def process_facts(pid: int, fabric: str) -> dict[str, float]:
-    """What one process holds. Raises OSError when it is gone."""
+    """Return the resources of one process. Raises OSError when it is gone."""
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     shared = [line for line in maps if fabric in line]
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
@@ -160,9 +160,9 @@ def _mapped(line: str) -> int:
 
 
 def folder_bytes(folder: Path) -> int:
-    """What the files below a folder take; files that go meanwhile count nothing."""
+    """Return the size of the files below a folder; files that disappear meanwhile count as empty."""
     total = 0
-    for parent, _, names in os.walk(folder):  # it goes on when a folder is removed meanwhile
+    for parent, _, names in os.walk(folder):  # os.walk continues when a folder is removed meanwhile
         for name in names:
             with suppress(OSError):
                 total += Path(parent, name).stat().st_blocks * 512
@@ -170,7 +170,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def cluster_facts(cluster: LocalCluster, fabric: str) -> dict[str, float]:
-    """What the cluster as a whole holds."""
+    """Return the resources of the cluster as a whole."""
     store = SqliteStore(cluster.folder.store_path)
     try:
         rows = len(store.list(""))
@@ -196,7 +196,7 @@ class Watch:
         self.restarts: list[str] = []
 
     def look(self) -> None:
-        """Take a sample of everything."""
+        """Take a sample of all series."""
         at_s = time.monotonic() - self._began_s
         pids = self._cluster.pids() | {CLIENT: self._client}
         for role, pid in pids.items():
@@ -215,13 +215,13 @@ class Watch:
             series.values.append(value)
 
     def now(self, kinds: Sequence[str]) -> dict[tuple[str, str], float]:
-        """The last sample of some kinds."""
+        """Return the last samples of some kinds."""
         return {key: series.values[-1] for key, series in self.series.items() if key[1] in kinds}
 
 
-# --- what comes and goes ----------------------------------------------------------------------------------------------
+# --- load ----------------------------------------------------------------------------------------------------------
 class Churn:
-    """Makes topics, sessions, connections, subscribers and takeovers, and removes all of them again."""
+    """Creates topics, sessions, connections, subscribers and leaders, and removes all of them again."""
 
     def __init__(self, cluster: LocalCluster, seed: int) -> None:
         self._cluster, self._rng = cluster, random.Random(f"soak:{seed}")
@@ -231,7 +231,7 @@ class Churn:
         self.done = dict.fromkeys(("rounds", "topics", "records", "sessions", "moves", "connections", "takeovers"), 0)
 
     def round(self, topics: int = _TOPICS_PER_ROUND, take_over: bool = False) -> None:
-        """One round: everything that it makes is gone in the end."""
+        """Run one round: everything that it creates is gone at its end."""
         self.done["rounds"] += 1
         for _ in range(_RECORDS):
             self._standing.send(self._rng.randbytes(8 * 1024))
@@ -250,7 +250,7 @@ class Churn:
             self.done["takeovers"] += 1
 
     def _topic(self, log: emb.Log, name: str, kind: Mapping[str, Any]) -> None:
-        """The life of one topic: sessions, a table of records, readers, a trim, a note, another version, its end."""
+        """Run the life of one topic: sessions, a table, readers, a trim, progress, another version, its end."""
         made = log.create_topic(name, **kind)
         self.done["topics"] += 1
         ack = 2 if made.replicas else 1
@@ -274,7 +274,7 @@ class Churn:
         log.delete_topic(name)
 
     def close(self) -> None:
-        """End what stands."""
+        """End the standing publisher and its connection."""
         self._standing.close()
         self._log.close()
 
@@ -282,9 +282,9 @@ class Churn:
 def settled(
     watch: Watch, base: Mapping[tuple[str, str], float], slack: Mapping[str, float], within_s: float = 60.0
 ) -> dict[str, tuple[float, float]]:
-    """Wait until no role holds more than at the base, and the slack of its kind: what is opened once, for all topics.
+    """Wait until no role holds more than at the base, plus the slack of its kind for things opened once for all topics.
 
-    Returns what still does when the time is over.
+    Returns the roles that still hold more when the time is over.
     """
     give_up = time.monotonic() + within_s
     while True:
@@ -298,15 +298,15 @@ def settled(
 
 
 def small_cluster(brokers: int, replicas: int) -> LocalCluster:
-    """A cluster in which limits are reached soon: small segments, so that retention bounds the disk of the topic that
-    stands; small tables of sessions, because a session takes a row that was never used while there is one."""
+    """Start a cluster that reaches limits soon: small segments, so that retention bounds the disk of the standing
+    topic; small tables of sessions, because a session takes a row that was never used while there is one."""
     config = load(None, {"replica.segment_bytes": MIB, "fabric.sessions": _SESSIONS})
     return LocalCluster(brokers, replicas=replicas, log_bytes=32 * MIB, config=config)
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
-def run(settings: Settings, told: Callable[[float], None] = lambda _share: None) -> tuple[Watch, Churn]:
-    """Churn for so long, looking so often."""
+def run(settings: Settings, report: Callable[[float], None] = lambda _share: None) -> tuple[Watch, Churn]:
+    """Run the load for `settings.seconds`, with `settings.samples` samples."""
     with ExitStack() as stack:
         cluster = stack.enter_context(small_cluster(settings.brokers, settings.replicas))
         churn = Churn(cluster, settings.seed)
@@ -315,7 +315,7 @@ def run(settings: Settings, told: Callable[[float], None] = lambda _share: None)
         began, looked = time.monotonic(), 0
         pace_s = settings.seconds * _TOPICS_PER_ROUND / (LANES_MAX * _LANES_SHARE)
         while (past_s := time.monotonic() - began) < settings.seconds:
-            told(past_s / settings.seconds)
+            report(past_s / settings.seconds)
             round_s = time.monotonic()
             with suppress(Retriable, TimedOut):
                 churn.round(take_over=churn.done["rounds"] % 10 == 9)
@@ -328,7 +328,7 @@ def run(settings: Settings, told: Callable[[float], None] = lambda _share: None)
 
 
 def result_of(settings: Settings, watch: Watch, churn: Churn) -> dict[str, Any]:
-    """The report."""
+    """Return the report."""
     series = list(watch.series.values())
     enough = all(len(each.half()[1]) >= _SAMPLES_MIN for each in series)
     return {
@@ -349,7 +349,7 @@ def result_of(settings: Settings, watch: Watch, churn: Churn) -> dict[str, Any]:
 
 
 def run_cli(settings: Settings, json_out: bool) -> int:
-    """Run, print the table, save the report and a picture; 0 when everything is flat."""
+    """Run, print the table, save the report and a plot; return 0 when everything is flat."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with (
         ended_by_signals(),
@@ -363,14 +363,14 @@ def run_cli(settings: Settings, json_out: bool) -> int:
     with suppress(NotAvailable):
         draw_series(_pictures(watch), f"soak of {settings.seconds:g} s", settings.report.with_suffix(".png"))
     if json_out:
-        print(json.dumps(result))  # noqa: T201 - asked for
+        print(json.dumps(result))  # noqa: T201 - requested
     else:
-        _tell(Console(), result, settings.report)
+        _print(Console(), result, settings.report)
     return 0 if result["good"] else 1
 
 
 def _pictures(watch: Watch) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
-    """By kind, by role: what to draw."""
+    """Return series to draw, by kind and role."""
     found: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for (role, kind), series in watch.series.items():
         unit = MIB if ALLOWANCES[kind].unit else 1
@@ -388,7 +388,7 @@ def _rows(series: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         yield each["role"], each["kind"], *cells, "flat" if each["flat"] else "[red]grows[/]"
 
 
-def _tell(console: Console, result: dict[str, Any], path: Path) -> None:
+def _print(console: Console, result: dict[str, Any], path: Path) -> None:
     heads = ("role", "what", "first", "median", "last", "growth", "allowed", "")
     table = Table(*heads, box=None, pad_edge=False)
     for row in _rows(result["series"]):
@@ -399,6 +399,6 @@ def _tell(console: Console, result: dict[str, Any], path: Path) -> None:
     for restart in result["restarts"]:
         console.print(f"[red]a process ended and was started again: {restart}[/]")
     if not result["enough"]:
-        console.print(f"[red]too few samples: at least {_SAMPLES_MIN} in the second half; soak for longer[/]")
+        console.print(f"[red]too few samples: at least {_SAMPLES_MIN} in the second half; use more seconds[/]")
     if result["good"]:
         console.print("[bold green]Everything is flat.[/]")

@@ -1,7 +1,6 @@
-"""Publishers that never stop: each numbers its records, and remembers which of them were acked, and where.
+"""Publishers that never stop: each numbers its records, and keeps the acks and their positions.
 
-A stream stays connected while the cluster dies and comes back under it. What it learned is the truth that readers are
-held to later.
+A stream stays connected while the cluster dies and comes back. Its acks are the truth for later checks of readers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _PACE_S: Final = 0.1
 
 @dataclass(slots=True)
 class FirstAck:
-    """The first ack of a record of this number, or a later one: when it came, by the monotonic clock."""
+    """The first ack of a record with this number or a higher one: its time, by the monotonic clock."""
 
     since: int
     at_s: float | None = None
@@ -39,7 +38,7 @@ class Stream(threading.Thread):
     def __init__(self, number: int, addresses: list[str], topic: str, record_bytes: int, ack: int = 2) -> None:
         super().__init__(name=f"stream-{number}", daemon=True)
         self.number, self.topic, self.ack = number, topic, ack
-        self.acked: dict[int, Position | None] = {}  # None: stored, too long ago to name the position
+        self.acked: dict[int, Position | None] = {}  # None: stored, but its position is no longer known
         self.problems: list[str] = []
         self.sent = 0
         self._awaited = FirstAck(0)
@@ -48,12 +47,12 @@ class Stream(threading.Thread):
         self._over = threading.Event()
 
     def next_ack(self) -> FirstAck:
-        """The first ack of something that is sent from now on. `acked` is behind: acks are put there by and by."""
+        """Return the first ack of a record sent from now on. `acked` lags behind: it is filled later."""
         self._awaited = FirstAck(self.sent)
         return self._awaited
 
     def finish(self) -> None:
-        """Send no more; what is on its way gets its answer before the thread ends."""
+        """Stop sending; records in flight get their answers before the thread ends."""
         self._over.set()
 
     def run(self) -> None:
@@ -74,17 +73,17 @@ class Stream(threading.Thread):
             number, record = self.sent, RECORD.pack(self.number, self.sent) + self._padding
             self.sent += 1
             future = publisher.send(record)
-            future.add_done_callback(lambda done, number=number: self._told(number, done))  # type: ignore[misc]
+            future.add_done_callback(lambda done, number=number: self._on_ack(number, done))  # type: ignore[misc]
             self._waiting.append((number, future))
 
-    def _told(self, number: int, future: RecordFuture) -> None:
-        """In the client's own thread: the moment of the ack."""
+    def _on_ack(self, number: int, future: RecordFuture) -> None:
+        """Record the time of the ack; called in the client's thread."""
         awaited = self._awaited
         if awaited.at_s is None and number >= awaited.since and future.exception() is None:
             awaited.at_s = time.monotonic()
 
     def _settle(self, most: int) -> None:
-        """Take answers that are there, and wait for the oldest while more than `most` are missing."""
+        """Take available answers, and wait for the oldest one while more than `most` are missing."""
         while self._waiting and (len(self._waiting) > most or self._waiting[0][1].done()):
             number, future = self._waiting.popleft()
             try:

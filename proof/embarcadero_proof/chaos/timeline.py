@@ -1,4 +1,4 @@
-"""A history as a time line: acks in bins, how long each took, and faults as spans; and pauses of acks, for figures."""
+"""A history as a time line: acks in bins, their latencies, and faults as spans; and pauses of acks, for figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Acks:
-    """Acked batches of some streams: when each was sent and acked (microseconds), and how many records it had."""
+    """Acked batches of some streams: when each was sent and acked (microseconds), and its number of records."""
 
     sent_us: npt.NDArray[np.int64]
     acked_us: npt.NDArray[np.int64]
@@ -26,7 +26,7 @@ class Acks:
 
     @property
     def latency_ms(self) -> Numbers:
-        """How long each took."""
+        """Latency of each ack."""
         return (self.acked_us - self.sent_us) / 1e3
 
 
@@ -42,7 +42,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What a plot needs. Time begins with the first batch sent."""
+    """The data of a plot. Time begins with the first batch sent."""
 
     began_us: int
     seconds: float
@@ -52,16 +52,16 @@ class Timeline:
     faults: tuple[Span, ...]
 
     def per_bin(self, level: int) -> tuple[Numbers, Numbers]:
-        """Starts of bins in seconds, and records acked in each."""
+        """Return starts of bins in seconds, and records acked in each."""
         bins = int(self.seconds * 1e6) // BIN_US + 1
         acks = self.acks[level]
-        places = np.clip((acks.acked_us - self.began_us) // BIN_US, 0, bins - 1)
-        counts = np.bincount(places, weights=acks.records, minlength=bins).astype(np.float64)
+        bins_of = np.clip((acks.acked_us - self.began_us) // BIN_US, 0, bins - 1)
+        counts = np.bincount(bins_of, weights=acks.records, minlength=bins).astype(np.float64)
         return np.arange(bins) * BIN_US / 1e6, counts
 
 
 def acks_of(history: History, level: int | None = None, streams: Iterable[str] | None = None) -> Acks:
-    """Acked batches, of one level or of some streams, by the time of their ack."""
+    """Return acked batches, of one level or of some streams, by the time of their ack."""
     sent = {(event.process, event.number): event for event in history.of(Sent)}
     wanted = None if streams is None else set(streams)
     rows = [
@@ -75,7 +75,7 @@ def acks_of(history: History, level: int | None = None, streams: Iterable[str] |
 
 
 def timeline(history: History) -> Timeline:
-    """The time line of a history."""
+    """Convert a history to a time line."""
     began_us = min((event.at for event in history.of(Sent)), default=0)
     last = [event.at for event in (*history.of(Settled), *history.of(Healed))] or [e.at for e in history.of(Ended)]
 
@@ -95,15 +95,15 @@ def timeline(history: History) -> Timeline:
 
 # --- pauses -----------------------------------------------------------------------------------------------------------
 def next_ack_us(acks: Acks, since_us: int) -> int | None:
-    """How long after a moment the first ack came of something sent after it; None if none came."""
+    """Return the time from a moment to the first ack of a batch sent after it; None if none came."""
     later = acks.acked_us[acks.sent_us >= since_us]
     return int(later.min()) - since_us if len(later) else None
 
 
 def longest_wait_us(acks: Acks, since_us: int) -> int | None:
-    """The longest that a batch waited which was in flight at a moment, or sent since, up to the next ack.
+    """Return the longest wait of any batch that was in flight at a moment, or was sent between it and the next ack.
 
-    What came before the moment does not count. None if no ack came of something sent after it.
+    Time before the moment does not count. None if no ack came for a batch sent after it.
     """
     next_us = next_ack_us(acks, since_us)
     if next_us is None:
@@ -113,7 +113,7 @@ def longest_wait_us(acks: Acks, since_us: int) -> int | None:
 
 
 def longest_pause_us(acks: Acks, start_us: int, stop_us: int) -> int | None:
-    """The longest time without an ack that overlaps [start, stop]; None if no ack came after the start."""
+    """Return the longest time without an ack that overlaps [start, stop]; None if no ack came after the start."""
     times = acks.acked_us
     first, last = np.searchsorted(times, start_us, "right") - 1, np.searchsorted(times, stop_us, "left")
     inside = times[max(first, 0) : last + 1]
@@ -124,7 +124,7 @@ def longest_pause_us(acks: Acks, start_us: int, stop_us: int) -> int | None:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """p50, p99 and the most of some figures, each one that was measured."""
+    """Return p50, p99 and the maximum of some figures; each is a measured value."""
     ordered = sorted(values)
     if not ordered:
         return {}

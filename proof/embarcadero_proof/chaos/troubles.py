@@ -1,8 +1,8 @@
-"""Troubles of a case, done to real processes, connections, disks and the store; each is undone before it ends.
+"""Faults of a case, injected into real processes, connections, disks and the store; each is undone before it ends.
 
-What needs no privileges: a full disk is a limit on the size of the files of one process (RLIMIT_FSIZE: writes fail with
-EFBIG, which the product treats as "no room"), no more files is RLIMIT_NOFILE, a locked store is a write transaction of
-ours. Syncs that fail are replicas that fail them on request (faults/disks.py): no disk here does it on demand.
+They need no privileges. A full disk is a limit on the size of the files of one process (RLIMIT_FSIZE: writes fail with
+EFBIG, which the product treats as a full disk). No more files is RLIMIT_NOFILE. A locked store is a write transaction
+of this process. Failing syncs come from replicas that fail them on request (faults/disks.py): no real disk does.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ _RESET_AFTER: Final = frozenset({"half-dead", "deaf", "mute"})
 
 
 class Stage:
-    """What troubles act on: a cluster, the proxy before it, and the observer that notes each of them."""
+    """The target of faults: a cluster, its proxy, and the observer that records each fault."""
 
     def __init__(
         self, cluster: RestartableCluster, proxy: Proxy | None, observer: Observer, rng: random.Random
     ) -> None:
         self.cluster, self.proxy, self.observer, self.rng = cluster, proxy, observer, rng
-        self.over = threading.Event()  # troubles end now
+        self.over = threading.Event()  # faults end now
         self.upheaval = threading.Lock()  # held while the whole cluster is down
         self.kills = 0
-        self.problems: list[str] = []  # why what was done to the cluster is not what the case says
+        self.problems: list[str] = []  # why the cluster did not get the case's faults
         self.cut_short: set[int] = set()  # lanes of brokers that were open when the fabric was lost
 
-    # --- whom ---------------------------------------------------------------------------------------------------------
+    # --- targets ------------------------------------------------------------------------------------------------------
     def roles(self, target: str) -> dict[str, int]:
-        """Roles that a target names, with their process ids, as far as they run; ClusterError if none does."""
+        """Return running roles that a target names, with their process ids. ClusterError if none runs."""
         pids = self.cluster.pids()
         found: dict[str, int] = {}
         for one in target.split("+"):
             found |= {role: pids[role] for role in self._names(one, sorted(pids)) if role in pids}
         if not found:
-            raise ClusterError(f"no {target} runs", "see the logs")
+            raise ClusterError(f"no process of target {target} runs", "see the logs")
         return found
 
     def _names(self, target: str, known: list[str]) -> list[str]:
@@ -80,8 +80,8 @@ class Stage:
         if target in known:
             return [target]
         if target == "standby":
-            reigning = self.cluster.leader()
-            return [role for role in of_kind["sequencer"] if role != reigning][:1] or [reigning]
+            leader = self.cluster.leader()
+            return [role for role in of_kind["sequencer"] if role != leader][:1] or [leader]
         if target == "majority":
             replicas = of_kind["replica"]
             return self.rng.sample(replicas, min(len(replicas), 2))
@@ -94,23 +94,23 @@ class Stage:
 
     # --- when ---------------------------------------------------------------------------------------------------------
     def strike(self, trouble: Trouble, lasts_s: float) -> None:
-        """One trouble, from its beginning to its end."""
+        """Run one fault, from its beginning to its end."""
         if trouble.kind != "lose":
             with self.upheaval:
                 pass  # not before the cluster is up again
         _DOERS[trouble.kind](self, trouble, lasts_s)
 
     def keep_striking(self, trouble: Trouble, until_s: float) -> None:
-        """Again and again until a moment of the monotonic clock. One that never struck is a problem of the case."""
+        """Repeat a fault until a moment of the monotonic clock. A fault that never struck is a problem of the case."""
         name, struck, why = f"{trouble.kind} {trouble.target}".strip(), False, "there was no time"
         self.over.wait(trouble.first_s)
-        while not self.over.is_set() and (left_s := until_s - time.monotonic()) > 0:
-            lasts_s = max(trouble.lasts_s[0], min(self.rng.uniform(*trouble.lasts_s), left_s))
+        while not self.over.is_set() and (remaining_s := until_s - time.monotonic()) > 0:
+            lasts_s = max(trouble.lasts_s[0], min(self.rng.uniform(*trouble.lasts_s), remaining_s))
             try:
                 self.strike(trouble, lasts_s)
             except (ClusterError, ProcessLookupError, FileNotFoundError) as error:
                 why = f"{type(error).__name__}: {error}"
-                self.over.wait(0.05)  # whom it was meant for is down just now
+                self.over.wait(0.05)  # the target is down just now
                 continue
             except EmbarcaderoError as error:
                 self.observer.saw(RoleFailed, process="cluster", error=f"{type(error).__name__}: {error}")
@@ -121,11 +121,11 @@ class Stage:
             struck = True
             self.over.wait(min(trouble.every_s * self.rng.uniform(0.6, 1.4), max(0.0, until_s - time.monotonic())))
         if not struck:
-            self.problems.append(f"{name} never struck, so it proves nothing: {why}")
+            self.problems.append(f"{name} never struck, so the case proves nothing: {why}")
 
     @contextmanager
     def noting(self, kind: str, target: str) -> Iterator[None]:
-        """Put a fault on record when it is over. One that raises has not been done, or hit no process."""
+        """Record a fault when it is over. If the block raises, the fault has hit no process and is not recorded."""
         began_us = self.observer.now_us()
         yield
         self.observer.broke(kind, target, began_us)
@@ -135,8 +135,8 @@ _KINDS: Final = ("sequencer", "broker", "replica")
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
-def kill(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001 - the signature of all
-    """SIGKILL; the supervisor starts them again."""
+def kill(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001 - all faults have this signature
+    """Kill processes with SIGKILL; the supervisor starts them again."""
     roles = stage.roles(trouble.target)
     with stage.noting("kill", ", ".join(roles)):
         killed = sum(runs(pid) and _signalled(pid, signal.SIGKILL) for pid in roles.values())
@@ -154,7 +154,7 @@ def _signalled(pid: int, number: signal.Signals) -> bool:
 
 
 def pause(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
-    """SIGSTOP, and SIGCONT after a while."""
+    """Stop processes with SIGSTOP, and continue them with SIGCONT."""
     roles = stage.roles(trouble.target)
     with stage.noting("pause", ", ".join(roles)):
         try:
@@ -167,24 +167,24 @@ def pause(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
 
 
 def zombie(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
-    """SIGSTOP until another process has replaced it, then SIGCONT: it goes on with what is not its own any more.
+    """Stop a process with SIGSTOP until another one has replaced it, then continue it: it acts on stale state.
 
-    The supervisor kills a broker as soon as that is closed, so it stands still as well, and for a moment longer.
+    The supervisor kills a broker when it is closed, so the supervisor is stopped, too, for a moment longer.
     """
     roles = stage.roles(trouble.target)
     guards = {"supervisor": stage.cluster.pids()["supervisor"]} if any(r.startswith("broker") for r in roles) else {}
     with stage.noting("zombie", ", ".join(roles)), closing(SqliteStore(stage.cluster.folder.store_path)) as store:
         directory = Directory(store)
         if early := [role for role, pid in roles.items() if is_replaced(directory, role, pid)]:
-            raise ClusterError(f"{early[0]} has no place that others could take", "wait a moment")
+            raise ClusterError(f"{early[0]} has no role that another process could take over", "wait a moment")
         try:
             for pid in (guards | roles).values():
                 halt(pid)
-            _hold(stage, 0.0)  # stopped inside a transaction it could not be replaced: then once more
+            _hold(stage, 0.0)  # a process stopped inside a transaction can't be replaced: then try again
             _await_replaced(stage, directory, roles)
             stage.over.wait(lasts_s)
             awake = [role for role, pid in roles.items() if state_of(pid) != "T"]
-            stage.problems += [f"{role} did not stand still until others had its place" for role in awake]
+            stage.problems += [f"{role} was not stopped until it was replaced" for role in awake]
         finally:
             for pid in roles.values():
                 _signalled(pid, signal.SIGCONT)
@@ -195,29 +195,29 @@ def zombie(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
 
 def _await_replaced(stage: Stage, directory: Directory, roles: dict[str, int]) -> None:
     give_up = time.monotonic() + _REPLACED_S
-    while left := [role for role, pid in roles.items() if not is_replaced(directory, role, pid)]:
+    while remaining := [role for role, pid in roles.items() if not is_replaced(directory, role, pid)]:
         if time.monotonic() > give_up:
-            stage.problems.append(f"{left[0]} stood still for {_REPLACED_S:.0f} s, and no process replaced it")
+            stage.problems.append(f"{remaining[0]} was stopped for {_REPLACED_S:.0f} s, but no process replaced it")
             return
         if stage.over.wait(0.05):
             return
 
 
 def lose(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
-    """Kill the supervisor or everything, take shared memory away, and start again."""
+    """Kill the supervisor or everything, remove shared memory, and start again."""
     with stage.upheaval, stage.noting("kill", trouble.target):
         stage.kills += stage.cluster.kill_all(only_supervisor=trouble.target == "supervisor")
         known = books(stage.cluster.folder.store_path)
         lost_before = lost_spans(known, stage.cut_short)
         stage.cut_short |= {lane.lane for lane in known.lanes if lane.open}
-        stage.over.wait(0.1)  # acks that were on their way arrive
+        stage.over.wait(0.1)  # acks in flight arrive
         stage.observer.saw(Stopped, clean=False, lost=lost_before)
         stage.observer.saw(FabricLost)
         stage.cluster.start()
 
 
 def roll(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
-    """SIGTERM one role after the other, each when the one before is back."""
+    """SIGTERM one role after the other, each when the one before has restarted."""
     for role, pid in stage.roles("nodes").items():
         if stage.over.is_set():
             return
@@ -236,18 +236,18 @@ def _until(stage: Stage, done: Callable[[], bool]) -> None:
 
 
 def move(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
-    """Have a standby take over from a sequencer that works."""
+    """Have a standby take over from a working leader."""
     with stage.noting("hand-over", stage.cluster.leader()):
         hand_over(stage.cluster.folder)
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
 def mistreat(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
-    """Connections to one broker, or all, in a bad mood for a while; some moods end with a reset."""
+    """Impair connections to one broker, or all, for a while; some moods end with a reset."""
     proxy, every = stage.proxy, range(stage.cluster.brokers)
     brokers = list(every) if trouble.target == "brokers" else [stage.rng.choice(every)]
     if proxy is None or not any(proxy.carries(broker) for broker in brokers):
-        raise ClusterError(f"no client is connected to {trouble.target}", "clients have to use the proxy")
+        raise ClusterError(f"no client is connected to {trouble.target}", "make clients use the proxy")
     names = trouble.target if trouble.target == "brokers" else f"broker:{brokers[0]}"
     with stage.noting(trouble.kind, names):
         for broker in brokers:
@@ -262,28 +262,28 @@ def mistreat(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
 
 
 def strangers(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
-    """Connections that say nothing, noise, or the beginning of something."""
-    rng, first, came = stage.rng, stage.cluster.port, False
+    """Open connections that send nothing, noise, or the beginning of a request."""
+    rng, first, connected = stage.rng, stage.cluster.port, False
     with stage.noting("strangers", trouble.target), contextlib.ExitStack() as open_ones:
         for _ in range(_STRANGERS):
             with contextlib.suppress(OSError):
                 sock = socket.create_connection(("127.0.0.1", first + rng.randrange(stage.cluster.brokers)), timeout=1)
                 open_ones.enter_context(closing(sock))
                 sock.sendall(rng.choice([b"", b"GET / HTTP/1.0\r\n\r\n", rng.randbytes(300), rng.randbytes(20_000)]))
-                came = True
-        if not came:
-            raise ClusterError("no broker takes connections", "see the logs")
+                connected = True
+        if not connected:
+            raise ClusterError("no broker accepts connections", "see the logs")
         stage.over.wait(lasts_s)
 
 
 # --- disks ------------------------------------------------------------------------------------------------------------
 def full(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
-    """No file of these replicas may grow."""
+    """Prevent the files of these replicas from growing."""
     _limit(stage, trouble, lasts_s, "full disk", resource.RLIMIT_FSIZE)
 
 
 def no_files(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
-    """These replicas can't open files."""
+    """Prevent these replicas from opening files."""
     _limit(stage, trouble, lasts_s, "no files", resource.RLIMIT_NOFILE)
 
 
@@ -302,7 +302,7 @@ def _limit(stage: Stage, trouble: Trouble, lasts_s: float, what: str, which: int
 
 
 def fail_syncs(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
-    """No sync of these replicas succeeds."""
+    """Fail every sync of these replicas."""
     roles = stage.roles(trouble.target)
     marks = [failing_mark(_folder(stage, role)) for role in roles]
     with stage.noting("failing disk", ", ".join(roles)):
@@ -316,7 +316,7 @@ def fail_syncs(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
 
 
 def wipe(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
-    """Take a replica's folder away and kill it: it comes back with an empty disk."""
+    """Remove a replica's folder and kill the replica: it restarts with an empty disk."""
     for role, pid in stage.roles(trouble.target).items():
         folder = _folder(stage, role)
         away = folder.with_name(f"away-{folder.name}-{stage.observer.now_us()}")
@@ -336,13 +336,13 @@ def delete(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG
 
 
 def rot(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
-    """Flip a bit in one of a replica's segment files, where it is."""
+    """Flip a bit in one of a replica's segment files, in place."""
     role, path = _segment(stage, trouble)
     with stage.noting("flipped bit", role), path.open("r+b") as file:
-        place = stage.rng.randrange(max(1, path.stat().st_size))
-        file.seek(place)
+        offset = stage.rng.randrange(max(1, path.stat().st_size))
+        file.seek(offset)
         byte = file.read(1)
-        file.seek(place)
+        file.seek(offset)
         file.write(bytes([(byte[0] if byte else 0) ^ 1 << stage.rng.randrange(8)]))
 
 
@@ -367,7 +367,7 @@ def lock_store(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
 
 
 def slow_store(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
-    """Hold it for 50 of every 100 ms."""
+    """Hold the write lock for 50 of every 100 ms."""
     del trouble
     until_s = time.monotonic() + lasts_s
     with stage.noting("store slow", "store"):
@@ -393,4 +393,4 @@ _DOERS: Final[dict[str, Callable[[Stage, Trouble, float], None]]] = {
     "rot": rot, "store-locked": lock_store, "store-slow": slow_store, **dict.fromkeys(_MOODS, mistreat),
 }  # fmt: skip
 KINDS: Final = frozenset(_DOERS)
-"""Everything that a case may ask for."""
+"""All kinds of faults for cases."""

@@ -1,9 +1,9 @@
-"""What a reader must find after trouble, and what it did find, compared as columns.
+"""Compare, as columns, the records that a reader must find after faults with those that it did find.
 
-- every acked record is at the position that its ack named, or somewhere if it named none;
-- no record is there twice (orders 2 and 5);
-- each strong stream's records are in the order of sending, without a hole below the last one (orders 2 and 5);
-- what was read before is still there, at the same positions: no prefix changes.
+- Every acked record is at the position in its ack, or anywhere if the ack had none.
+- No record is there twice (orders 2 and 5).
+- Each strong stream's records are in the order of sending, without a hole below the last one (orders 2 and 5).
+- Records that were read before are still there, at the same positions: no prefix changes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from embarcadero_proof.chaos.streams import RECORD
 _WORDS = np.dtype([("stream", "<u4"), ("number", "<u8")])
 
 Acked = Mapping[int, Mapping[int, Position | None]]
-"""What was acked: stream -> record -> position."""
+"""Acks: stream -> record -> position."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """A topic as read: lane, seq, and which publisher sent the record, by its number."""
+    """A topic as read: lane, seq, and the publisher of each record, with the record's number."""
 
     lane: npt.NDArray[np.uint64]
     seq: npt.NDArray[np.uint64]
@@ -38,7 +38,7 @@ class Seen:
 
     @property
     def keys(self) -> npt.NDArray[np.uint64]:
-        """One number for each record's position: lanes are few, seqs are far below 2^48."""
+        """One number for each record's position: there are few lanes, and seqs are far below 2^48."""
         return self.lane << np.uint64(48) | self.seq
 
     @property
@@ -48,7 +48,7 @@ class Seen:
 
 
 def seen(table: pa.Table, lane: int) -> Seen:
-    """The columns of a table that `log.read` gave; `lane`: of a topic that has one."""
+    """Return the columns of a table from `log.read`; `lane` is for a topic with one lane."""
     words = np.concatenate([np.zeros(0, dtype=_WORDS), *map(_heads, table.column("value").chunks)])
     lanes = table.column("_lane").to_numpy() if "_lane" in table.column_names else np.full(len(table), lane)
     return Seen(
@@ -58,7 +58,7 @@ def seen(table: pa.Table, lane: int) -> Seen:
 
 
 def _heads(values: pa.BinaryArray) -> npt.NDArray[np.void]:
-    """The first bytes of each value: its publisher, and its number there."""
+    """Return the first bytes of each value: its publisher, and its number there."""
     _, ends, data = values.buffers()
     starts = np.frombuffer(ends, dtype=np.int32)[values.offset : values.offset + len(values)]
     heads = np.frombuffer(data, dtype=np.uint8)[starts[:, None] + np.arange(RECORD.size)]
@@ -67,7 +67,7 @@ def _heads(values: pa.BinaryArray) -> npt.NDArray[np.void]:
 
 @dataclass(slots=True)
 class Truth:
-    """One topic's truth: what was acked, and what was read before.
+    """The truth about one topic: its acks, and the records of the last read.
 
     `weak`: streams of publishers that were opened with `order="total"`; in orders 2 and 5 all others are strong.
     """
@@ -80,7 +80,7 @@ class Truth:
     problems: list[str] = field(default_factory=list)
 
     def check(self, acked: Acked, now: Seen) -> None:
-        """Hold what was read now against what was acked before the read began."""
+        """Check the records read now against the acks from before the read."""
         self._check_named(acked, now)
         self._check_unnamed(acked, now)
         if self.order >= Order.TOTAL:
@@ -96,20 +96,20 @@ class Truth:
         order = np.argsort(now.keys)
         keys, names = now.keys[order], now.names[order]
         for stream, answers in acked.items():
-            positions = {number: place for number, place in answers.items() if place is not None}
-            places = np.array([p.lane << 48 | p.seq for p in positions.values()], dtype=np.uint64)
+            positions = {number: position for number, position in answers.items() if position is not None}
+            wanted_keys = np.array([p.lane << 48 | p.seq for p in positions.values()], dtype=np.uint64)
             wanted = np.array([stream << 48 | number for number in positions], dtype=np.uint64)
-            at = np.searchsorted(keys, places)
+            at = np.searchsorted(keys, wanted_keys)
             there = at < len(keys)
-            there[there] = (keys[at[there]] == places[there]) & (names[at[there]] == wanted[there])
-            self.checked += len(places)
+            there[there] = (keys[at[there]] == wanted_keys[there]) & (names[at[there]] == wanted[there])
+            self.checked += len(wanted_keys)
             for missing in np.flatnonzero(~there)[:3].tolist():
                 number = list(positions)[missing]
                 self._complain(f"stream {stream}, record {number}, acked at {positions[number]}, is not there")
 
     def _check_unnamed(self, acked: Acked, now: Seen) -> None:
         for stream, answers in acked.items():
-            numbers = [number for number, place in answers.items() if place is None]
+            numbers = [number for number, position in answers.items() if position is None]
             wanted = np.array([stream << 48 | number for number in numbers], dtype=np.uint64)
             self.checked += len(wanted)
             for missing in np.flatnonzero(~np.isin(wanted, now.names))[:3].tolist():
@@ -135,4 +135,4 @@ class Truth:
             old = np.stack([self.before.seq[then], self.before.names[then]])
             new = np.stack([now.seq[here], now.names[here]])[:, : old.shape[1]]
             if old.shape != new.shape or not np.array_equal(old, new):
-                self._complain(f"lane {lane}: what was read before is not the beginning of what is read now")
+                self._complain(f"lane {lane}: the records read before are not the beginning of those read now")

@@ -1,4 +1,4 @@
-"""From a history to a verdict: what each promise's checker says, and whether there was enough load to say anything."""
+"""From a history to a verdict: the result of each promise's checker, and whether there was enough load to judge."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from embarcadero_proof.sim.checkers import CHECKERS
 from embarcadero_proof.sim.history import Delivered, Fault, Healed, History, Sent, Settled, Verdict
 
 PROMISES: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
-"""Those that can be seen from outside a real cluster."""
+"""Promises that can be checked from outside of a real cluster."""
 
 ACKS_LEAST: Final = 100
-"""Fewer acked batches than this while faults went on prove nothing."""
+"""Fewer acked batches than this during faults prove nothing."""
 
 _SHOWN_MAX: Final = 20
 
 
 @dataclass(slots=True)
 class Judgement:
-    """What was found."""
+    """The findings about a history."""
 
     promises: dict[str, int] = field(default_factory=dict)  # promise -> violations
     problems: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Judgement:
 
 
 def judge(history: History, acks_least: int = ACKS_LEAST) -> Judgement:
-    """Hold a history against all promises that can be seen from outside."""
+    """Check a history against all promises that can be checked from outside."""
     ends = Counter(event.verdict for event in history.of(Settled))
     judgement = Judgement(
         sent=len(history.of(Sent)), acked=ends[Verdict.STORED], unknown=ends[Verdict.UNKNOWN],
@@ -52,13 +52,13 @@ def judge(history: History, acks_least: int = ACKS_LEAST) -> Judgement:
         judgement.problems += [f"{v.promise} at {v.at / 1e6:.3f} s: {v.sentence}" for v in violations[:_SHOWN_MAX]]
     if judgement.acked_in_trouble < acks_least:
         judgement.problems.append(
-            f"only {judgement.acked_in_trouble} batches were acked while faults went on, so it proves nothing"
+            f"only {judgement.acked_in_trouble} batches were acked during faults, so the case proves nothing"
         )
     return judgement
 
 
 def acked_in_trouble(history: History) -> int:
-    """How many batches were acked from the first fault (or ack, if there is none) until all was healed."""
+    """Count the batches acked from the first fault (or ack, if there is none) until everything was healed."""
     began = min((fault.at for fault in history.of(Fault)), default=0)
     healed = max((event.at for event in history.of(Healed)), default=None)
     return sum(

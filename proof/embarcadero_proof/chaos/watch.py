@@ -1,4 +1,4 @@
-"""One observer of a real cluster: all that its threads see goes, by one clock, into the history that checkers read."""
+"""One observer of a real cluster: all events of its threads go, by one clock, into the history that checkers read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embarcadero_proof.sim.history import Event, Fault, History, LaneMade
 
 
 class Observer:
-    """Events of many threads, in the order in which they were seen."""
+    """Events of many threads, in the order of their observation."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock_ns, self._began_ns = clock_ns, clock_ns()
@@ -25,14 +25,14 @@ class Observer:
         return (self._clock_ns() - self._began_ns) // 1000
 
     def saw(self, kind: type[Event], /, **fields: Any) -> int:
-        """Put on record what was seen just now; returns when that was."""
+        """Record an event now; return its time."""
         with self._lock:
             at = self.now_us()
             self._events.append(kind(at=at, **fields))
         return at
 
     def saw_lane(self, lane: int, topic: int, order: int) -> None:
-        """A lane of a broker was heard of: it goes on record once, before anything about it."""
+        """Record a lane of a broker once, before anything about it."""
         if lane < BROKER_LANES_FIRST:
             return
         with self._lock:
@@ -41,16 +41,16 @@ class Observer:
                 self._events.append(LaneMade(at=self.now_us(), lane=lane, topic=topic, order=order))
 
     def broke(self, kind: str, target: str, began_us: int) -> None:
-        """A fault that began at `began_us` is over now."""
+        """Record the end of a fault that began at `began_us`."""
         with self._lock:
             self._events.append(Fault(at=began_us, kind=kind, target=target, until=self.now_us()))
 
     def of(self, kind: type[Event]) -> list[Any]:
-        """What was seen of one kind so far."""
+        """Return the events of one kind so far."""
         with self._lock:
             return [event for event in self._events if type(event) is kind]
 
     def history(self) -> History:
-        """All of it, by time: only faults were put on record when they were over."""
+        """Return all events by time; faults were recorded when they were over."""
         with self._lock:
             return History(sorted(self._events, key=lambda event: event.at))

@@ -1,10 +1,10 @@
-"""Real zombies: at each step of the protocol a process stops itself (SIGSTOP), is replaced, goes on (SIGCONT).
+"""Real zombies: at each step of the protocol a process stops itself (SIGSTOP), is replaced, and continues (SIGCONT).
 
-For each step a small cluster of its own, under load with ack 1 and 2, with readers that never stop reading. The role in
-question stops at the step, as its environment says (faults/steps.py). Whatever has to happen so that a process gets
-there is done: a kill -9 of the sequencer, of a broker, of a replica, of everything. The stopped one is replaced: by
-its supervisor, or, where that is an operator's business, by a process that we start. After all leases it goes on in
-the middle of what it did. Then everything that was acked, or read at any time, has to be there, as it was.
+Each step has its own small cluster, under load with ack 1 and 2, with readers that never stop. The role stops at the
+step that its environment names (faults/steps.py). The test causes what leads a process to that step: a kill -9 of the
+sequencer, of a broker, of a replica, of everything. The stopped process is replaced: by its supervisor, or, where that
+is an operator's task, by a process of this test. After all leases it continues in the middle of its work. Then every
+record that was acked, or read at any time, must still be there, unchanged.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from embarcadero_proof.machine import commit, machine_facts
 
 TOPICS: Final = {"strong": Order.STRONG, "total": Order.TOTAL, "pinned": Order.BROKER}
 NOT_HERE: Final = {Step.CEILING_WANTED, Step.CEILING_RAISED}
-"""Steps that a lane gets to after two million batches: the simulator goes there."""
+"""Steps that a lane reaches after two million batches: the simulator covers them."""
 
 ACKS_LEAST: Final = 8
-"""Every stream gets so many more acks before the stop, during it, and after it; with fewer, nothing was shown."""
+"""Every stream gets this many more acks before the stop, during it, and after it; fewer acks prove nothing."""
 
 _ASLEEP_S: Final = max(REPLICA_SILENT_S, RESEND_AFTER_S) + 1.0
-"""Longer than processes wait for a sequencer or a replica. For a broker that is 10 s: here it is replaced by hand."""
+"""Longer than processes wait for a sequencer or a replica. For a broker that is 10 s, so the test replaces it."""
 
 _REACH_S: Final = 45.0
 _WAIT_S: Final = 60.0
@@ -68,14 +68,15 @@ _SOME_RECORDS: Final = 64
 _HELD_UP_S: Final = 0.3
 _POLL_S: Final = 0.02
 
+
 @dataclass(slots=True)
 class Case:
-    """What came of one step."""
+    """The result of one step."""
 
     step: str
     role: str
     truth: str
-    stopped: int = 0  # process id; 0: no process got there
+    stopped: int = 0  # process id; 0: no process reached the step
     asleep_s: float = 0.0
     replaced_by: str = ""
     ended: bool = False  # it noticed that it was replaced, and ended
@@ -88,7 +89,7 @@ class Case:
 
 
 class Watcher(threading.Thread):
-    """A reader that goes on all the time, and remembers what it was shown, and where."""
+    """A reader that never stops, and keeps the records that it got, with their positions."""
 
     def __init__(self, addresses: list[str], topic: str, read: str) -> None:
         super().__init__(name=f"watcher-{topic}-{read}", daemon=True)
@@ -96,7 +97,7 @@ class Watcher(threading.Thread):
         self._addresses, self._read, self._over = addresses, read, threading.Event()
 
     def finish(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._over.set()
 
     def run(self) -> None:
@@ -114,7 +115,7 @@ class Watcher(threading.Thread):
 
 
 class Stage:
-    """A cluster with a wish, and all that runs on it."""
+    """A cluster with a requested step, and all its load."""
 
     def __init__(self, folder: Path, step: Step) -> None:
         self.step, self.folder = step, ClusterFolder(folder)
@@ -130,13 +131,11 @@ class Stage:
 
     # --- processes ----------------------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Start it, with the wish in the environment of all its processes."""
+        """Start the cluster, with the requested step in the environment of all its processes."""
         before = os.environ.get(STEP_VARIABLE)
         os.environ[STEP_VARIABLE] = f"{self.step.role}@{self.step.value}:stop"
         try:
-            self._supervisor, _ = start(
-                UpOptions(config=self._config, stop_with_stdin=True, node_module=NODE_MODULE)
-            )
+            self._supervisor, _ = start(UpOptions(config=self._config, stop_with_stdin=True, node_module=NODE_MODULE))
         finally:
             os.environ.pop(STEP_VARIABLE)
             if before is not None:
@@ -149,17 +148,17 @@ class Stage:
         os.kill(pid, signal.SIGKILL)
 
     def role_of(self, pid: int) -> str:
-        """Which role a process has; empty if it is none of ours."""
+        """Return the role of a process; empty if it does not belong to this cluster."""
         nodes = self.folder.require_running().nodes
         return next((node.roles for node in nodes if node.pid == pid), "")
 
     @property
     def addresses(self) -> list[str]:
-        """Where brokers listen now."""
+        """Addresses of the brokers now."""
         return [broker.address for broker in cluster_report(self.folder).brokers]
 
     def stand_in(self, role: str) -> None:
-        """Start another process with a role, as an operator may."""
+        """Start another process for a role, as an operator may."""
         path = self.folder.log_of(f"stand-in-{role}")
         with path.open("ab") as log:
             self._stand_ins.append(subprocess.Popen(
@@ -170,7 +169,7 @@ class Stage:
 
     @property
     def newest(self) -> int:
-        """The process that was started last in place of another."""
+        """The process id of the newest replacement."""
         return self._stand_ins[-1].pid
 
     def end(self) -> None:
@@ -196,18 +195,18 @@ class Stage:
 
     @contextmanager
     def directory(self) -> Iterator[Directory]:
-        """What the store says."""
+        """Open the store's directory."""
         with closing(SqliteStore(self.folder.store_path)) as store:
             yield Directory(store)
 
     # --- load ---------------------------------------------------------------------------------------------------------
     def begin_load(self) -> None:
-        """Publishers with ack 1 and with ack 2 on each topic, and readers of what is ordered and what is durable."""
+        """Start publishers with ack 1 and ack 2 on each topic, and readers of ordered and of durable records."""
         addresses = self.addresses
         with emb.connect(addresses) as log:
             for name, order in TOPICS.items():
                 log.create_topic(name, order=order, replicas=3, durable_on=2)
-        lost = self.step.value.startswith("recovery")  # with the memory, and all that is not durable
+        lost = self.step.value.startswith("recovery")  # memory is lost, with all records that are not durable
         plans = [(name, 2 if lost else ack) for name in TOPICS for ack in (1, 2)]
         self.streams = [Stream(number, addresses, name, 2 * KIB, ack) for number, (name, ack) in enumerate(plans)]
         self.watchers = [Watcher(addresses, name, read) for name in TOPICS for read in ("ordered", "durable")[lost:]]
@@ -215,20 +214,20 @@ class Stage:
             thread.start()
 
     def await_acks(self, before: list[int] | None = None) -> int:
-        """Wait until every stream got some more acks, since `before` or since now; returns how many the slowest got."""
+        """Wait until every stream got more acks, since `before` or now; return the count of the slowest stream."""
         since = self.acked() if before is None else before
         until(lambda: self._slowest(since) >= ACKS_LEAST, _WAIT_S)
         return self._slowest(since)
 
     def acked(self) -> list[int]:
-        """How many acks each stream has."""
+        """Return the number of acks of each stream."""
         return [len(stream.acked) for stream in self.streams]
 
     def _slowest(self, since: list[int]) -> int:
         return min(now - then for now, then in zip(self.acked(), since, strict=True))
 
     def stop_load(self) -> None:
-        """Have all streams get their last answers."""
+        """Stop all streams, and wait for their last answers."""
         for stream in self.streams:
             stream.finish()
         for stream in self.streams:
@@ -238,7 +237,7 @@ class Stage:
 
 
 def until(holds: Callable[[], bool], most_s: float) -> bool:
-    """Wait until something holds; False if it did not in time."""
+    """Wait until a condition holds; return False if it did not in time."""
     give_up, pause = time.monotonic() + most_s, threading.Event()
     while not holds():
         if time.monotonic() > give_up:
@@ -249,7 +248,7 @@ def until(holds: Callable[[], bool], most_s: float) -> bool:
 
 # --- one step ---------------------------------------------------------------------------------------------------------
 def run_case(step: Step, folder: Path) -> Case:
-    """A cluster, load, a zombie at one step, and the truth."""
+    """Run a cluster with load and a zombie at one step, then check the truth."""
     case, began = Case(step.value, step.role, step.truth), time.monotonic()
     stage = Stage(folder, step)
     try:
@@ -267,47 +266,47 @@ def run_case(step: Step, folder: Path) -> Case:
         stage.end()
     few = [when for when, acks in (("before the stop", case.acks), ("during it", case.acks_asleep),
            ("after it", case.acks_after)) if acks < ACKS_LEAST]  # fmt: skip
-    case.problems += [f"too few acks {when}: that shows nothing" for when in few]
+    case.problems += [f"too few acks {when}: that proves nothing" for when in few]
     case.seconds = round(time.monotonic() - began, 1)
     return case
 
 
 def _reach(stage: Stage, case: Case) -> None:
-    """Arm the step, do what leads there, and wait until a process has stopped."""
+    """Arm the step, cause it, and wait until a process has stopped."""
     step, path = stage.step, stage.folder.path
     fitting = [start for start in WAYS if step.value.startswith(start)]
     arm(path)
     if fitting:
         WAYS[max(fitting, key=len)](stage)
     if not until(lambda: fired(path) is not None and _stopped(fired(path) or 0), _REACH_S):
-        case.problems.append("no process got to this step")
+        case.problems.append("no process reached this step")
         return
     case.stopped = fired(path) or 0
 
 
 # --- ways to get to a step --------------------------------------------------------------------------------------------
 def _kill_sequencer(stage: Stage) -> None:
-    """The leader, of the sequencers that may lead."""
+    """Kill the leader."""
     pid = cluster_report(stage.folder).sequencer.pid
     stage.kill(stage.role_of(pid) or SEQUENCER)
 
 
 def _kill_broker(stage: Stage) -> None:
-    """One that has lanes of its own."""
+    """Kill a broker with lanes of its own."""
     with stage.directory() as directory:
         broker = next(lane.broker for lane in directory.lanes.all() if lane.open)
     stage.kill(f"{BROKER}:{broker}")
 
 
 def _kill_replica(stage: Stage) -> None:
-    """One that is in use."""
+    """Kill a replica of an open range."""
     with stage.directory() as directory:
         used = next(range_ for range_ in directory.ranges.all() if range_.open).replicas[0].replica
     stage.kill(f"replica:{used}")
 
 
 def _restart(stage: Stage) -> None:
-    """Kill everything, and start it again: the past is on disk only."""
+    """Kill everything, and start it again: the log is on disk only."""
     streams, watchers = stage.streams, stage.watchers
     stage.streams, stage.watchers = [], []
     stage.end()
@@ -316,7 +315,7 @@ def _restart(stage: Stage) -> None:
 
 
 def _again_and_again(stage: Stage) -> Iterator[emb.Log]:
-    """A new client each time, until a process has got to the step; what it did may fail on the way."""
+    """Yield a new client each time, until a process has reached the step; its calls may fail meanwhile."""
     give_up = time.monotonic() + _REACH_S
     while fired(stage.folder.path) is None and time.monotonic() < give_up:
         with contextlib.suppress(EmbarcaderoError), emb.connect(stage.addresses) as log:
@@ -324,21 +323,21 @@ def _again_and_again(stage: Stage) -> Iterator[emb.Log]:
 
 
 def _read_all(stage: Stage) -> None:
-    """Read from the beginning: some day that has left memory."""
+    """Read from the beginning: after a while these records are on disk only."""
     for log in _again_and_again(stage):
         with contextlib.suppress(EmbarcaderoError):
             log.read("total", end=_SOME_RECORDS, timeout=_NOTICED_S)
 
 
 def _ask_ends(stage: Stage) -> None:
-    """Ask where a topic ends."""
+    """Ask for the end of a topic."""
     for log in _again_and_again(stage):
         with contextlib.suppress(EmbarcaderoError):
             log.tail("total", timeout=_NOTICED_S)
 
 
 def _make_lanes(stage: Stage) -> None:
-    """Publish to topics that are new: brokers have to make lanes for them."""
+    """Publish to new topics: brokers have to make lanes for them."""
     for number, log in enumerate(_again_and_again(stage)):
         with contextlib.suppress(EmbarcaderoError):
             log.create_topic(f"new-{number}", order=Order.BROKER, replicas=3, durable_on=2)
@@ -348,7 +347,7 @@ def _make_lanes(stage: Stage) -> None:
 
 
 def _hold_up_a_broker(stage: Stage) -> None:
-    """A broker stands still for a moment: batches of a session that came by the other one wait for its own."""
+    """Pause a broker for a moment: batches of a session at the other broker wait for those at this one."""
     pid = stage.folder.require_running().pid_of(f"{BROKER}:1")
     for _ in _again_and_again(stage):
         halt(pid)
@@ -361,17 +360,18 @@ WAYS: Final[dict[str, Callable[[Stage], None]]] = {
     "recovery": _restart, "closing": _kill_broker, "burial": _kill_broker, "lane.made": _make_lanes,
     "read.disk": _read_all, "read.ends": _ask_ends, "replica.seal": _kill_replica, "replica.counting": _kill_replica,
 }  # fmt: skip
-"""What leads to steps whose names begin like this; the longest beginning counts. To others, load does."""
+"""The cause of steps whose names begin like this; the longest prefix counts. Load causes all other steps."""
 
 
 # --- the stop ---------------------------------------------------------------------------------------------------------
+
 
 def _stopped(pid: int) -> bool:
     return state_of(pid) == "T"
 
 
 def _sleep_and_wake(stage: Stage, case: Case) -> None:
-    """The process is stopped: have it replaced, wait for longer than any lease, and let it go on."""
+    """Have the stopped process replaced, wait for longer than any lease, and continue it."""
     began = time.monotonic()
     until(lambda: bool(stage.role_of(case.stopped)), _NOTICED_S)
     role = stage.role_of(case.stopped)
@@ -390,7 +390,7 @@ def _sleep_and_wake(stage: Stage, case: Case) -> None:
 
 
 def _replace(stage: Stage, role: str) -> str:
-    """Another process replaces a role that is stopped; return which one in words, empty if none did in time."""
+    """Wait until another process replaces a stopped role; return its description, empty if none did in time."""
     with stage.directory() as directory:
         if role.startswith(BROKER):
             stage.stand_in(role)
@@ -398,19 +398,19 @@ def _replace(stage: Stage, role: str) -> str:
             return "a new incarnation" if there else ""
         if not role.startswith(SEQUENCER):
             number = int(role.partition(":")[2])
-            left = until(lambda: not any(_follows(range_, number) for range_ in directory.ranges.all()), _WAIT_S)
-            return "other replicas" if left else ""
-        reigns = until(lambda: _another_reigns(directory, role), _WAIT_S)
-        return "a sequencer that stood by" if reigns else ""
+            moved = until(lambda: not any(_follows(range_, number) for range_ in directory.ranges.all()), _WAIT_S)
+            return "other replicas" if moved else ""
+        led = until(lambda: _another_leads(directory, role), _WAIT_S)
+        return "a standby sequencer" if led else ""
 
 
-def _another_reigns(directory: Directory, role: str) -> bool:
-    """Whether a sequencer leads that does not have this role."""
-    reign = directory.elections.leadership()
+def _another_leads(directory: Directory, role: str) -> bool:
+    """Whether a sequencer with another role leads."""
+    leadership = directory.elections.leadership()
     return (
-        reign is not None
-        and candidate_role(reign.candidate) != role
-        and reign.epoch == directory.elections.started_epoch()
+        leadership is not None
+        and candidate_role(leadership.candidate) != role
+        and leadership.epoch == directory.elections.started_epoch()
     )
 
 
@@ -419,7 +419,7 @@ def _follows(range_: Range, replica: int) -> bool:
 
 
 def _check(stage: Stage, case: Case) -> None:
-    """Hold what is there now against what was acked, and what was shown to readers on the way."""
+    """Check the records that are there now against the acks, and against those that readers got on the way."""
     acked: dict[str, dict[int, dict[int, Position | None]]] = {name: {} for name in TOPICS}
     for stream in stage.streams:
         acked[stream.topic][stream.number] = dict(stream.acked)
@@ -430,38 +430,38 @@ def _check(stage: Stage, case: Case) -> None:
             now = seen(log.read(name, timeout=_READ_S), log.describe(name).lane)
             truth.check(acked[name], now)
             case.problems += truth.problems
-            places = zip(now.lane.tolist(), now.seq.tolist(), now.stream.tolist(), now.number.tolist(), strict=True)
-            there = {(lane, seq): RECORD.pack(stream, number) for lane, seq, stream, number in places}
+            columns = zip(now.lane.tolist(), now.seq.tolist(), now.stream.tolist(), now.number.tolist(), strict=True)
+            there = {(lane, seq): RECORD.pack(stream, number) for lane, seq, stream, number in columns}
             for watcher in [watcher for watcher in stage.watchers if watcher.topic == name]:
                 case.problems += _compare(watcher, there)
                 case.read += len(watcher.seen)
 
 
 def _compare(watcher: Watcher, there: dict[tuple[int, int], bytes]) -> list[str]:
-    """What a reader was shown must be what everybody is shown in the end."""
+    """Check that each record that a reader got is the final one at its position."""
     watcher.finish()
     watcher.join(_WAIT_S)
-    wrong = [place for place, value in watcher.seen.items() if there.get(place) != value]
-    told = [f"{watcher.name}: what was read at {place} is not there now" for place in wrong[:3]]
+    wrong = [position for position, value in watcher.seen.items() if there.get(position) != value]
+    problems = [f"{watcher.name}: the record read at {position} is not there now" for position in wrong[:3]]
     missing = len(there) - len(watcher.seen)
-    return told + watcher.problems + ([f"{watcher.name} saw nothing"] if not watcher.seen and missing else [])
+    return problems + watcher.problems + ([f"{watcher.name} saw nothing"] if not watcher.seen and missing else [])
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
 def chosen(names: Sequence[str]) -> list[Step]:
-    """Steps by name, or by the beginning of names; all, if none is named."""
+    """Return steps by name, or by the beginning of names; all without names."""
     steps = [step for step in Step if step not in NOT_HERE]
     if not names:
         return steps
     found = [step for step in steps if any(step.value == name or step.value.startswith(f"{name}.") for name in names)]
     unknown = [name for name in names if not any(step.value.startswith(name) for step in found)]
     if unknown:
-        raise BadValue(f"no step {', '.join(unknown)}", f"one of {', '.join(sorted(BY_NAME))}")
+        raise BadValue(f"there is no step {', '.join(unknown)}", f"use one of {', '.join(sorted(BY_NAME))}")
     return found
 
 
 def run_zombies(steps: Sequence[Step], progress: Progress | None = None) -> list[Case]:
-    """One after the other."""
+    """Run the cases one after the other."""
     cases, task = [], progress.add_task("starting", total=len(steps)) if progress is not None else None
     for step in steps:
         if progress is not None and task is not None:
@@ -474,7 +474,7 @@ def run_zombies(steps: Sequence[Step], progress: Progress | None = None) -> list
 
 
 def run_cli(names: Sequence[str], report: Path | None, json_out: bool) -> int:
-    """Run, print and save a report; 0 when every zombie was harmless."""
+    """Run, print and save a report; return 0 when every zombie was harmless."""
     console, began, steps = Console(stderr=True), time.monotonic(), chosen(names)
     columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
@@ -490,7 +490,7 @@ def run_cli(names: Sequence[str], report: Path | None, json_out: bool) -> int:
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(json.dumps(result, indent=1) + "\n")
     if json_out:
-        print(json.dumps(result))  # noqa: T201 - asked for
+        print(json.dumps(result))  # noqa: T201 - requested
     else:
         Console().print(_table(cases))
     return 1 if result["failed"] else 0
