@@ -1,1 +1,1 @@
-"""Hostile and damaged inputs for every decoder and for recovery, by mutation of real ones."""
+"""Hostile and damaged inputs for every decoder and for recovery, made by mutation of real ones."""

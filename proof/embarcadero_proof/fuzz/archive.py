@@ -1,4 +1,4 @@
-"""An input that is a folder: files by path, in one piece of bytes. Files are changed, dropped, renamed and swapped."""
+"""An input that is a folder: files by path, packed into bytes. Files are changed, dropped, renamed and swapped."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Files = dict[str, bytes]
 MendFile = Callable[[str, bytes, Random], bytes]
 
 MENDED: Final = "mended"
-"""A file of this name says that checksums were made to fit: what is in such a folder is valid, and perhaps not true."""
+"""A file of this name marks corrected checksums: the contents of such a folder are valid, and perhaps not true."""
 _LENGTHS: Final = struct.Struct("<HI")
 
 
 def pack(files: Files) -> bytes:
-    """All files in one piece."""
+    """Pack all files into bytes."""
     parts = []
     for name, data in files.items():
         path = name.encode()
@@ -28,7 +28,7 @@ def pack(files: Files) -> bytes:
 
 
 def unpack(data: bytes) -> Files:
-    """The files of such a piece, as far as they are whole and have decent names."""
+    """Unpack files, as far as they are whole and have valid names."""
     files: Files = {}
     at = 0
     while at + _LENGTHS.size <= len(data):
@@ -37,16 +37,16 @@ def unpack(data: bytes) -> Files:
         name = data[at : at + name_bytes].decode(errors="replace")
         files[name] = data[at + name_bytes : at + name_bytes + size]
         at += name_bytes + size
-    return {name: content for name, content in files.items() if _decent(name)}
+    return {name: content for name, content in files.items() if _is_valid(name)}
 
 
-def _decent(name: str) -> bool:
+def _is_valid(name: str) -> bool:
     parts = name.split("/")
     return all(part and part.isprintable() and part not in {".", ".."} for part in parts)
 
 
 def archive_mutation(mend: MendFile | None = None) -> Mutate:
-    """Mutations of folders. `mend` makes a changed file fit its checksums again; the folder then says so."""
+    """Return a mutation of folders. `mend` corrects the checksums of a changed file; the folder is then marked."""
 
     def mutate(data: bytes, rng: Random, pool: Inputs) -> bytes:
         files = unpack(data)

@@ -1,7 +1,7 @@
-"""One target for a while: real inputs first, then changes of inputs that were answered in a new way.
+"""One target for a while: real inputs first, then changes of inputs that had a new answer.
 
-What an input ends with (the kind of error and its words, or what a target says about a success) is a cheap stand-in for
-coverage: inputs with an answer that is new are kept and changed further. Everything follows from the seed.
+The answer to an input is the kind and message of its error, or the target's summary of a success. It is a cheap
+substitute for coverage: inputs with a new answer are kept and changed further. Everything follows from the seed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from embarcadero_proof.fuzz.shrink import shrunk
 from embarcadero_proof.fuzz.target import INPUT_BYTES_MAX, Target
 
 MEASURED_EVERY = 8
-"""Memory is measured for one input in so many, and for all that were answered in a new way."""
+"""Memory is measured for one input in this many, and for all inputs with a new answer."""
 _KEPT_MAX: Final = 512
 _MENDED: Final = 0.7
 
@@ -27,7 +27,7 @@ Notice = Callable[[bytes], None]
 
 
 class Finding(msgspec.Struct, kw_only=True):
-    """An input that found something."""
+    """An input with a wrong result."""
 
     kind: str
     outcome: str
@@ -39,15 +39,15 @@ class Finding(msgspec.Struct, kw_only=True):
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """What a target was given, and how it answered."""
+    """Counts of a target's inputs and answers."""
 
     target: str
     inputs: int = 0
     seconds: float = 0.0
-    cpu_s: float = 0.0  # of its process: other programs do not matter
+    cpu_s: float = 0.0  # of its process, independent of other programs
     success: int = 0
     refused: int = 0
-    answers: int = 0  # different ones
+    answers: int = 0  # different answers
     peak_bytes: int = 0
     corpus: int = 0
     findings: list[Finding] = []
@@ -64,7 +64,7 @@ class Tally(msgspec.Struct, kw_only=True):
 
 
 class Campaign:
-    """A target and what is known about its answers so far."""
+    """A target, and its known answers so far."""
 
     def __init__(self, target: Target, seed: str, notice: Notice = lambda _data: None) -> None:
         self.target, self.tally = target, Tally(target=target.name, findings=[])
@@ -77,7 +77,7 @@ class Campaign:
         self.tally.corpus = len(self._corpus)
 
     def run(self, inputs: int | None, seconds: float | None) -> Tally:
-        """So many inputs, or for so long, whichever is over first."""
+        """Run `inputs` inputs, or for `seconds`, whichever ends first."""
         began, began_cpu = time.monotonic(), time.process_time()
         with watched():
             for data in self._corpus:
@@ -90,7 +90,7 @@ class Campaign:
         return self.tally
 
     def next(self) -> bytes:
-        """Another input."""
+        """Make another input."""
         target, rng = self.target, self._rng
         data = rng.choice(self._pool if rng.random() < 0.7 else self._corpus)
         if target.mutate is not None:
@@ -102,7 +102,7 @@ class Campaign:
         return data[:INPUT_BYTES_MAX] if not target.archive else data
 
     def give(self, data: bytes) -> Verdict:
-        """Run one input, and take note of its answer."""
+        """Run one input, and record its answer."""
         tally = self.tally
         self._notice(data)
         verdict = judge(self.target, data, measure=tally.inputs % MEASURED_EVERY == 0)

@@ -1,4 +1,4 @@
-"""A disk in plain memory: quick to fill from an input, and read back. Implements `storage.disk.Disk`."""
+"""A disk in plain memory: fast to fill from an input, and to read. Implements `storage.disk.Disk`."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class PlainFile:
         self._data[offset : offset + len(whole)] = whole
 
     def pread(self, size: int, offset: int) -> bytes:
-        """So many bytes."""
+        """Read at most `size` bytes."""
         return bytes(self._data[offset : offset + size]) if size > 0 else b""
 
     def sync(self) -> None:
-        """Nothing is ever lost here."""
+        """Do nothing: nothing is ever lost here."""
 
     def size(self) -> int:
-        """How long it is."""
+        """Return the size."""
         return len(self._data)
 
     def truncate(self, size: int) -> None:
-        """Make it this long."""
+        """Set the size."""
         self.pwrite([], size)
         del self._data[size:]
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
 
 class PlainDisk:
-    """Files by path; folders are known by what is in them."""
+    """Files by path; folders exist by their contents."""
 
     def __init__(self, files: Files | None = None) -> None:
         self._files = {path: bytearray(data) for path, data in (files or {}).items()}
@@ -58,11 +58,11 @@ class PlainDisk:
 
     @property
     def files(self) -> Files:
-        """Everything that is there."""
+        """All files."""
         return {path: bytes(data) for path, data in self._files.items()}
 
     def open(self, path: str, create: bool = False, writable: bool = False) -> PlainFile:  # noqa: ARG002
-        """Open a file, or make one."""
+        """Open a file, or create one."""
         if path in self._folders:
             raise DiskFailed(f"can't open {path}: it is a folder", "look at the disk's health")
         if create:
@@ -75,11 +75,11 @@ class PlainDisk:
         return self._files[path]
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file or folder."""
+        """Return whether there is such a file or folder."""
         return path in self._files or path in self._folders
 
     def list(self, folder: str) -> list[str]:
-        """Names in a folder."""
+        """Return the names in a folder."""
         if folder not in self._folders:
             raise Missing(f"there is no folder {folder}", "it was deleted, or never there")
         start = f"{folder}/" if folder else ""
@@ -87,13 +87,13 @@ class PlainDisk:
         return sorted({name.partition("/")[0] for name in inside if name})
 
     def make_folder(self, path: str) -> None:
-        """Have a folder."""
+        """Create a folder if it does not exist."""
         if path in self._files:
             raise DiskFailed(f"can't make {path}: a file has that name", "look at the disk's health")
         self._add_folders(path)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         data = self._find(old)
         del self._files[old]
         self._files[new] = data
@@ -108,19 +108,19 @@ class PlainDisk:
         self._folders.discard(path)
 
     def sync_folder(self, path: str) -> None:
-        """Nothing is ever lost here."""
+        """Do nothing: nothing is ever lost here."""
 
     def free_bytes(self) -> int:
-        """Enough."""
+        """Return a large number."""
         return 1 << 40
 
     def lock(self, path: str) -> PlainFile:  # noqa: ARG002
-        """There is no other process."""
+        """Return a lock: there is no other process."""
         return PlainFile(bytearray())
 
     def make_id(self) -> str:
-        """Always the same."""
+        """Return a constant id."""
         return "f" * 32
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to release."""

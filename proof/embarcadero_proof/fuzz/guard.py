@@ -1,4 +1,4 @@
-"""Running one input: the error it ends with, the memory it takes, and that it ends."""
+"""Run one input: record its error and its memory, and stop it if it hangs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from embarcadero_proof.fuzz.target import HANG_CPU_S, Disagreement, Hang, Target
 SUCCESS: Final = "success"
 REFUSED: Final = "refused"
 FINDINGS: Final = ("untyped", "disagreement", "memory", "hang", "crash")
-_TOLD_CHARS: Final = 100
+_SHOWN_CHARS: Final = 100
 _NUMBERS = re.compile(r"-?\d\d+|'[^']*'|\"[^\"]*\"")
 
 
 class Verdict(NamedTuple):
-    """What became of an input. `outcome` is alike for inputs that ended alike; `where` is our innermost line."""
+    """The result of an input. `outcome` is equal for inputs with similar ends; `where` is our innermost line."""
 
     kind: str
     outcome: str
@@ -34,12 +34,12 @@ class Verdict(NamedTuple):
 
     @property
     def finding(self) -> bool:
-        """Whether this must not happen."""
+        """Whether this result is a finding."""
         return self.kind in FINDINGS
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Alike for inputs that found the same thing."""
+        """Equal for inputs with the same finding."""
         return self.kind, self.outcome.partition(":")[0], self.where
 
 
@@ -49,7 +49,7 @@ def _alarm(_number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Inputs that hang raise Hang while this is in force."""
+    """Raise Hang for inputs that hang while the block runs."""
     before = signal.signal(signal.SIGPROF, _alarm)
     try:
         yield
@@ -59,7 +59,7 @@ def watched() -> Iterator[None]:
 
 
 def judge(target: Target, data: bytes, measure: bool = True) -> Verdict:
-    """Run one input. `measure`: its memory too, which takes a while longer."""
+    """Run one input. `measure`: also measure its memory, which takes longer."""
     arrow = pa.default_memory_pool()
     arrow_before, arrow_most = arrow.bytes_allocated(), arrow.max_memory()
     if measure:
@@ -74,7 +74,7 @@ def judge(target: Target, data: bytes, measure: bool = True) -> Verdict:
         peak += arrow.max_memory() - arrow_before
     allowed = target.allowed_bytes(len(data))
     if peak > allowed and not verdict.finding:
-        story = f"{peak} bytes for an input of {len(data)}; {allowed} are allowed; it ended with: {verdict.outcome}"
+        story = f"{peak} bytes for an input of {len(data)}; {allowed} are allowed; its result was: {verdict.outcome}"
         return Verdict("memory", f"too much memory: {verdict.outcome}", "", story, peak)
     return verdict._replace(peak_bytes=peak)
 
@@ -99,12 +99,12 @@ def _run(target: Target, data: bytes) -> Verdict:
 
 
 def _alike(text: str) -> str:
-    """Without what differs from input to input."""
-    return _NUMBERS.sub("_", text)[:_TOLD_CHARS]
+    """Replace the parts of a text that differ from input to input."""
+    return _NUMBERS.sub("_", text)[:_SHOWN_CHARS]
 
 
 def _starved(error: BaseException) -> MemoryError | None:
-    """A MemoryError behind a typed error: the code asked for memory that the process may not have."""
+    """Return a MemoryError behind a typed error: the code asked for more memory than the process may have."""
     behind: BaseException | None = error
     while behind is not None:
         if isinstance(behind, MemoryError):

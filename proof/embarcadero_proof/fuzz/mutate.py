@@ -1,4 +1,4 @@
-"""Changes to bytes that know nothing about them: bits, numbers, chunks, splices of two inputs."""
+"""Changes to plain bytes: bits, numbers, chunks, splices of two inputs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NUMBERS: Final = (
     0, 1, 2, 3, 7, 8, 16, 31, 32, 63, 64, 65, 127, 128, 255, 256, 1_000, 4_095, 4_096, 65_535, 65_536, 1 << 20,
     (1 << 24) + 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 62) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1,
 )  # fmt: skip
-"""Where decoders of numbers go wrong."""
+"""Numbers at which decoders tend to fail."""
 _CHUNK_MAX: Final = 512
 _STACKED_MAX: Final = 5
 
 
 def mutated(data: bytes, rng: Random, pool: Sequence[bytes], words: Sequence[bytes] = ()) -> bytes:
-    """Some changes, one after another."""
+    """Apply some changes, one after another."""
     changed = bytearray(data)
     for _ in range(min(_STACKED_MAX, 1 + int(rng.expovariate(0.8)))):
         change = rng.choice(_CHANGES)
@@ -47,7 +47,7 @@ def _set(data: bytearray, rng: Random) -> None:
 
 
 def _number(data: bytearray, rng: Random) -> None:
-    """Overwrite a number of 2, 4 or 8 bytes; mostly an aligned one, sometimes by a little."""
+    """Overwrite a number of 2, 4 or 8 bytes, mostly an aligned one, sometimes with a small difference."""
     width = rng.choice((2, 4, 4, 8, 8))
     if len(data) < width:
         return _set(data, rng)
@@ -91,7 +91,7 @@ def _truncate(data: bytearray, rng: Random) -> None:
 
 
 def _splice(data: bytearray, rng: Random, other: bytes) -> None:
-    """A part of another input: in place of the rest, or in the middle."""
+    """Insert a part of another input, or replace the rest with it."""
     if not other:
         return
     if rng.random() < 0.5:
@@ -101,9 +101,9 @@ def _splice(data: bytearray, rng: Random, other: bytes) -> None:
         _insert(data, rng, other[start:stop])
 
 
-def _insert(data: bytearray, rng: Random, what: bytes) -> None:
+def _insert(data: bytearray, rng: Random, content: bytes) -> None:
     at = rng.randrange(len(data) + 1)
-    data[at:at] = what
+    data[at:at] = content
 
 
 _CHANGES: Final[tuple[Callable[..., None], ...]] = (

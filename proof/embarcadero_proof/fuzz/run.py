@@ -1,4 +1,4 @@
-"""`fuzz`: all targets, each in a process, some at a time; a table, a report, and findings as files."""
+"""`fuzz`: all targets, each in its own process, some in parallel; a table, a report, and findings as files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS: Final = ("target", "inputs", "/s", "/cpu s", "refused", "answers", "MiB
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. Without `inputs` and `seconds` it would not end."""
+    """Settings of a run. It needs `inputs` or `seconds` to end."""
 
     targets: tuple[str, ...] = ()
     inputs: int | None = None
@@ -35,14 +35,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chosen(names: tuple[str, ...]) -> list[Target]:
-    """The targets of these names; all, if there are none."""
+    """Return the targets of these names; all without names."""
     if unknown := [name for name in names if name not in TARGETS]:
         raise BadValue(f"there is no target {', '.join(unknown)}", f"targets are {', '.join(TARGETS)}")
     return [TARGETS[name] for name in names or TARGETS]
 
 
 def run(settings: Settings, folder: Path) -> list[Tally]:
-    """Run targets; findings are saved below a folder, and printed at once."""
+    """Run targets; findings are saved below a folder, and printed immediately."""
     waiting = deque(chosen(settings.targets))
     jobs = settings.jobs or len(os.sched_getaffinity(0))
     working: list[Worker] = []
@@ -57,7 +57,7 @@ def run(settings: Settings, folder: Path) -> list[Tally]:
                     working.remove(worker)
                     tallies[worker.target.name] = worker.tally
                     _save(worker.tally, folder)
-                    _tell(worker.tally)
+                    _print(worker.tally)
         finally:
             for worker in working:
                 worker.stop()
@@ -72,17 +72,17 @@ def _save(tally: Tally, folder: Path) -> None:
         found.command = f"embarcadero-proof fuzz --target {tally.target} --input {path}"
 
 
-def _tell(tally: Tally) -> None:
-    """A line for each target that is done, and its findings, on standard error."""
+def _print(tally: Tally) -> None:
+    """Print a line for each finished target, and its findings, on standard error."""
     lines = [f"{tally.target}: {tally.inputs} inputs, {tally.per_s:,.0f} a second"]
     for found in tally.findings:
         lines.append(f"  {found.kind} at {found.where or '?'} ({found.times} times): {found.outcome}")
-        lines.append(f"  again: {found.command}")
+        lines.append(f"  run again: {found.command}")
     sys.stderr.write("\n".join(lines) + "\n")
 
 
 def again(name: str, path: Path) -> int:
-    """Run one saved input; the story of what it finds."""
+    """Run one saved input, and print the details of its result."""
     (target,) = chosen((name,))
     with watched():
         verdict = judge(target, path.read_bytes())
@@ -91,7 +91,7 @@ def again(name: str, path: Path) -> int:
 
 
 def rows(tallies: list[Tally]) -> list[list[object]]:
-    """As a table of COLUMNS."""
+    """Return tallies as a table of COLUMNS."""
     return [
         [t.target, f"{t.inputs:,}", f"{t.per_s:,.0f}", f"{t.per_cpu_s:,.0f}", f"{t.refused:,}", t.answers,
          f"{t.peak_bytes / (1 << 20):.1f}", len(t.findings)]
@@ -100,13 +100,16 @@ def rows(tallies: list[Tally]) -> list[list[object]]:
 
 
 def report(settings: Settings, tallies: list[Tally], seconds: float) -> dict[str, Any]:
-    """Everything about a run, for a file."""
+    """Return everything about a run, for a file."""
     facts = []
     for tally in tallies:
-        told = msgspec.to_builtins(tally) | {"per_s": round(tally.per_s, 1), "per_cpu_s": round(tally.per_cpu_s, 1)}
-        for found in told["findings"]:
+        tally_facts = msgspec.to_builtins(tally) | {
+            "per_s": round(tally.per_s, 1),
+            "per_cpu_s": round(tally.per_cpu_s, 1),
+        }
+        for found in tally_facts["findings"]:
             found["bytes"] = len(found.pop("data")) * 3 // 4
-        facts.append(told)
+        facts.append(tally_facts)
     return {
         "what": "fuzz", "commit": commit(), "command": " ".join(["embarcadero", *sys.argv[1:]]), "seed": settings.seed,
         "seconds": round(seconds, 1), "inputs": sum(t.inputs for t in tallies),
@@ -116,11 +119,11 @@ def report(settings: Settings, tallies: list[Tally], seconds: float) -> dict[str
 
 
 def run_cli(settings: Settings, path: Path, show: Any) -> int:
-    """Run, write the report, show it; 1 if anything was found."""
+    """Run, write the report, show it; return 1 if there are findings."""
     began = time.monotonic()
     tallies = run(settings, path.parent)
-    told = report(settings, tallies, time.monotonic() - began)
+    result = report(settings, tallies, time.monotonic() - began)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
-    show(told, rows(tallies))
-    return int(told["verdict"] != "passed")
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    show(result, rows(tallies))
+    return int(result["verdict"] != "passed")

@@ -46,7 +46,7 @@ TYPED_SCHEMA: Final = pa.schema(
 
 @cache
 def raw_payload(count: int, compression: str | None = None) -> bytes:
-    """A payload of records without a schema."""
+    """Make a payload of records without a schema."""
     keys = [None if n % 3 == 0 else b"key-%d" % n for n in range(count)]
     headers = [None if n % 2 else {"trace": b"%d" % n, "": b""} for n in range(count)]
     batch = raw_batch(keys, [b"value %d " % n * (n % 5) for n in range(count)], headers, [US + n for n in range(count)])
@@ -55,7 +55,7 @@ def raw_payload(count: int, compression: str | None = None) -> bytes:
 
 @cache
 def typed_payload(count: int, compression: str | None = None) -> bytes:
-    """A payload of TYPED_SCHEMA."""
+    """Make a payload of TYPED_SCHEMA."""
     at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
     rows = [
         {"id": n, "name": None if n % 4 == 1 else f"näme {n}", "tags": ["a", None, "b" * n][: n % 4], "at": at,
@@ -66,7 +66,7 @@ def typed_payload(count: int, compression: str | None = None) -> bytes:
 
 
 def old_compressed(batch: pa.RecordBatch, compression: str) -> bytes:
-    """A payload as Arrow 0.17 compressed it: the codec stands in the message's metadata, not in the batch."""
+    """Make a payload as Arrow 0.17 compressed it: the codec is in the message's metadata, not in the batch."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression, metadata_version=pa.ipc.MetadataVersion.V4)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as stream:
@@ -82,13 +82,13 @@ def old_compressed(batch: pa.RecordBatch, compression: str) -> bytes:
 
 
 def flatbuffer_field(data: bytes | bytearray, table: int, number: int) -> int:
-    """Where a field of a flatbuffer table is; the field must be there."""
+    """Return the offset of a field of a flatbuffer table; the field must exist."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     return table + int(struct.unpack_from("<H", data, vtable + 4 + 2 * number)[0])
 
 
 def overlapping(batch: pa.RecordBatch) -> bytes:
-    """A payload whose buffers all lie on the largest one: far more columns than bytes."""
+    """Make a payload whose buffers all overlap the largest one: far more columns than bytes."""
     made = bytearray(batch.serialize().to_pybytes())
     (message,) = struct.unpack_from("<I", made, 8)
     header = flatbuffer_field(made, 8 + message, 2)
@@ -101,12 +101,12 @@ def overlapping(batch: pa.RecordBatch) -> bytes:
 
 
 def empty_strings(count: int, kind: pa.DataType) -> pa.Array:
-    """Values without a byte; one offset each, and all of them 0."""
+    """Make values without a byte; one offset each, all of them 0."""
     return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(bytes(4 * (count + 1))), pa.py_buffer(b"")])
 
 
 def many_headers(count: int) -> pa.RecordBatch:
-    """One record with that many empty headers."""
+    """Make one record with that many empty headers."""
     kind = pa.map_(pa.string(), pa.binary())
     pairs = pa.StructArray.from_arrays(
         [empty_strings(count, pa.string()), empty_strings(count, pa.binary())],
@@ -119,7 +119,7 @@ def many_headers(count: int) -> pa.RecordBatch:
 
 
 def many_tags(count: int) -> pa.RecordBatch:
-    """One record of TYPED_SCHEMA with that many empty tags."""
+    """Make one record of TYPED_SCHEMA with that many empty tags."""
     ends = pa.py_buffer(np.array([0, count], np.int32))
     tags = pa.Array.from_buffers(pa.list_(pa.string()), 1, [None, ends], children=[empty_strings(count, pa.string())])
     one = pa.RecordBatch.from_pylist([{"id": 1}], schema=TYPED_SCHEMA)
@@ -127,20 +127,20 @@ def many_tags(count: int) -> pa.RecordBatch:
 
 
 def batch_frame(payload: bytes, **fields: int) -> bytes:
-    """A whole batch frame."""
+    """Make a whole batch frame."""
     header = {"session_seq": 5, "low": 3, "lane": 0, "session": 1, "count": 2, "length": len(payload)}
     return codec.batch_header(**header | {"crc": codec.payload_crc(payload)} | fields) + payload
 
 
 def reference_frame(payload: bytes, at: tuple[int, int, int] = (4_096, 0, 1), **fields: int) -> bytes:
-    """A whole batch frame that names a staged batch with this payload, by its lane, index and topic id."""
+    """Make a whole batch frame that names a staged batch with this payload, by its lane, index and topic id."""
     lane, index, topic_id = at
     body = codec.reference_body(codec.BatchReference(lane, len(payload), index, topic_id))
     return batch_frame(body, **{"crc": codec.payload_crc(payload), "flags": REFERENCE} | fields)
 
 
 def acks(count: int) -> Entries:
-    """Acks of all outcomes in turn."""
+    """Make acks of all outcomes in turn."""
     made = np.zeros(count, dtype=ACK)
     outcomes = list(Outcome)
     for number in range(count):
@@ -150,7 +150,7 @@ def acks(count: int) -> Entries:
 
 
 def entries_for(payloads: list[bytes], counts: list[int] | None = None, first_index: int = 100) -> Entries:
-    """Sealed order entries; an empty payload gets a SESSION_OPEN."""
+    """Make sealed order entries; an empty payload gets a SESSION_OPEN."""
     entries = np.zeros(len(payloads), dtype=ORDER)
     seq = 1_000
     for number, payload in enumerate(payloads):
@@ -165,7 +165,7 @@ def entries_for(payloads: list[bytes], counts: list[int] | None = None, first_in
 
 
 def fetched_frame(payloads: list[bytes], counts: list[int] | None = None, gap: Gap | None = None) -> bytes:
-    """A whole fetched frame with these payloads."""
+    """Make a whole fetched frame with these payloads."""
     entries = entries_for(payloads, counts)
     body = entries.tobytes() + b"".join(payload + bytes(-len(payload) % 8) for payload in payloads)
     after = 100 + len(payloads) if gap is None else gap.stop
@@ -192,7 +192,7 @@ _VALUES: Final[dict[str, Any]] = {
 
 
 def _sample(kind: type[messages.Message]) -> messages.Message:
-    """A message with all its fields."""
+    """Make a message with all its fields."""
     values: dict[str, Any] = {}
     for number, field in enumerate(msgspec.structs.fields(kind)):
         text = str(field.type)
@@ -214,5 +214,5 @@ def _sample(kind: type[messages.Message]) -> messages.Message:
 
 
 MESSAGES: Final = tuple(_sample(kind) for kind in messages.Message.__subclasses__())
-"""One of each kind."""
+"""One message of each kind."""
 COUNT_AND_SCHEMA: Final = struct.Struct("<IB3x")

@@ -11,18 +11,18 @@ _made: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def new_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder that its maker removes."""
+    """Create a folder; the caller removes it."""
     return tempfile.TemporaryDirectory(prefix="embarcadero-fuzz-", dir=_MEMORY if _MEMORY.is_dir() else None)
 
 
 def use(path: Path) -> None:
-    """Put this process's files there. The caller removes them, also if this process dies."""
+    """Use a folder for the files of this process. The caller removes them, also if this process dies."""
     path.mkdir(parents=True, exist_ok=True)
     _given[:] = [path]
 
 
 def folder() -> Path:
-    """Where files of this process go; by default a folder that goes with the process."""
+    """Return the folder for files of this process; by default it is removed with the process."""
     if not _given:
         _made.append(new_folder())
         _given.append(Path(_made[0].name))

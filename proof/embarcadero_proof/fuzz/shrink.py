@@ -1,4 +1,4 @@
-"""Making a finding small: leave out chunks, then smaller ones, as long as the same thing is found."""
+"""Shrink a finding: leave out chunks, then smaller ones, as long as the finding is the same."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Still = Callable[[bytes], bool]
 
 
 def shrunk(data: bytes, still: Still, archive: bool = False, attempts: int = ATTEMPTS_MAX) -> bytes:
-    """The smallest input found for which `still` holds; `data` itself holds."""
-    left = [attempts]
+    """Return the smallest input found for which `still` holds; it holds for `data`."""
+    remaining = [attempts]
 
     def asked(candidate: bytes) -> bool:
-        if left[0] <= 0:
+        if remaining[0] <= 0:
             return False
-        left[0] -= 1
+        remaining[0] -= 1
         return still(candidate)
 
     return _files(data, asked) if archive else _bytes(data, asked)
@@ -27,7 +27,7 @@ def shrunk(data: bytes, still: Still, archive: bool = False, attempts: int = ATT
 
 def _files(data: bytes, still: Still) -> bytes:
     files = unpack(data)
-    for name in [name for name in files if name != MENDED]:  # without it, true records would be asked for
+    for name in [name for name in files if name != MENDED]:  # without this mark the target would expect true records
         fewer = {other: content for other, content in files.items() if other != name}
         if still(pack(fewer)):
             files = fewer

@@ -1,7 +1,7 @@
-"""What is fuzzed: a target takes bytes and either succeeds or raises a typed error.
+"""The definition of a target: it takes bytes, and either succeeds or raises a typed error.
 
-A target knows real inputs (made by our own encoders), how to change them so that deep code is reached, and how to run
-one. Everything that is neither success nor an EmbarcaderoError is a finding; so is too much memory, and no end.
+A target has real inputs (made by our own encoders), changes to them that reach deep code, and a function that runs one.
+Every result except success or an EmbarcaderoError is a finding; so are too much memory and a hang.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from embarcadero.errors import EmbarcaderoError
 from embarcadero.limits import KIB, MIB
 
 INPUT_BYTES_MAX = 256 * KIB
-"""No input is longer: what matters is in the structure, and short inputs are quick."""
+"""The largest input: only structure matters, and short inputs are fast."""
 HANG_CPU_S = 5.0
 """An input that takes more processor time than this hangs."""
 MEMORY_BASE_BYTES = 8 * MIB
 MEMORY_FACTOR = 64
-"""An input of n bytes may take MEMORY_FACTOR * n + MEMORY_BASE_BYTES, and what its target's own limits allow."""
+"""An input of n bytes may take MEMORY_FACTOR * n + MEMORY_BASE_BYTES, plus the limits of its target."""
 
 Inputs = list[bytes]
 Mutate = Callable[[bytes, Random, Inputs], bytes]
@@ -27,11 +27,11 @@ Mend = Callable[[bytes, Random], bytes]
 
 
 class Disagreement(Exception):
-    """Two ways that must agree did not, or something wrong was served as right."""
+    """Two results that must agree differ, or wrong data was served as right."""
 
 
 class Hang(BaseException):
-    """An input took too much processor time. Not an Exception: no handler on the way may swallow it."""
+    """An input took too much processor time. Not an Exception: no handler in between may catch it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +42,23 @@ class Target:
     what: str
     corpus: Callable[[], Inputs]
     run: Callable[[bytes], object]
-    mutate: Mutate | None = None  # None: bytes are changed without knowing what they are
-    mend: Mend | None = None  # makes lengths, counts and checksums fit again
-    words: tuple[bytes, ...] = ()  # what such inputs are made of
-    memory_bytes: int = 0  # what its own limits allow for any input
+    mutate: Mutate | None = None  # None: inputs are changed as plain bytes
+    mend: Mend | None = None  # corrects lengths, counts and checksums
+    words: tuple[bytes, ...] = ()  # typical parts of such inputs
+    memory_bytes: int = 0  # memory that its own limits allow for any input
     archive: bool = False  # an input is a folder of files (archive.py)
 
     def allowed_bytes(self, size: int) -> int:
-        """How much memory an input of this size may take at its peak."""
+        """Return the most memory that an input of this size may take."""
         return MEMORY_FACTOR * size + MEMORY_BASE_BYTES + self.memory_bytes
 
 
 def agree(holds: bool, what: str) -> None:
-    """Disagreement, unless something holds."""
+    """Raise Disagreement unless a condition holds."""
     if not holds:
         raise Disagreement(what)
 
 
-def told(error: EmbarcaderoError) -> tuple[str, str]:
-    """An error as something that two runs can be compared by."""
+def comparable(error: EmbarcaderoError) -> tuple[str, str]:
+    """Return an error in a form that two runs can be compared by."""
     return type(error).__name__, error.message

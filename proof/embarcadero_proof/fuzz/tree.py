@@ -1,4 +1,4 @@
-"""Changes to values as JSON and msgpack have them: another type, another size, a key too few or too many."""
+"""Changes to values of JSON and msgpack: another type, another size, a missing or an extra key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEEP: Final = 600
 
 
 def changed(value: Any, rng: Random) -> Any:
-    """The value with one place changed."""
+    """Return the value with one change somewhere in it."""
     if isinstance(value, dict) and value and rng.random() < 0.85:
         copy = dict(value)
         key = rng.choice(list(copy))
@@ -61,7 +61,7 @@ def _other(rng: Random) -> Any:
 
 
 def tree_mutation(codec: Any) -> Mutate:
-    """Mutations of inputs of `msgspec.json` or `msgspec.msgpack`: mostly of values, sometimes of their bytes."""
+    """Return a mutation for inputs of `msgspec.json` or `msgspec.msgpack`: mostly of values, sometimes of bytes."""
 
     def mutate(data: bytes, rng: Random, pool: Inputs) -> bytes:
         if rng.random() < 0.25:

@@ -1,7 +1,7 @@
-"""A target in a process of its own, so that whatever an input does to it is seen from outside.
+"""A target in its own process, so that the parent notices every effect of an input.
 
-The child notes each input in memory that it shares with us before it runs it. If it dies, or says nothing for too long,
-that input is the finding, and another child goes on with another seed. Its address space is bounded.
+The child writes each input to shared memory before it runs it. If the child dies, or makes no progress for too long,
+that input is a finding, and another child continues with another seed. Its address space is bounded.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from embarcadero_proof.fuzz.shrink import shrunk
 from embarcadero_proof.fuzz.target import INPUT_BYTES_MAX, Target
 
 SILENCE_S: Final = 60.0
-"""A child whose input has not changed for so long hangs where no signal reaches it."""
+"""A child whose input has not changed for this long hangs where no signal arrives."""
 ADDRESS_BYTES: Final = 2 * GIB
-"""More address space than what the process has when it begins: far above what any input may take."""
+"""Address space beyond the size of the process at its start: far above the needs of any input."""
 _HEAD: Final = struct.Struct("<QQ")
 _SHARED_BYTES: Final = _HEAD.size + 8 * INPUT_BYTES_MAX
 _CRASH_ATTEMPTS: Final = 150
@@ -40,14 +40,14 @@ _context = multiprocessing.get_context("fork")
 
 
 class Notes:
-    """The input under way, in memory shared by two processes."""
+    """The current input, in memory shared by two processes."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _SHARED_BYTES)
         self._count = 0
 
     def note(self, data: bytes) -> None:
-        """This is the next input."""
+        """Record the next input."""
         self._count += 1
         kept = data[: _SHARED_BYTES - _HEAD.size]
         self._memory[_HEAD.size : _HEAD.size + len(kept)] = kept
@@ -55,18 +55,18 @@ class Notes:
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of inputs so far."""
         return int(_HEAD.unpack(self._memory[: _HEAD.size])[0])
 
     @property
     def data(self) -> bytes:
-        """The one under way."""
+        """The current input."""
         size = _HEAD.unpack(self._memory[: _HEAD.size])[1]
         return bytes(self._memory[_HEAD.size : _HEAD.size + size])
 
 
 class Worker:
-    """A target under way: start it, `poll` it now and then, until it has a tally."""
+    """A running target: start it, then `poll` it until it has a tally."""
 
     def __init__(self, target: Target, seed: str, inputs: int | None, seconds: float | None, scratch: Path) -> None:
         self.target, self._seed, self._inputs, self._seconds = target, seed, inputs, seconds
@@ -77,18 +77,18 @@ class Worker:
         self._start()
 
     def _start(self) -> None:
-        self._notes, self._heard = Notes(), (0, time.monotonic())
+        self._notes, self._progress = Notes(), (0, time.monotonic())
         self._link, theirs = _context.Pipe(duplex=False)
-        left = None if self._inputs is None else max(1, self._inputs - self.tally.inputs)
-        left_s = None if self._seconds is None else max(0.1, self._seconds - (time.monotonic() - self._began))
+        remaining = None if self._inputs is None else max(1, self._inputs - self.tally.inputs)
+        remaining_s = None if self._seconds is None else max(0.1, self._seconds - (time.monotonic() - self._began))
         seed = f"{self._seed}" if not self._restarts else f"{self._seed}.{self._restarts}"
-        given = (self.target, seed, left, left_s, self._notes, theirs, self._scratch)
+        given = (self.target, seed, remaining, remaining_s, self._notes, theirs, self._scratch)
         self._process = _context.Process(target=_child, args=given)
         self._process.start()
         theirs.close()
 
     def poll(self) -> bool:
-        """Whether it is done; `tally` then has everything."""
+        """Return whether it is done; `tally` is then complete."""
         if self._link.poll(0.05):
             try:
                 self._add(msgspec.msgpack.decode(self._link.recv_bytes(), type=Tally))
@@ -96,9 +96,9 @@ class Worker:
                 return True
             except EOFError:
                 return self._died()
-        count, since = self._heard
+        count, since = self._progress
         if self._notes.count != count:
-            self._heard = self._notes.count, time.monotonic()
+            self._progress = self._notes.count, time.monotonic()
         elif time.monotonic() - since > SILENCE_S:
             self._process.kill()
             return self._died(silent=True)
@@ -115,7 +115,7 @@ class Worker:
         )  # fmt: skip
 
     def _died(self, silent: bool = False) -> bool:
-        """The input under way ended the child: it is made small, and the next child goes on."""
+        """Record the current input, which ended the child, as a finding; shrink it, and start the next child."""
         self._process.join()
         code = self._process.exitcode or 0
         reason = f"silent for {SILENCE_S} s" if silent else _reason(code)
@@ -134,7 +134,7 @@ class Worker:
         return False
 
     def _crashes(self, data: bytes) -> bool:
-        """Whether one input ends a process."""
+        """Return whether an input ends a process."""
         process = _context.Process(target=_one, args=(self.target, data, self._scratch))
         process.start()
         process.join(SILENCE_S)
@@ -154,7 +154,7 @@ def _reason(code: int) -> str:
 
 
 def _bound() -> None:
-    """No more address space than this, no core files, and no word on standard error when it dies."""
+    """Limit the address space, and switch off core files and messages on standard error."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + ADDRESS_BYTES, now + ADDRESS_BYTES))

@@ -1,4 +1,4 @@
-"""A small cluster in plain memory, in the middle of its work: what its regions hold is where mutation begins."""
+"""A small cluster in plain memory, in the middle of its work: the contents of its regions are the start of mutation."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ Images = dict[str, Bytes]
 
 
 class PlainRegion:
-    """One region: bytes."""
+    """One region, as plain bytes."""
 
     def __init__(self, name: str, data: Bytes, generation: int = GENERATION) -> None:
         self.name, self.data = name, data
         self.shape = read_superblock(name, data, generation)
 
     def flush(self, offset: int, length: int) -> None:
-        """Nothing to do: there is one copy."""
+        """Do nothing: there is one copy."""
 
     def invalidate(self, offset: int, length: int) -> None:
-        """Nothing to do either."""
+        """Do nothing: there is one copy."""
 
     def reserve(self, offset: int, length: int) -> None:
-        """It is there."""
+        """Do nothing: the memory exists."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
 
 class PlainFabric:
@@ -63,14 +63,14 @@ class PlainFabric:
         self.generation = generation
 
     def create(self, name: str, shape: Shape) -> PlainRegion:
-        """Make a region."""
+        """Create a region."""
         data = np.zeros(shape.size, dtype=np.uint8)
         write_superblock(data, shape, self.generation)
         self.images[check_name(name)] = data
         return PlainRegion(name, data, self.generation)
 
     def attach(self, name: str, writable: bool = False) -> PlainRegion:  # noqa: ARG002 - the interface
-        """Look at a region."""
+        """Attach to a region."""
         if name not in self.images:
             raise BadRegion(f"region {name} is missing", "start the cluster again")
         return PlainRegion(name, self.images[name], self.generation)
@@ -80,19 +80,19 @@ class PlainFabric:
         return name in self.images
 
     def names(self) -> list[str]:
-        """All regions."""
+        """Return the names of all regions."""
         return sorted(self.images)
 
     def remove(self, name: str) -> None:
-        """Forget a region."""
+        """Remove a region."""
         self.images.pop(name, None)
 
     def fence(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class _Clock:
-    """Time goes on when the test says so."""
+    """A clock that moves only when the test moves it."""
 
     us = US
 
@@ -106,7 +106,7 @@ class _Clock:
 
 
 class World:
-    """A sequencer and a broker, driven by hand; topics of orders 2, 5 and 0."""
+    """A sequencer and a broker, run step by step; topics of orders 2, 5 and 0."""
 
     def __init__(self) -> None:
         self.fabric, self.clock = PlainFabric(), _Clock()
@@ -122,20 +122,20 @@ class World:
         self.turn()
 
     def turn(self, rounds: int = 6) -> None:
-        """Let everybody work for a while."""
+        """Run sequencer and broker for some rounds."""
         for _ in range(rounds):
             self.clock.us += 20_000
             self.sequencer.round()
             self.broker.poll()
 
     def connect(self) -> Connection:
-        """A client that has said hello."""
+        """Connect a client that has sent its hello."""
         connection = self.broker.connect()
         send(connection, control_frame(messages.Hello(versions=[PROTOCOL_VERSION], client="fuzz"), 1))
         return connection
 
     def work(self) -> None:
-        """Sessions, batches, a duplicate, and batches that wait for a gap to close."""
+        """Open sessions, send batches, a duplicate, and batches that wait for a gap to close."""
         connection = self.connect()
         for request, topic in enumerate(("total", "strong", "strong"), 2):
             send(connection, control_frame(messages.OpenSession(topic=topic, name=f"s{request}"), request))
@@ -150,7 +150,7 @@ class World:
 
 
 def send(connection: Connection, data: bytes) -> None:
-    """Bytes from a client, in reads of the usual size."""
+    """Send bytes from a client, in reads of the usual size."""
     rest = memoryview(data)
     while rest and not connection.peer.closing:
         buffer = connection.get_buffer()
@@ -162,7 +162,7 @@ def send(connection: Connection, data: bytes) -> None:
 
 @cache
 def worked() -> tuple[World, Images]:
-    """A run that has worked, and images of all its regions; durable lines of a replica are there, too."""
+    """Return a cluster after some work, and images of all its regions, with durable lines of a replica."""
     world = World()
     world.work()
     lines = create_durable(world.fabric, ReplicaRef(replica=0, incarnation=1, disk="d" * 32))
@@ -172,6 +172,6 @@ def worked() -> tuple[World, Images]:
 
 
 def busy_lines(image: Bytes, line: int = 64) -> Iterator[Any]:
-    """Offsets of the lines of a region that are not all zero."""
+    """Yield the offsets of the lines of a region that are not all zero."""
     whole = image[: len(image) // line * line].view(np.uint64).reshape(-1, line // 8)
     yield from (np.flatnonzero(whole.any(axis=1)) * line).tolist()

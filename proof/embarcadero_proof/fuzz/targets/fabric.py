@@ -1,4 +1,4 @@
-"""Shared memory as garbage, by wrong superblocks, or torn: regions of a cluster at work, and a takeover from them."""
+"""Shared memory with garbage, wrong superblocks, or torn lines: regions of a working cluster, and a takeover."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ Edits = list[tuple[int, int, bytes]]
 
 # --- inputs: edits of a real fabric -----------------------------------------------------------------------------------
 def encode(edits: Edits) -> bytes:
-    """Edits as an input: region by number, offset, bytes."""
+    """Encode edits as an input: region by number, offset, bytes."""
     return b"".join(_EDIT.pack(region, offset, len(data)) + data for region, offset, data in edits)
 
 
 def decode(data: bytes) -> Edits:
-    """The edits of an input, as far as they are whole."""
+    """Return the edits of an input, as far as they are whole."""
     edits, at = [], 0
     while at + _EDIT.size <= len(data):
         region, offset, length = _EDIT.unpack_from(data, at)
@@ -66,7 +66,7 @@ def _busy(name: str) -> list[int]:
 
 @contextmanager
 def edited(data: bytes) -> Iterator[tuple[PlainFabric, set[str]]]:
-    """The fabric of a cluster at work with these edits, and which regions have any. They are undone afterwards."""
+    """Yield the fabric of a working cluster with these edits, and the edited regions. Undo the edits afterwards."""
     images: Images = dict(worked()[1])
     undo: list[tuple[Bytes, int, Bytes]] = []
     touched: set[str] = set()
@@ -102,7 +102,7 @@ def _mutate(data: bytes, rng: Random, pool: Inputs) -> bytes:
 
 
 def _edit(rng: Random) -> tuple[int, int, bytes]:
-    """A change of some line that is in use."""
+    """Make a change of some line in use."""
     region = rng.randrange(len(_names()))
     name = _names()[region]
     image, lines = worked()[1][name], _busy(name)
@@ -122,7 +122,7 @@ def _edit(rng: Random) -> tuple[int, int, bytes]:
 
 
 def _mended(line: bytes, name: str, offset: int) -> bytes:
-    """With the check that its place asks for."""
+    """Return a line with the check that its position requires."""
     if offset == 0:
         block = np.frombuffer(line, dtype=SUPERBLOCK).copy()
         block["magic"], block["generation"] = np.frombuffer(worked()[1][name][:128].tobytes(), SUPERBLOCK)[
@@ -136,7 +136,7 @@ def _mended(line: bytes, name: str, offset: int) -> bytes:
 
 
 def _corpus() -> Inputs:
-    """The fabric as it is, and each region with its own bytes written over it."""
+    """Return the unchanged fabric, and each region with its own bytes written over it."""
     images = worked()[1]
     inputs = [b""]
     for number, name in enumerate(_names()):
@@ -145,9 +145,9 @@ def _corpus() -> Inputs:
     return inputs
 
 
-# --- what is done with it ---------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 def _regions(data: bytes) -> str:
-    """Every region that was changed is read as roles and operators read it; only whole entries are believed."""
+    """Read every changed region as roles and operators read it; only whole entries count."""
     answers = set()
     with edited(data) as (fabric, touched):
         for name in sorted(touched):
@@ -174,7 +174,7 @@ def _read(fabric: PlainFabric, name: str) -> str:
     if kind in (RegionKind.DURABLE, RegionKind.RANGES):
         lines = TaggedReader(region)
         keys = lines.keys()
-        agree(len(keys) <= region.shape.slots, "more lines than there is room for")
+        agree(len(keys) <= region.shape.slots, "more lines than the region has space for")
         for key in keys[:9]:
             lines.load(key)
         return f"{kind.name} {min(len(keys), 3)}"
@@ -194,7 +194,7 @@ def _read(fabric: PlainFabric, name: str) -> str:
 
 
 def _takeover(data: bytes) -> str:
-    """A new sequencer learns from what is there: entries that are whole and continue, or a typed error."""
+    """Run a takeover from these regions: it uses whole contiguous entries, or raises a typed error."""
     world, _ = worked()
     with edited(data) as (fabric, _):
         state = PredecessorState(fabric, world.directory.elections.started_epoch(), _members())
@@ -221,16 +221,16 @@ def _topics() -> list[Topic]:
 
 
 def _check_again(order: LaneOrder, again: Entries) -> None:
-    agree(bool(sealed(again).all()), "an entry is issued again that is not sealed")
+    agree(bool(sealed(again).all()), "a re-issued entry is not sealed")
     if len(again):
         first = int(again["index"][0])
         agree(again["index"].tolist() == list(range(first, first + len(again))), "entries with a hole")
-        agree(order.next_index == first + len(again), "the order goes on elsewhere than its entries end")
+        agree(order.next_index == first + len(again), "the order does not continue at the end of its entries")
 
 
 FABRIC: Final = (
     Target("regions", "every region of a cluster at work: superblocks, rings, lines, checkpoints", _corpus, _regions,
            _mutate, memory_bytes=64 * MIB),
-    Target("takeover", "a new sequencer over what its predecessor left", _corpus, _takeover, _mutate,
+    Target("takeover", "a new sequencer over the regions of its predecessor", _corpus, _takeover, _mutate,
            memory_bytes=64 * MIB),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Arrow payloads, schemas, batches as a reader gets them, and a subscriber that believes nothing."""
+"""Arrow payloads, schemas, batches of a reader, and a subscriber that checks everything."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from embarcadero_proof.fuzz.target import Inputs, Target, agree
 from embarcadero_proof.fuzz.targets.wire import FROM_BROKERS, mend_frames
 
 TYPED: Final = TopicSchemas(TYPED_SCHEMA, (2, len(TYPED_SCHEMA)))
-_DECODED: Final = DECODED_BYTES_MAX + DECODED_BYTES_MAX // 2  # bytes, and what Arrow holds beside them while it unpacks
+_DECODED: Final = DECODED_BYTES_MAX + DECODED_BYTES_MAX // 2  # bytes, and Arrow's own memory while it unpacks
 
 
 # --- payloads ---------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def _payloads() -> Inputs:
 
 
 def _bombs() -> list[tuple[int, bytes]]:
-    """Small payloads, by schema version, that unpack to far more than they may; and some that just may."""
+    """Make small payloads, by schema version, that unpack to far more than allowed; and some at the limit."""
     long = raw_batch([None], [bytes(2 * DECODED_BYTES_MAX)], [None], [0])
     wide = pa.RecordBatch.from_pylist([{"id": 1, "name": "x" * 3_000}], schema=TYPED_SCHEMA)
     bombs = [(0, old_compressed(long, "zstd")), (0, old_compressed(raw_batch([b"k"], [b"v"], [None], [0]), "lz4"))]
@@ -79,7 +79,7 @@ def _bombs() -> list[tuple[int, bytes]]:
 
 
 def _payload(data: bytes) -> str:
-    """What a reader can do with a batch: columns and records; nothing of it may read outside of the payload."""
+    """Use a batch as a reader does: columns and records; no access may be outside of the payload."""
     if len(data) < COUNT_AND_SCHEMA.size:
         return "short"
     count, version = COUNT_AND_SCHEMA.unpack_from(data)
@@ -89,7 +89,7 @@ def _payload(data: bytes) -> str:
     entry = OrderEntry(**(dict.fromkeys(OrderEntry._fields, 0) | fields))
     batch = Batch.of_entry(0, entry, payload, {}, schemas)
     columns = batch.to_arrow()
-    agree(columns.num_rows == count and columns.schema.equals(schemas.newest), "a batch that is not what it says")
+    agree(columns.num_rows == count and columns.schema.equals(schemas.newest), "a batch that differs from its header")
     records = batch.records()
     agree(len(records) == count, f"{len(records)} records of {count}")
     if not version and count:
@@ -120,9 +120,10 @@ def _schemas() -> Inputs:
 
 def _schema(data: bytes) -> str:
     schema = decode_schema(data)
-    agree(decode_schema(encode_schema(schema)).equals(schema.remove_metadata()), "a schema changes when it is sent on")
+    again = decode_schema(encode_schema(schema))
+    agree(again.equals(schema.remove_metadata()), "a schema changes when it is encoded again")
     versions = decode_versions(data, [1, len(schema)] if len(schema) > 1 else [1])
-    agree(len(versions.of(1)) == 1, "a version has the columns that it should have")
+    agree(len(versions.of(1)) == 1, "a version does not have its columns")
     return f"{min(len(schema), 4)} columns"
 
 
@@ -141,7 +142,7 @@ def _schema_text(data: bytes) -> str:
     return f"{min(len(schema), 4)} columns"
 
 
-# --- what a subscriber gets -------------------------------------------------------------------------------------------
+# --- a subscriber ---------------------------------------------------------------------------------------------------
 def _answers() -> Inputs:
     payloads = [raw_payload(2), b"", raw_payload(3, "lz4")]
     return [
@@ -152,13 +153,13 @@ def _answers() -> Inputs:
 
 
 def _subscriber(data: bytes) -> str:
-    """Answers to a subscriber: what it hands on continues, and fits its checksums; the rest is a typed error."""
+    """Check that a subscriber delivers only contiguous batches with valid checksums; the rest must be typed errors."""
     core = SubscriberCore(ReaderSettings(silent_after_us=10**9, control=True), 0, Lookup("index", 100))
     core.on_connected(Link(1, 0), 0)
     receiver = FrameReceiver(
         allowed=FROM_BROKERS, scratch=memoryview(bytearray(SCRATCH_BYTES)), control_bytes_max=CONTROL_BYTES_MAX
     )
-    handed: list[Batch] = []
+    delivered: list[Batch] = []
     at, now = 0, 0
     while at < len(data) and core.failed is None:
         buffer = receiver.get_buffer()
@@ -171,13 +172,13 @@ def _subscriber(data: bytes) -> str:
             if isinstance(event, FetchedReceived):
                 asked = core._request.under_way
                 core.on_fetched(1, event._replace(request=asked.request if asked else 0), now)
-            handed += core.take_batches(100, now)
-    return _checked(handed, core.failed)
+            delivered += core.take_batches(100, now)
+    return _checked(delivered, core.failed)
 
 
-def _checked(handed: list[Batch], failed: EmbarcaderoError | None) -> str:
+def _checked(delivered: list[Batch], failed: EmbarcaderoError | None) -> str:
     position = 100
-    for batch in handed:
+    for batch in delivered:
         if batch.gap is not None and batch.gap.kind is not GapKind.SKIPPED:
             position = max(position, batch.gap.stop)
             continue
@@ -190,7 +191,7 @@ def _checked(handed: list[Batch], failed: EmbarcaderoError | None) -> str:
                 ask()
             except EmbarcaderoError:
                 continue
-    return f"{min(len(handed), 4)} handed on, then {failed and type(failed).__name__}"
+    return f"{min(len(delivered), 4)} delivered, then {failed and type(failed).__name__}"
 
 
 # --- one entry --------------------------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ def _mend_entry(data: bytes, rng: Random) -> bytes:
 
 
 def _entry_batch(data: bytes) -> str:
-    """A batch of any entry: nothing about it but typed errors."""
+    """Use a batch of any entry: all errors must be typed."""
     if len(data) < ORDER.itemsize:
         return "short"
     entry = np.frombuffer(data[: ORDER.itemsize], dtype=ORDER)
@@ -240,7 +241,7 @@ PAYLOAD: Final = (
            memory_bytes=_DECODED),
     Target("entries-and-payloads", "a batch of any order entry, as a reader gets it", _entry_batches, _entry_batch,
            mend=_mend_entry, memory_bytes=_DECODED),
-    Target("subscriber", "answers of brokers to a subscriber: only what continues is handed on", _answers, _subscriber,
+    Target("subscriber", "answers of brokers to a subscriber: it delivers contiguous batches", _answers, _subscriber,
            mend=mend_frames, memory_bytes=_FETCHED_BYTES + _DECODED),
     Target("schemas", "Arrow schemas from outside", _schemas, _schema),
     Target("schema-texts", "schemas as people write them", lambda: [text.encode() for text in _TEXTS], _schema_text,

@@ -1,4 +1,4 @@
-"""The store: its records as values that make no sense, and its file, damaged."""
+"""The store: records with meaningless values, and a damaged file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embarcadero_proof.fuzz.tree import tree_mutation
 
 
 def _fill(store: Store) -> Directory:
-    """A directory with some of everything in it."""
+    """Fill a store with some records of each kind; return its directory."""
     directory = Directory(store, "0badcafe")
     member = directory.members.register(0, "127.0.0.1", 9092, 1)
     for replica in (0, 1):
@@ -72,7 +72,7 @@ def _mutate(data: bytes, rng: Random, _pool: Inputs) -> bytes:
 
 
 def _ask(directory: Directory) -> str:
-    """What roles and tools ask for."""
+    """Make the calls of roles and tools."""
     stored(directory)
     topics = directory.topics.all()
     for topic in topics:
@@ -94,14 +94,14 @@ def _ask(directory: Directory) -> str:
 
 
 def _store(data: bytes) -> str:
-    """A directory over values that make no sense: typed errors, also when it is started anew."""
+    """Use a directory over meaningless values: typed errors, also when a new generation begins."""
     store = MemoryStore()
     values = unpack(data)
     store.transact([], [Put(key, value) for key, value in values.items()])
     directory = Directory(store)
-    told = _ask(directory)
+    summary = _ask(directory)
     directory.begin_generation()
-    return told
+    return summary
 
 
 def _files() -> Inputs:
@@ -121,7 +121,7 @@ def _mutate_file(data: bytes, rng: Random, _pool: Inputs) -> bytes:
 
 
 def _file(data: bytes) -> str:
-    """A damaged store is refused, or what it returns is whole."""
+    """Open a damaged store: it is refused, or its contents are whole."""
     files = unpack(data)
     for old in folder().glob("hostile.sqlite*"):
         old.unlink()
@@ -134,6 +134,6 @@ def _file(data: bytes) -> str:
 
 
 PLACEMENT: Final = (
-    Target("store-records", "a directory over records that make no sense", _records, _store, _mutate, archive=True),
+    Target("store-records", "a directory over meaningless records", _records, _store, _mutate, archive=True),
     Target("store-files", "the store's SQLite file, damaged", _files, _file, _mutate_file, archive=True),
 )  # fmt: skip

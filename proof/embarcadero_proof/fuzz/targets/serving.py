@@ -1,4 +1,4 @@
-"""Whole conversations: a broker with a client that says anything, a publisher with a broker that does, and HTTP."""
+"""Whole conversations: a broker with a hostile client, a publisher with a hostile broker, and HTTP."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def _conversations() -> Inputs:
     wrong = [(at[0], 1, at[2]), (at[0], 0, 9), (at[0] + 1, 0, at[2])]
     session = {"session": 0, "count": 1}
     refer = [
-        reference_frame(staged, at, **session, session_seq=8), batch_frame(staged, **session, session_seq=9),
+        reference_frame(staged, at, **session, session_seq=8),
+        batch_frame(staged, **session, session_seq=9),
         *(reference_frame(staged, each, **session, session_seq=10) for each in wrong),
         reference_frame(raw_payload(2), at, **session, session_seq=11),
         reference_frame(staged, at, session=0, count=2, session_seq=12),
@@ -82,12 +83,12 @@ def _conversations() -> Inputs:
 
 
 def _topic_id(name: str) -> int:
-    """The id that a topic has in each run."""
+    """Return the id of a topic, which is the same in each run."""
     return next(topic.id for topic in World().directory.topics.all() if topic.name == name)
 
 
 def _talk(data: bytes, rng: Random, pool: Inputs) -> bytes:
-    """Mostly messages that are well formed and make no sense."""
+    """Make mostly messages that are well formed and meaningless."""
     choice = rng.random()
     if choice < 0.2:
         return data + rng.choice(pool)
@@ -101,7 +102,7 @@ def _talk(data: bytes, rng: Random, pool: Inputs) -> bytes:
 
 
 def _frame_starts(data: bytes) -> list[int]:
-    """Where the control frames at the start of an input begin."""
+    """Return the starts of the control frames at the beginning of an input."""
     starts, at = [0], 0
     while len(data) > at + _BODY_AT and data[at + 3] == FrameKind.CONTROL:
         starts.append(at)
@@ -110,7 +111,7 @@ def _frame_starts(data: bytes) -> list[int]:
 
 
 def _broker(data: bytes) -> str:
-    """Whatever one client says, the broker goes on, and still serves another one."""
+    """Check that a broker survives any input of one client, and still serves another one."""
     world = World()
     world.work()
     send(world.connect(), batch_frame(raw_payload(1), lane=2, session=0, count=1))  # for references
@@ -148,16 +149,18 @@ def _messages(chunks: list[Any]) -> list[Any]:
 
 
 def _answers(chunks: list[Any]) -> str:
-    told = []
+    found = []
     for event in _events(chunks):
         if isinstance(event, ControlReceived):
-            said = event.message
-            told.append(f"{said.code} {said.message}" if isinstance(said, messages.Failed) else type(said).__name__)
+            message = event.message
+            found.append(
+                f"{message.code} {message.message}" if isinstance(message, messages.Failed) else type(message).__name__
+            )
         elif isinstance(event, AcksReceived):
-            told += [f"outcome {outcome}" for outcome in event.acks["outcome"].tolist()[:3]]
+            found += [f"outcome {outcome}" for outcome in event.acks["outcome"].tolist()[:3]]
         else:
-            told.append(type(event).__name__)
-    return " ".join(told[:6])
+            found.append(type(event).__name__)
+    return " ".join(found[:6])
 
 
 # --- a publisher and any broker ---------------------------------------------------------------------------------------
@@ -168,13 +171,13 @@ def _broker_says() -> Inputs:
     made["session_seq"], made["index"], made["seq"] = range(3), range(10, 13), range(50, 53)
     others = [codec.control_frame(message, 1) for message in MESSAGES]
     start = codec.control_frame(opened, 1) + codec.credit_frame(1 << 24)
-    says = [start + codec.ack_frame(made), start + codec.ack_frame(acks(30)), *others, start + codec.full_frame(),
+    talks = [start + codec.ack_frame(made), start + codec.ack_frame(acks(30)), *others, start + codec.full_frame(),
             start + others[4] + codec.ack_frame(made)]  # fmt: skip
-    return [bytes([order]) + said for said in says for order in (0, 2)]
+    return [bytes([order]) + each for each in talks for order in (0, 2)]
 
 
 def _publisher(data: bytes) -> str:
-    """A publisher that gets any frames settles each batch at most once, with a position or a typed error."""
+    """Check that a publisher settles each batch at most once, with a position or a typed error, after any frames."""
     core = PublisherCore(PublisherSettings(
         topic="t", window_bytes=1 << 20, resend_after_us=5_000, delivery_timeout_us=10**9,
         order=data[0] % 3 if data else Order.TOTAL, durable=len(data) % 2 == 0, replicated=len(data) % 3 == 0,
@@ -212,7 +215,7 @@ def _requests() -> Inputs:
 
 
 class _Writer:
-    """What an endpoint answers with."""
+    """Collects an endpoint's answer."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -236,7 +239,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _http(data: bytes) -> str:
-    """An answer that is HTTP, or none."""
+    """Check that an answer is HTTP, if there is one."""
     writer = _Writer()
 
     async def serve() -> None:
@@ -257,7 +260,7 @@ _words: Final = (
     b"\r\n", b"\r\n\r\n", b" HTTP/1.1", b"?", b" " * 9_000,
 )  # fmt: skip
 SERVING: Final = (
-    Target("broker", "a broker, and a client that says anything", _conversations, _broker, _talk, mend_frames,
+    Target("broker", "a broker with a hostile client", _conversations, _broker, _talk, mend_frames,
            memory_bytes=64 * MIB),
     Target("publisher", "answers of brokers to a publisher: each batch is settled once", _broker_says, _publisher,
            mend=lambda data, rng: data[:1] + mend_frames(data[1:], rng), memory_bytes=_FETCHED_BYTES),

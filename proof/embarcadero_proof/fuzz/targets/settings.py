@@ -1,4 +1,4 @@
-"""What people and programs write: configuration, cluster.json, names, roles, addresses, times, options, offsets."""
+"""Text from people and programs: configuration, cluster.json, names, roles, addresses, times, options, offsets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _config_file(data: bytes) -> str:
     path = folder() / "embarcadero.yaml"
     path.write_bytes(data)
     config = resolve(path, environ={}).config()
-    agree(load(config) == config, "a configuration changes when it is taken as it is")
+    agree(load(config) == config, "a configuration changes when it is loaded again")
     return "fine"
 
 
@@ -63,7 +63,7 @@ def _environments() -> Inputs:
 
 
 def _environment(data: bytes) -> str:
-    """Variables and flags, a line each."""
+    """Parse variables and flags, one per line."""
     environ: dict[str, str] = {}
     flags: dict[str, Given] = {}
     for line in data.decode(errors="replace").split("\n")[:200]:
@@ -98,12 +98,12 @@ def _place_files() -> Inputs:
 
 
 def _place_file(data: bytes) -> str:
-    """Files that make no sense are left out."""
-    places = folder() / "watch"
-    places.mkdir(exist_ok=True)
-    (places / "node.json").write_bytes(data)
+    """Read endpoint files; invalid ones are left out."""
+    endpoints = folder() / "watch"
+    endpoints.mkdir(exist_ok=True)
+    (endpoints / "node.json").write_bytes(data)
     found = EndpointFiles(folder()).read()
-    return f"{len(found)} read, {[len(place.url) for place in found]}"
+    return f"{len(found)} read, {[len(endpoint.url) for endpoint in found]}"
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -119,10 +119,10 @@ def _offset(text: str) -> object:
     from embarcadero.spark.read.options import parse_stream_offset, spans
 
     try:
-        told = json.loads(text)
+        offset = json.loads(text)
     except (ValueError, RecursionError):
-        raise BadValue("no JSON") from None
-    found = parse_stream_offset(told)
+        raise BadValue("it is not JSON") from None
+    found = parse_stream_offset(offset)
     agree(parse_stream_offset(found.json()) == found, "an offset changes when it is written and parsed again")
     return sum(len(spans(each.without_cuts(), each)) for each in found.topics.values())
 
@@ -147,7 +147,7 @@ _SPARK: Final[tuple[tuple[Callable[[str], object], tuple[str, ...]], ...]] = (
         ),
     ),
 )  # fmt: skip
-"""What Spark keeps and gives, where PySpark is."""
+"""Spark's texts, where PySpark is installed."""
 if find_spec("pyspark") is not None:
     _PARSERS = (*_PARSERS, *_SPARK)
 
@@ -157,7 +157,7 @@ def _texts() -> Inputs:
 
 
 def _text(data: bytes) -> str:
-    """The first byte chooses the parser of the rest."""
+    """Parse a text; its first byte chooses the parser."""
     number = (data[0] if data else 0) % len(_PARSERS)
     _PARSERS[number][0](data[1:].decode(errors="replace"))
     return f"parser {number}"
@@ -173,7 +173,7 @@ SETTINGS: Final = (
     Target("config-values", "environment and flags", _environments, _environment,
            words=(*_WORDS, PREFIX.encode(), b"=", b"\n")),
     Target("cluster-files", "cluster.json", _cluster_files, _cluster_file, tree_mutation(msgspec.json)),
-    Target("watch-files", "where nodes say they can be watched", _place_files, _place_file,
+    Target("watch-files", "files with the metrics endpoints of nodes", _place_files, _place_file,
            tree_mutation(msgspec.json)),
     Target("texts", "names, roles, addresses, times, options and offsets of Spark", _texts, _text, _mutate_text),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A replica's files after an accident, or changes by hand: recovery, readers, verification, repair."""
+"""A replica's files after an accident, or after changes by hand: recovery, readers, verification, repair."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SETTINGS: Final = RangeSettings(cluster=CLUSTER, segment_bytes=4_096, index_ever
 # --- the one true order -----------------------------------------------------------------------------------------------
 @cache
 def truth() -> tuple[Entries, list[bytes]]:
-    """Records as they were ordered: whatever is served must be one of these, at its position."""
+    """Return records of the true order: every served record must be one of these, at its position."""
     rng = Random(5)
     entries, payloads, seq = np.zeros(COUNT, dtype=ORDER), [], START_SEQ
     for number in range(COUNT):
@@ -81,7 +81,7 @@ def _written(count: int, sealed: bool = False, dropped: int = 0) -> PlainDisk:
 
 @cache
 def session_table() -> bytes:
-    """A real checkpoint of a lane's sessions."""
+    """Return a real checkpoint of a lane's sessions."""
     fabric = PlainFabric()
     order = LaneOrder(Topic(name="t", lane=LANE), SessionTable(16), ReorderBuffer(8))
     for handle in (0, 1):
@@ -98,7 +98,7 @@ def _folders() -> Inputs:
 
 # --- mending ----------------------------------------------------------------------------------------------------------
 def mend_file(name: str, data: bytes, rng: Random) -> bytes:
-    """A changed file with checksums that fit: of headers, footers, entries, places, identities, folder."""
+    """Correct the checksums of a changed file: of headers, footers, entries, start and mark files, identities."""
     if name.endswith(layout.LOG):
         return _mend_segment(data, rng)
     if name.endswith(IDENTITY_FILE):
@@ -144,7 +144,7 @@ def _mend_identity(data: bytes) -> bytes:
 
 
 def _mend_checkpoint(data: bytes) -> bytes:
-    """Both headers: that of the file, and that of the table in it."""
+    """Correct both headers: the file's, and the table's in it."""
     if len(data) < LINE_BYTES + 128:
         return data
     head, table = bytearray(data[:LINE_BYTES]), bytearray(data[LINE_BYTES:])
@@ -158,7 +158,7 @@ def _mend_checkpoint(data: bytes) -> bytes:
 
 # --- recovery ---------------------------------------------------------------------------------------------------------
 def _serve(reader: RangeReader, first: int, end: int, true: bool) -> tuple[set[int], set[str]]:
-    """Which records a reader gives; each must be the true one. What it can't give is a typed error."""
+    """Read with a reader; each record must be the true one. Missing records must be typed errors."""
     entries, payloads = truth()
     given: set[int] = set()
     refused: set[str] = set()
@@ -174,11 +174,11 @@ def _serve(reader: RangeReader, first: int, end: int, true: bool) -> tuple[set[i
             index += 1
             continue
         for number, entry in enumerate(found):
-            place = index - START + number
+            row = index - START + number
             agree(int(entry["index"]) == index + number, f"asked for {index + number}, got {entry['index']}")
             if true:
-                same = 0 <= place < COUNT and entry.tobytes() == entries[place].tobytes()
-                same = same and bytes(contents[number]) == payloads[place]
+                same = 0 <= row < COUNT and entry.tobytes() == entries[row].tobytes()
+                same = same and bytes(contents[number]) == payloads[row]
                 agree(same, f"record {index + number} is not the true one")
             given.add(index + number)
         index += len(found)
@@ -186,27 +186,27 @@ def _serve(reader: RangeReader, first: int, end: int, true: bool) -> tuple[set[i
 
 
 def _recover(data: bytes) -> str:
-    """Recovery serves true records; what it does not serve below its end is noted as damage, and a peer repairs it."""
+    """Check that recovery serves true records, and records the rest below its end as damage, which a peer repairs."""
     files = unpack(data)
     disk, true = PlainDisk(files), MENDED not in files
     log = _log(disk)
     low, high = log.first, min(log.end, START + 2 * COUNT)
     given, refused = _serve(RangeReader(disk, FOLDER, LANE, NUMBER, START), max(START, low), high, true)
-    vouched = true and _vouched(files)
-    if vouched:  # behind damage in a segment that is not finished a reader may find nothing before it is repaired
+    intact = true and _footers_intact(files)
+    if intact:  # after damage in an unfinished segment a reader may find nothing until the repair
         missing = set(range(max(START, low), high)) - given
         hurt = min((one.first for one in log.damage), default=high)
-        agree(not missing or min(missing) >= hurt, f"{sorted(missing)[:4]} are neither served nor noted as damage")
+        agree(not missing or min(missing) >= hurt, f"{sorted(missing)[:4]} are neither served nor recorded as damage")
     again = _log(disk)
-    agree((again.end, again.first) == (log.end, log.first), "a second recovery finds something else")
-    healed = true and _repaired(disk, again, vouched)
+    agree((again.end, again.first) == (log.end, log.first), "a second recovery has another result")
+    healed = true and _repaired(disk, again, intact)
     return f"{len(log.damage)} damaged, {sorted(refused)}, {log.sealed}, {healed}"
 
 
-def _vouched(files: Files) -> bool:
-    """Whether no segment with a footer was changed: those are trusted until they are read or scrubbed.
+def _footers_intact(files: Files) -> bool:
+    """Return whether no segment with a footer was changed: those are trusted until they are read or scrubbed.
 
-    A damaged header that can be made anew from the first record is as good as a whole one.
+    A damaged header that can be rebuilt from the first record counts as whole.
     """
     whole = [unpack(one) for one in _pristine()]
     for name, data in files.items():
@@ -225,8 +225,8 @@ def _pristine() -> tuple[bytes, ...]:
     return tuple(_folders())
 
 
-def _repaired(disk: PlainDisk, log: RangeLog, vouched: bool) -> bool:
-    """With a good peer a copy becomes whole again, or still says what it lacks."""
+def _repaired(disk: PlainDisk, log: RangeLog, intact: bool) -> bool:
+    """Return whether a copy becomes whole with a good peer; otherwise it must still report its missing records."""
     peer = RangeReader(PlainDisk(unpack(_pristine()[1])), FOLDER, LANE, NUMBER, START)
     try:
         for damage in list(log.damage):
@@ -242,13 +242,13 @@ def _repaired(disk: PlainDisk, log: RangeLog, vouched: bool) -> bool:
         log.close()
     first, end = max(START, log.first), min(START + COUNT, log.end)
     given, _ = _serve(RangeReader(disk, FOLDER, LANE, NUMBER, START), first, end, true=True)
-    if vouched and not log.damage:
-        agree(len(given) == max(0, end - first), "a repaired copy lacks records, and does not know it")
+    if intact and not log.damage:
+        agree(len(given) == max(0, end - first), "a repaired copy lacks records, and does not report it")
     return not log.damage
 
 
 def _read(data: bytes) -> str:
-    """A reader in another process, over files that were not recovered; lookups, too."""
+    """Read as in another process, over files that were not recovered, and search by seq and time."""
     files = unpack(data)
     disk, true = PlainDisk(files), MENDED not in files
     reader = RangeReader(disk, FOLDER, LANE, NUMBER, START)
@@ -263,14 +263,14 @@ def _read(data: bytes) -> str:
                 refused.add(type(error).__name__)
     try:
         points, _ = reader.points(START, START + COUNT, 700, SCAN_BYTES)
-        agree(all(point.bytes >= 0 for point in points), "a piece of less than nothing")
+        agree(all(point.bytes >= 0 for point in points), "a piece with a negative size")
     except EmbarcaderoError as error:
         refused.add(type(error).__name__)
     return f"{len(given) // 12} dozen, {sorted(refused)}"
 
 
 def _verify(data: bytes) -> str:
-    """Offline verification of a replica's folder finds things, and never fails over them."""
+    """Verify a replica's folder offline, which finds damage and never fails."""
     report = verify_folder(PlainDisk(unpack(data)), "")
     return f"{min(report.errors, 3)} errors"
 
@@ -287,7 +287,7 @@ def _mend_identity_target(data: bytes, _rng: Random) -> bytes:
 
 
 def _sessions(data: bytes) -> str:
-    """A checkpoint file: the table in it becomes a lane's sessions, or it is damaged."""
+    """Restore a checkpoint file: its table becomes a lane's sessions, or it is damaged."""
     lane = layout.lane_folder(LANE)
     disk = PlainDisk({f"{lane}/sessions-{START + 3:020d}.checkpoint": data})
     found = folder.newest_checkpoint(disk, lane, START + 9, (TOPIC_ID,))
@@ -316,6 +316,6 @@ STORAGE: Final = (
     Target("verify", "offline verification of a replica's folder", _folders, _verify, _folder_mutation, archive=True),
     Target("session-checkpoints", "session tables on disk, restored", _checkpoint_files, _sessions,
            mend=lambda data, _rng: _mend_checkpoint(data)),
-    Target("identities", "whose folder this is", lambda: [_written(0).files[IDENTITY_FILE]], _identity,
+    Target("identities", "the identity of a replica's folder", lambda: [_written(0).files[IDENTITY_FILE]], _identity,
            mend=_mend_identity_target),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Files of a topic's table: Parquet that was damaged since, and what our own footer says about it."""
+"""Files of a topic's table: damaged Parquet, and our own footer in it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CHECK_CHARS: Final = 8
 
 @cache
 def _written() -> tuple[Path, Any, bytes]:
-    """A real file of a table: where it is, what it is, its bytes."""
+    """Write a real file of a table; return its path, its description, its bytes."""
     payloads = [raw_payload(count) if count else b"" for count in _COUNTS]
     entries = entries_for(payloads, _COUNTS)
     batches = [
@@ -47,11 +47,11 @@ def _written() -> tuple[Path, Any, bytes]:
 
 
 class _Table(TopicTable):
-    """A table of one file, without the metadata that would name it."""
+    """A table of one file, without the metadata that would normally name it."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of all tables of raw records."""
+        """Columns of all tables of raw records."""
         return table_schema(RAW, control=True)
 
 
@@ -73,8 +73,8 @@ _COLUMNS: Final = ["_index", "_seq", "_kind", "_session", "key", "value", "times
 
 
 def _other_footer(data: bytes) -> bool:
-    """Whether more than one byte of Parquet's footer is another one. It has no checksum: it may name pages of another
-    column, which are whole. A single byte that is wrong has to be noticed."""
+    """Return whether more than one byte of Parquet's footer differs. The footer has no checksum: it may name pages of
+    another column, which are whole. A single wrong byte must be noticed."""
     whole = _written()[2]
     size = int.from_bytes(whole[-8:-4], "little") + 8
     mine, theirs = whole[-size:], data[-size:]
@@ -82,7 +82,7 @@ def _other_footer(data: bytes) -> bool:
 
 
 def _file(data: bytes) -> str:
-    """The true rows, or a typed error that names the file."""
+    """Read the true rows, or raise a typed error that names the file."""
     _truth()
     _written()[0].write_bytes(data)
     found = _rows(_COLUMNS)
@@ -112,7 +112,7 @@ def _footer(data: bytes) -> str:
 
 
 def _mutate(data: bytes, rng: Random, pool: Inputs) -> bytes:
-    """Half of the changes go to Parquet's own footer: the rest has checksums."""
+    """Change a file, half of the time in Parquet's own footer: the rest has checksums."""
     if rng.random() < 0.5 and len(data) > 12:
         size = int.from_bytes(data[-8:-4], "little")
         at = max(4, len(data) - 8 - size)
@@ -123,5 +123,5 @@ def _mutate(data: bytes, rng: Random, pool: Inputs) -> bytes:
 TIER: Final = (
     Target("tier-files", "Parquet files of a topic's table", lambda: [_written()[2]], _file, _mutate,
            memory_bytes=128 * MIB),
-    Target("tier-footers", "what a file of a table says about itself", _footers, _footer, mend=_mend_footer),
+    Target("tier-footers", "our own footer in a file of a table", _footers, _footer, mend=_mend_footer),
 )  # fmt: skip

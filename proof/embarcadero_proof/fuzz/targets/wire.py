@@ -31,7 +31,7 @@ from embarcadero.wire.codec import (
 )
 from embarcadero_proof.fuzz.mutate import mutated
 from embarcadero_proof.fuzz.samples import MESSAGES, acks, batch_frame, fetched_frame, raw_payload, reference_frame
-from embarcadero_proof.fuzz.target import Inputs, Target, agree, told
+from embarcadero_proof.fuzz.target import Inputs, Target, agree, comparable
 from embarcadero_proof.fuzz.tree import tree_mutation
 
 FROM_CLIENTS: Final = frozenset({FrameKind.CONTROL, FrameKind.BATCH})
@@ -61,7 +61,7 @@ class _Peer:
         return memoryview(self._admitted[-1])
 
     def plain(self, event: Event) -> Any:
-        """An event as something that can be compared."""
+        """Return an event in a form that can be compared."""
         if isinstance(event, AcksReceived):
             return "acks", event.acks.tobytes()
         if isinstance(event, FetchedReceived):
@@ -73,18 +73,19 @@ class _Peer:
 
 
 def _named(body: bytes) -> tuple[Any, ...]:
-    """What the body of a batch by reference names, or why it can't be read."""
+    """Return the reference in the body of a batch, or the reason why it can't be parsed."""
     try:
         reference = codec.parse_reference(body)
     except EmbarcaderoError as error:
-        return told(error)
-    agree(codec.parse_reference(codec.reference_body(reference)) == reference, "a reference changes when it is sent on")
-    agree(0 < reference.size <= FRAME_BYTES_MAX, "a reference to more than a frame may have")
+        return comparable(error)
+    again = codec.parse_reference(codec.reference_body(reference))
+    agree(again == reference, "a reference changes when it is encoded again")
+    agree(0 < reference.size <= FRAME_BYTES_MAX, "a reference to more bytes than a frame may have")
     return reference
 
 
 def received(data: bytes, sizes: list[int], allowed: frozenset[FrameKind], control_bytes_max: int) -> Seen:
-    """What a receiver makes of bytes that arrive in reads of these sizes, then as many as fit at once."""
+    """Return a receiver's events for bytes that arrive in reads of these sizes, then in reads as large as possible."""
     peer = _Peer(allowed, control_bytes_max)
     events: list[Any] = []
     at, number = 0, 0
@@ -97,12 +98,12 @@ def received(data: bytes, sizes: list[int], allowed: frozenset[FrameKind], contr
         try:
             events += map(peer.plain, peer.receiver.received(size))
         except EmbarcaderoError as error:
-            return events, told(error)
+            return events, comparable(error)
     return events, None
 
 
 def _run(data: bytes, allowed: frozenset[FrameKind], control_bytes_max: int) -> str:
-    """However bytes arrive, the same events or the same error; a read that fails drops what came before it."""
+    """Check that bytes give the same events or error in any pieces; a failing read drops its earlier events."""
     rng = Random(crc32(data))
     whole = received(data, [], allowed, control_bytes_max)
     ways = [[rng.choice((1, 3, 16, 17, 64, 200, 5_000)) for _ in range(_PIECES_MAX)]]
@@ -110,7 +111,7 @@ def _run(data: bytes, allowed: frozenset[FrameKind], control_bytes_max: int) -> 
         ways.append([1] * len(data))
     for sizes in ways:
         events, error = received(data, sizes, allowed, control_bytes_max)
-        agree(error == whole[1], f"in pieces: {error}; at once: {whole[1]}")
+        agree(error == whole[1], f"in pieces: {error}; together: {whole[1]}")
         agree(events == whole[0] if error is None else events[: len(whole[0])] == whole[0], "other events in pieces")
     return f"{min(len(whole[0]), 3)} events, then {' '.join(whole[1]) if whole[1] else 'nothing'}"
 
@@ -144,11 +145,11 @@ def mend_frames(data: bytes, rng: Random) -> bytes:
 def _mend_long(frame: bytearray, kind: FrameKind, rng: Random) -> None:
     if kind is FrameKind.FETCHED:
         row = np.frombuffer(frame, dtype=FETCHED_HEADER, count=1)
-        room = (len(frame) - 64) // 64
-        if row["count"][0] > room and rng.random() < 0.8:
-            frame[32:36] = room.to_bytes(4, "little")
+        space = (len(frame) - 64) // 64
+        if row["count"][0] > space and rng.random() < 0.8:
+            frame[32:36] = space.to_bytes(4, "little")
             row = np.frombuffer(frame, dtype=FETCHED_HEADER, count=1)
-        count = min(int(row["count"][0]), room)
+        count = min(int(row["count"][0]), space)
         if count and rng.random() < 0.9:
             entries = np.frombuffer(bytes(frame[64 : 64 + 64 * count]), dtype=ORDER).copy()
             frame[64 : 64 + 64 * count] = seal(entries).tobytes()
@@ -186,15 +187,15 @@ def _bodies() -> Inputs:
 
 
 def _control(data: bytes) -> str:
-    """A message that is taken says the same when it is sent on."""
+    """Check that an accepted message is unchanged after it is encoded again."""
     message = codec.decode_control(data)
     frame = codec.control_frame(message)
-    agree(codec.control_frame(codec.decode_control(frame[16:])) == frame, "a message changes when it is sent on")
+    agree(codec.control_frame(codec.decode_control(frame[16:])) == frame, "a message changes when it is encoded again")
     return type(message).__name__
 
 
 def _frames(data: bytes, rng: Random, pool: Inputs) -> bytes:
-    """Frames are put one after another, too."""
+    """Mutate frames, or put several one after another."""
     if rng.random() < 0.15:
         return data + rng.choice(pool)
     return mutated(data, rng, pool)
@@ -202,12 +203,12 @@ def _frames(data: bytes, rng: Random, pool: Inputs) -> bytes:
 
 _FETCHED_BYTES = FETCH_BYTES_MAX + FRAME_BYTES_MAX + MIB
 WIRE: Final = (
-    Target("frames-from-strangers", "a broker's receiver before hello: nothing large is held", _from_clients,
+    Target("frames-from-strangers", "a broker's receiver before hello: nothing large is buffered", _from_clients,
            lambda data: _run(data, FROM_CLIENTS, HELLO_BYTES_MAX), _frames, mend_frames),
     Target("frames-from-clients", "a broker's receiver; whole, in pieces, byte by byte", _from_clients,
            lambda data: _run(data, FROM_CLIENTS, CONTROL_BYTES_MAX), _frames, mend_frames),
     Target("frames-from-brokers", "a client's receiver; whole, in pieces, byte by byte", _from_brokers,
            lambda data: _run(data, FROM_BROKERS, CONTROL_BYTES_MAX), _frames, mend_frames, memory_bytes=_FETCHED_BYTES),
-    Target("control-messages", "every control message, decoded and sent on", _bodies, _control,
+    Target("control-messages", "every control message, decoded and encoded again", _bodies, _control,
            tree_mutation(msgspec.msgpack)),
 )  # fmt: skip
