@@ -1,1 +1,1 @@
-"""Measurements: always as ratios to what this machine can do raw, in the same run, repeated, with their spread."""
+"""Benchmarks: always as ratios to the raw speed of this machine, in the same run, repeated, with their spread."""

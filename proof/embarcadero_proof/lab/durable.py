@@ -1,7 +1,7 @@
-"""What durability costs, against the bare disk: bytes and fdatasync, in the same folder, in the same run.
+"""The cost of durability, against the bare disk: writes and fdatasync, in the same folder, in the same run.
 
-The bare disk writes what three replicas write, one after the other, in pieces of 16 MiB. Round trips are taken in turns
-with a bare 1 KiB write and fdatasync, so that both meet the same noise.
+The bare disk writes the same bytes as three replicas, one after the other, in pieces of 16 MiB. Round trips alternate
+with a bare 1 KiB write and fdatasync, so that both have the same noise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from embarcadero_proof.lab.processes import cluster_with
 from embarcadero_proof.lab.publish import payload_bytes, publish_throughput
 from embarcadero_proof.lab.settings import Settings
 from embarcadero_proof.lab.team import Seat, alone
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
 _PIECE: Final = 16 * MIB
 _TURN: Final = 50
@@ -42,7 +42,7 @@ def _file(folder: Path, name: str) -> Iterator[int]:
 
 
 def bare_writes(folder: Path, total: int, copies: int) -> float:
-    """Bytes per second of `total` bytes that are written and synced `copies` times, one after the other."""
+    """Return the bytes per second of `total` bytes, written and synced `copies` times, one after the other."""
     piece = np.random.default_rng(0).bytes(_PIECE)
     began = time.perf_counter()
     for copy in range(copies):
@@ -53,7 +53,7 @@ def bare_writes(folder: Path, total: int, copies: int) -> float:
     return -(-total // _PIECE) * _PIECE / (time.perf_counter() - began)
 
 
-def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
+def measure(settings: Settings, trial: Trial, announce: Announce) -> None:
     """Publish with ack 2 on 2 of 3 replicas on one disk; then round trips on 1 of 1 and on 2 of 3."""
     size = settings.batch_bytes[0]
     count = settings.records_in(size)
@@ -63,21 +63,23 @@ def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
     with cluster_with(settings.brokers, replicas=_COPIES, durable=5) as cluster:
         for what in trial.turned(("bare", "durable")):
             if what == "bare":
-                tell("bare writes, three times")
+                announce("bare writes, three times")
                 bare = bare_writes(cluster.data_dir, each * settings.publishers * frame, _COPIES)
             else:
-                tell("publish, ack 2, 2 of 3")
+                announce("publish, ack 2, 2 of 3")
                 published = publish_throughput(
                     cluster.addresses, "durable", settings.publishers, each, count, settings.record_bytes, ack=2
                 )
-        _round_trips(settings, trial, tell, cluster.addresses, cluster.data_dir, "2of3")
+        _round_trips(settings, trial, announce, cluster.addresses, cluster.data_dir, "2of3")
     trial.values |= {"bare_thrice": bare, "durable_publish": published, "durable_to_bare": published / bare}
     with cluster_with(settings.brokers, replicas=1, durable=5) as cluster:
-        _round_trips(settings, trial, tell, cluster.addresses, cluster.data_dir, "1of1")
+        _round_trips(settings, trial, announce, cluster.addresses, cluster.data_dir, "1of1")
 
 
-def _round_trips(settings: Settings, trial: Trial, tell: Tell, addresses: list[str], folder: Path, name: str) -> None:
-    tell(f"ack 2 round trips, {name}")
+def _round_trips(
+    settings: Settings, trial: Trial, announce: Announce, addresses: list[str], folder: Path, name: str
+) -> None:
+    announce(f"ack 2 round trips, {name}")
     acks, bare = alone(_in_turns, addresses, str(folder), settings.record_bytes, settings.round_trips)
     values = trial.values
     for kind, times in (("ack2", acks), ("bare_sync", bare)):
@@ -90,12 +92,12 @@ def _round_trips(settings: Settings, trial: Trial, tell: Tell, addresses: list[s
         )
 
 
-def _in_turns(seat: Seat, addresses: list[str], folder: str, size: int, rounds: int) -> tuple[list[float], list[float]]:  # noqa: ARG001 - it waits for no one
+def _in_turns(seat: Seat, addresses: list[str], folder: str, size: int, rounds: int) -> tuple[list[float], list[float]]:  # noqa: ARG001 - it does not wait for others
     return uvloop.run(_take_turns(addresses, Path(folder), size, rounds))
 
 
 async def _take_turns(addresses: list[str], folder: Path, size: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of each round trip: acks, bare write and fdatasync."""
+    """Return the seconds of each round trip: acks, and bare write with fdatasync."""
     import embarcadero as emb
 
     message, clock = bytes(size), time.perf_counter

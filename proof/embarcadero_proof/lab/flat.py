@@ -1,8 +1,8 @@
-"""Does a record cost the same when there are many? CPU and memory over more records, sessions and brokers.
+"""Whether the cost of a record stays the same at scale: CPU and memory over more records, sessions and brokers.
 
-CPU is that of all processes of the cluster, and of the publishers where they are the client library's; memory is the
-anonymous memory of the cluster's processes (for the sweep over brokers: of one broker). A row is the largest value of
-its curve divided by the smallest, minus one.
+CPU is that of all processes of the cluster, and of publishers that use the client library. Memory is the anonymous
+memory of the cluster's processes (for the sweep over brokers: of one broker). A row is the largest value of its curve
+divided by the smallest, minus one.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from embarcadero_proof.lab.processes import cluster_pids, cluster_with, cpu_seco
 from embarcadero_proof.lab.publish import records
 from embarcadero_proof.lab.settings import RECORD_OVERHEAD_BYTES, SMALL_RECORD_BYTES, Settings
 from embarcadero_proof.lab.team import Seat, Team
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
 _ACK_S = 120.0
 _IN_A_BATCH = BATCH_BYTES_DEFAULT // (SMALL_RECORD_BYTES + RECORD_OVERHEAD_BYTES)
 _IN_A_SMALL_BATCH = 100
-_AT_ONCE = 512  # batches of all sessions that are without ack
+_AT_ONCE = 512  # batches of all sessions without an ack
 
 Point = tuple[float, float]
-"""CPU seconds a record, bytes of memory."""
+"""CPU seconds per record, bytes of memory."""
 
 
 def _publisher(seat: Seat, addresses: list[str], topic: str, parts: list[int]) -> float:
-    """Publishes one number of batches after the other; reports its own CPU time before each, and at the end."""
+    """Publish several numbers of batches, one after the other; report own CPU time before each, and at the end."""
     import embarcadero as emb
 
     batch = records(_IN_A_BATCH, SMALL_RECORD_BYTES)
@@ -49,7 +49,7 @@ def _publisher(seat: Seat, addresses: list[str], topic: str, parts: list[int]) -
 
 
 def _published(cluster: LocalCluster, topic: str, parts: list[int]) -> list[Point]:
-    """What each part cost: CPU of cluster and publisher per record, memory of the cluster afterwards."""
+    """Return the cost of each part: CPU of cluster and publisher per record, memory of the cluster afterwards."""
     pids = cluster_pids(cluster)
     used: list[float] = []
     memory: list[float] = []
@@ -67,9 +67,9 @@ def _published(cluster: LocalCluster, topic: str, parts: list[int]) -> list[Poin
     ]  # fmt: skip
 
 
-def _over_records(settings: Settings, tell: Tell) -> list[Point]:
-    """One long run; each point is the part since the point before. The first point also warms up, uncounted."""
-    tell("flat over records")
+def _over_records(settings: Settings, announce: Announce) -> list[Point]:
+    """Measure one long run; each point is the part since the point before. The first part only warms up."""
+    announce("flat over records")
     ends = [-(-count // _IN_A_BATCH) for count in settings.flat_records]
     parts = [ends[0], *(max(1, end - before) for before, end in pairwise(ends))]
     with cluster_with(settings.brokers, flat=5) as cluster:
@@ -77,7 +77,7 @@ def _over_records(settings: Settings, tell: Tell) -> list[Point]:
 
 
 async def _sessions(seat: Seat, addresses: list[str], topic: str, sessions: int, batches: int) -> None:
-    """Many publishers in one process, one batch each in turn; their sessions are open before it counts."""
+    """Run many publishers in one process, with one batch each in turn; open their sessions before the measurement."""
     import embarcadero as emb
 
     batch = records(_IN_A_SMALL_BATCH, SMALL_RECORD_BYTES)
@@ -104,13 +104,13 @@ def _many_sessions(seat: Seat, addresses: list[str], topic: str, sessions: int, 
     uvloop.run(_sessions(seat, addresses, topic, sessions, batches))
 
 
-def _over_sessions(settings: Settings, tell: Tell) -> list[Point]:
-    """One cluster, a topic for each point."""
+def _over_sessions(settings: Settings, announce: Announce) -> list[Point]:
+    """Measure one cluster, with a topic for each point."""
     topics = {f"flat{sessions}": 5 for sessions in settings.flat_sessions}
     points = []
     with cluster_with(settings.brokers, **topics) as cluster:
         for sessions in settings.flat_sessions:
-            tell(f"flat over sessions: {sessions:,}")
+            announce(f"flat over sessions: {sessions:,}")
             points.append(_with_sessions(settings, cluster, sessions))
     return points
 
@@ -128,7 +128,7 @@ def _with_sessions(settings: Settings, cluster: LocalCluster, sessions: int) -> 
 
 
 def _with_brokers(settings: Settings, brokers: int) -> Point:
-    """A fixed number of records; memory is that of one broker, on average."""
+    """Measure a fixed number of records; memory is that of one broker, on average."""
     batches = -(-settings.flat_records[len(settings.flat_records) // 2] // _IN_A_BATCH)
     with cluster_with(brokers, flat=5) as cluster:
         _, (cost, _) = _published(cluster, "flat", [1 + batches // 4, batches])  # the first part warms up
@@ -136,13 +136,13 @@ def _with_brokers(settings: Settings, brokers: int) -> Point:
         return cost, sum(map(private_bytes, pids)) / brokers
 
 
-def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """Three sweeps."""
-    _keep(trial, "records", settings.flat_records, _over_records(settings, tell))
-    _keep(trial, "sessions", settings.flat_sessions, _over_sessions(settings, tell))
+def measure(settings: Settings, trial: Trial, announce: Announce) -> None:
+    """Measure three sweeps."""
+    _keep(trial, "records", settings.flat_records, _over_records(settings, announce))
+    _keep(trial, "sessions", settings.flat_sessions, _over_sessions(settings, announce))
     points = []
     for brokers in settings.flat_brokers:
-        tell(f"flat over brokers: {brokers}")
+        announce(f"flat over brokers: {brokers}")
         points.append(_with_brokers(settings, brokers))
     _keep(trial, "brokers", settings.flat_brokers, points)
 

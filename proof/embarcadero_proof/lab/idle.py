@@ -1,4 +1,4 @@
-"""What a cluster costs that has nothing to do, and what a broker needs for many connections."""
+"""The cost of a cluster without work, and the memory of a broker with many connections."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from embarcadero_proof.lab.publish import records
 from embarcadero_proof.lab.settings import Settings
 from embarcadero_proof.lab.striped import StripedSession
 from embarcadero_proof.lab.team import Seat, Team
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
 _SETTLE_S = 1.0
 
 
-def measure_idle(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """CPU seconds per second of all processes of a cluster with a topic, after its start has settled."""
+def measure_idle(settings: Settings, trial: Trial, announce: Announce) -> None:
+    """Measure CPU seconds per second of all processes of a cluster with a topic, after its start has settled."""
     with cluster_with(settings.brokers, idle=5) as cluster:
-        tell("idle cluster")
+        announce("idle cluster")
         time.sleep(_SETTLE_S)
         pids = cluster_pids(cluster)
         began, used = time.perf_counter(), cpu_seconds(pids)
@@ -30,7 +30,7 @@ def measure_idle(settings: Settings, trial: Trial, tell: Tell) -> None:
 
 
 async def _connect(seat: Seat, address: str, topic: str, count: int, record_bytes: int) -> None:
-    """Connections that have each been used: a session, and a record of its own."""
+    """Open connections, and use each: a session, and a record in it."""
     payload = bytes(memoryview(encode_batch(records(1, record_bytes))))
     sessions = [StripedSession(payload, 1, random.Random(number)) for number in range(count)]
     for session in sessions:
@@ -47,10 +47,10 @@ def _crowd(seat: Seat, address: str, topic: str, count: int, record_bytes: int) 
     uvloop.run(_connect(seat, address, topic, count, record_bytes))
 
 
-def measure_memory(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """RssAnon of one broker before and with many connections to it."""
+def measure_memory(settings: Settings, trial: Trial, announce: Announce) -> None:
+    """Measure RssAnon of one broker before and with many connections to it."""
     with cluster_with(settings.brokers, crowd=5) as cluster, Team() as team:
-        tell(f"{settings.connections:,} connections")
+        announce(f"{settings.connections:,} connections")
         broker = next(found for found in cluster.report().brokers if found.id == 0)
         trial.values["memory_before"] = private_bytes(broker.pid)
         crowd = team.add(_crowd, broker.address, "crowd", settings.connections, settings.record_bytes)

@@ -1,6 +1,6 @@
-"""The round trip of one record: publish with ack 1 and no linger, in turns with a bare uvloop echo.
+"""The round trip of one record: publish with ack 1 and no linger, alternating with a bare uvloop echo.
 
-Both clients live in one event loop and take turns of 50, so that they meet the same noise.
+Both clients run in one event loop and alternate after 50 round trips, so that both have the same noise.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import uvloop
 from embarcadero_proof.lab.processes import cluster_with
 from embarcadero_proof.lab.settings import Settings
 from embarcadero_proof.lab.team import Seat, Team
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
 _TURN = 50
 _WARM_UP_TURNS = 2
 _POINTS = [*np.linspace(0, 0.99, 100).tolist(), 0.995, 0.999]
-"""Which quantiles a curve has."""
+"""The quantiles of a curve."""
 
 
 class _Echo(asyncio.Protocol):
-    """Sends back what it gets."""
+    """Sends back all bytes that it receives."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
@@ -39,17 +39,17 @@ class _Asker(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
-        self._left = 0
+        self._missing = 0
 
     def ask(self, message: bytes) -> asyncio.Future[None]:
-        self._left = len(message)
+        self._missing = len(message)
         self._answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport.write(message)
         return self._answer
 
     def data_received(self, data: bytes) -> None:
-        self._left -= len(data)
-        if not self._left:
+        self._missing -= len(data)
+        if not self._missing:
             self._answer.set_result(None)
 
 
@@ -59,14 +59,14 @@ async def _serve(sock: socket.socket) -> None:
 
 
 def _echo_server(seat: Seat) -> None:
-    """Reports its port, and answers until it is ended."""
+    """Report the port, and answer until the process is ended."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         seat.meet(sock.getsockname()[1])
         uvloop.run(_serve(sock))
 
 
 async def _in_turns(addresses: list[str], echo_port: int, size: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of each round trip: acks, echoes."""
+    """Return the seconds of each round trip: acks, echoes."""
     import embarcadero as emb
 
     message, clock = bytes(size), time.perf_counter
@@ -91,7 +91,7 @@ async def _in_turns(addresses: list[str], echo_port: int, size: int, rounds: int
 
 
 def with_threads(addresses: list[str], size: int, rounds: int) -> list[float]:
-    """Seconds of each round trip of the synchronous client."""
+    """Return the seconds of each round trip of the synchronous client."""
     import embarcadero as emb
 
     message, clock = bytes(size), time.perf_counter
@@ -110,16 +110,16 @@ def _client(seat: Seat, addresses: list[str], echo_port: int, size: int, rounds:
     return {"ack": acks, "echo": echoes, "ack_sync": with_threads(addresses, size, rounds)}
 
 
-def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """A cluster with default settings, an echo server, and one client process."""
+def measure(settings: Settings, trial: Trial, announce: Announce) -> None:
+    """Measure a cluster with default settings, an echo server, and one client process."""
     with cluster_with(settings.brokers, latency=5) as cluster, Team() as team:
-        tell("round trips, asyncio")
+        announce("round trips, asyncio")
         echo = team.add(_echo_server)
         port = echo.ready()
         echo.go()
         client = team.add(_client, cluster.addresses, port, settings.record_bytes, settings.round_trips)
         client.ready()
-        tell("round trips, threads")
+        announce("round trips, threads")
         client.go()
         found = client.result()
     for name, times in found.items():

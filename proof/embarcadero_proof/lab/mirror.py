@@ -1,4 +1,4 @@
-"""What a mirror costs: the same load on a cluster without and on one with a mirror, side by side."""
+"""The cost of a mirror: the same load on a cluster without and on one with a mirror, side by side."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from embarcadero_proof.lab.latency import with_threads
 from embarcadero_proof.lab.processes import cluster_pids, cpu_seconds
 from embarcadero_proof.lab.publish import payload_bytes, publish_throughput
 from embarcadero_proof.lab.settings import Settings
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
 _LOG_BYTES = 64 * MIB  # of each broker: there are two clusters at a time
 
 
-def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """Publish throughput of order 5 and round trips with ack 1; the order changes with each trial."""
-    place = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+def measure(settings: Settings, trial: Trial, announce: Announce) -> None:
+    """Measure publish throughput of order 5 and round trips with ack 1; the order changes with each trial."""
+    parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with (
-        tempfile.TemporaryDirectory(dir=place) as folder,
+        tempfile.TemporaryDirectory(dir=parent) as folder,
         _cluster(settings, "") as plain,
         _cluster(settings, folder) as mirrored,
     ):
         for name, cluster in trial.turned([("plain", plain), ("mirrored", mirrored)]):
-            tell(f"publish and round trips, {name}")
+            announce(f"publish and round trips, {name}")
             _measure_one(settings, trial, name, cluster)
     values = trial.values
     values["mirror_publish"] = values["mirrored_publish"] / values["plain_publish"]
@@ -40,7 +40,7 @@ def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
 
 @contextmanager
 def _cluster(settings: Settings, mirror: str) -> Iterator[LocalCluster]:
-    """A private cluster with topics for both measurements."""
+    """Run a private cluster with topics for both measurements."""
     import embarcadero as emb
 
     config = load(None, {"fabric.mirror": mirror})

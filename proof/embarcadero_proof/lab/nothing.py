@@ -1,6 +1,6 @@
-"""A Spark data source that reads nothing: the same few Arrow batches by turns, which is what Spark alone costs.
+"""A Spark data source that reads nothing: it repeats the same few Arrow batches, to measure the cost of Spark alone.
 
-It has the shape of what it is compared with: as many tasks, as many batches in each, and some of its own batches.
+It has the shape of the source that it is compared with: as many tasks, as many batches in each, and its own batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 
 def keep(batches: Sequence[pa.RecordBatch], path: str) -> None:
-    """Put batches where `Nothing` finds them."""
+    """Write batches to a file for `Nothing`."""
     with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, batches[0].schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
@@ -30,11 +30,11 @@ class Nothing(DataSource):
         return "nothing"
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature, here and below
-        """A batch read."""
+        """Return the reader of a batch."""
         return _Batches(self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        """A stream of one micro-batch."""
+        """Return the reader of a stream with one micro-batch."""
         return _Stream(self.options)
 
 

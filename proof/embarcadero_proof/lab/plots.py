@@ -27,7 +27,7 @@ Report = dict[str, Any]
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Draw what the report has figures for. Raises NotAvailable without matplotlib."""
+    """Draw the plots for which the report has figures. Raises NotAvailable without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -54,7 +54,7 @@ def _footer(report: Report) -> str:
 
 
 def _plain(axes: Any, title: str, pad: float = 10, size: float = 11) -> None:
-    """The look of all charts."""
+    """Apply the common style of all charts."""
     axes.set_title(title, loc="left", fontsize=size, fontweight="bold", color=_INK, pad=pad)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(_FAINT)
@@ -71,7 +71,7 @@ def _row_of(found: Report) -> Row:
 
 # --- figures against their targets ------------------------------------------------------------------------------------
 def _targets(figure: Any, report: Report) -> bool:
-    """One line a row: median and range as multiples of "at least"; the goal is a hollow diamond."""
+    """Draw one line per row: median and range as multiples of "at least"; the goal is a hollow diamond."""
     rows = [(_row_of(found), found) for found in report["rows"] if found["at_least"] and found["median"] is not None]
     if not rows:
         return False
@@ -80,16 +80,16 @@ def _targets(figure: Any, report: Report) -> bool:
     _plain(axes, 'Figures as multiples of "at least" (right is better; a diamond is the goal)')
     axes.axvspan(_SCORE_LEAST / 2, 1, color="#fbf1ef", zorder=0)
     axes.axvline(1, color=_BAD, linewidth=1)
-    for place, (row, found) in enumerate(rows):
+    for line, (row, found) in enumerate(rows):
         color = _VERDICTS[found["verdict"]]
         low, middle, high = (_clipped(row.score(found[name])) for name in ("min", "median", "max"))
-        axes.plot([low, high], [place, place], color=color, linewidth=5, alpha=0.3, solid_capstyle="round")
-        axes.plot(middle, place, "o", color=color, markersize=7)
-        axes.plot(_clipped(row.score(row.goal)), place, "D", mfc="white", mec=_FAINT, markersize=6)
+        axes.plot([low, high], [line, line], color=color, linewidth=5, alpha=0.3, solid_capstyle="round")
+        axes.plot(middle, line, "o", color=color, markersize=7)
+        axes.plot(_clipped(row.score(row.goal)), line, "D", mfc="white", mec=_FAINT, markersize=6)
         text = f"{row.show(found['median'])}   {row.bound(row.at_least)}, goal {row.bound(row.goal)[2:]}"
-        axes.text(1.01, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=color)
-        if place and rows[place - 1][0].family != row.family:
-            axes.axhline(place - 0.5, color=_BAND, linewidth=1)
+        axes.text(1.01, line, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=color)
+        if line and rows[line - 1][0].family != row.family:
+            axes.axhline(line - 0.5, color=_BAND, linewidth=1)
     axes.set_yticks(range(len(rows)), [row.what for row, _ in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xscale("log")
@@ -109,7 +109,7 @@ def _clipped(score: float) -> float:
 
 # --- round trips ------------------------------------------------------------------------------------------------------
 def _latency(figure: Any, report: Report) -> bool:
-    """Share of round trips that took at most so long: median over trials, range as a band."""
+    """Draw the share of round trips below each duration: median over trials, range as a band."""
     found = {name: _curves(report, name) for name in _LATENCIES}
     if not any(found.values()):
         return False
@@ -126,11 +126,11 @@ def _latency(figure: Any, report: Report) -> bool:
         summary = f"{label} ({_at(0.5, shares, middle):.2f}, {_at(0.99, shares, middle):.2f} ms)"
         axes.plot(middle, shares, color=color, linewidth=2, label=summary)
     bound = next((row for row in report["rows"] if row["key"] == "ack_p99"), None)
-    for name, place in (("at_least", "p99 at most"), ("goal", "goal for p99")):
+    for name, label in (("at_least", "p99 at most"), ("goal", "goal for p99")):
         if bound and bound[name]:
             at = bound[name] * 1e3
             axes.axvline(at, color=_FAINT, linestyle=(0, (4, 4)), linewidth=1)
-            text = f"{place} {at:g} ms"
+            text = f"{label} {at:g} ms"
             axes.text(at / 1.02, 0.03, text, rotation=90, ha="right", va="bottom", fontsize=8, color=_FAINT)
     axes.set_xscale("log")
     least, most = axes.get_xlim()
@@ -154,7 +154,7 @@ def _curves(report: Report, name: str) -> list[list[list[float]]]:
 
 # --- throughput -------------------------------------------------------------------------------------------------------
 def _throughput(figure: Any, report: Report) -> bool:
-    """GB/s by batch size: raw TCP and each order, side by side, with their ranges."""
+    """Draw GB/s by batch size: raw TCP and each order, side by side, with their ranges."""
     rows = {row["key"]: row for row in report["rows"] if row["median"] is not None}
     sizes = [size for size in sorted(report["settings"]["batch_bytes"]) if f"raw_{size}" in rows]
     if not sizes:
@@ -164,13 +164,13 @@ def _throughput(figure: Any, report: Report) -> bool:
     axes = figure.subplots()
     _plain(axes, "Publish throughput by order and batch size")
     width = 0.8 / len(shown)
-    for place, name in enumerate(shown):
+    for bar, name in enumerate(shown):
         label, color = _SERIES[name]
         for group, size in enumerate(sizes):
             if (row := rows.get(f"{name}_{size}")) is None:
                 continue
             low, middle, high = (row[key] / 1e9 for key in ("min", "median", "max"))
-            at = group + (place - (len(shown) - 1) / 2) * width
+            at = group + (bar - (len(shown) - 1) / 2) * width
             axes.bar(at, middle, width * 0.9, color=color, label=label if not group else None)
             axes.plot([at, at], [low, high], color=_INK, linewidth=1)
             axes.annotate(
@@ -187,13 +187,13 @@ def _throughput(figure: Any, report: Report) -> bool:
 
 # --- flatness ---------------------------------------------------------------------------------------------------------
 def _flatness(figure: Any, report: Report) -> bool:
-    """CPU a record and memory over records, sessions and brokers; the band is 20 % around the middle."""
+    """Draw CPU per record and memory over records, sessions and brokers; the band is 20 % around the middle."""
     sweeps = [name for name in ("records", "sessions", "brokers") if _curves(report, f"flat_{name}_cpu")]
     if not sweeps:
         return False
     figure.set_size_inches(3.5 * len(sweeps), 6)
     figure.suptitle(
-        "What a record costs when there are many (the green band is 20 % wide)", x=0.01, ha="left", fontsize=11,
+        "The cost of a record at scale (the green band is 20 % wide)", x=0.01, ha="left", fontsize=11,
         fontweight="bold", color=_INK,
     )  # fmt: skip
     figure.get_layout_engine().set(h_pad=0.12)

@@ -1,4 +1,4 @@
-"""What a cluster under measurement is, and what its processes cost: CPU time and memory of other processes."""
+"""The cluster of a measurement, and the CPU time and memory of its processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FILES: Final = 65_536
 def cluster_with(
     brokers: int, *, replicas: int = 0, log_bytes: int | None = None, **orders: int
 ) -> Iterator[LocalCluster]:
-    """A private cluster with default settings, the same for all rows, and a topic for each name=order."""
+    """Run a private cluster with default settings, the same for all rows, and a topic for each name=order."""
     import embarcadero as emb
 
     with LocalCluster(brokers=brokers, replicas=replicas, log_bytes=log_bytes) as cluster:
@@ -31,17 +31,17 @@ def cluster_with(
 
 
 def cluster_pids(cluster: LocalCluster) -> list[int]:
-    """Process ids of the supervisor, the sequencer and all brokers."""
+    """Return the process ids of the supervisor, the sequencer and all brokers."""
     return [pid for pid in cluster.pids().values() if pid]
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """CPU time (user and system, all threads) that these processes have used so far."""
+    """Return the CPU time (user and system, all threads) of these processes so far."""
     return sum(time.clock_gettime((~pid << 3) | _CPU_CLOCK) for pid in pids)
 
 
 def private_bytes(pid: int) -> int:
-    """Anonymous memory of a process that is in RAM (RssAnon): what it needs beyond the shared fabric."""
+    """Return the anonymous memory of a process in RAM (RssAnon): its memory beyond the shared fabric."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * KIB
@@ -49,7 +49,7 @@ def private_bytes(pid: int) -> int:
 
 
 def allow_many_files() -> None:
-    """Raise our own limit of open files as far as we may; a cluster that we start inherits it."""
+    """Raise this process's limit of open files as far as possible; a cluster started by it inherits the limit."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if most == resource.RLIM_INFINITY else min(_FILES, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, wanted), most))

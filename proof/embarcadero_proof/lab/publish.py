@@ -14,21 +14,21 @@ from embarcadero_proof.lab.raw import raw_receive
 from embarcadero_proof.lab.rows import STRONG_PERCENTS, size_name
 from embarcadero_proof.lab.settings import Settings
 from embarcadero_proof.lab.team import Seat, Team
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
 _ACK_S = 120.0
 _ORDERS = (5, 2, 0)
-_SESSIONS = 10  # of each publisher process, where strong and weak ones share a topic
+_SESSIONS = 10  # of each publisher process, where strong and weak sessions share a topic
 
 
 def records(count: int, size: int) -> pa.RecordBatch:
-    """A batch of `count` records with values of `size` bytes."""
+    """Make a batch of `count` records with values of `size` bytes."""
     now_us = time.time_ns() // 1000
     return raw_batch([None] * count, [bytes(size)] * count, [None] * count, [now_us] * count)
 
 
 def payload_bytes(count: int, size: int) -> int:
-    """Bytes that such a batch has on the wire."""
+    """Return the bytes of such a batch on the wire."""
     return len(memoryview(encode_batch(records(count, size))))
 
 
@@ -61,7 +61,7 @@ def publish_throughput(
     ack: int = 1,
     orders: tuple[str | None, ...] = (None,),
 ) -> float:
-    """Bytes of batch payloads per second from the first publish to the last ack.
+    """Return the bytes of batch payloads per second from the first publish to the last ack.
 
     Each publisher process has a session of each of these orders, and uses them in turn.
     """
@@ -74,27 +74,27 @@ def publish_throughput(
     return float(total / (max(end for _, end in spans) - min(began for began, _ in spans)))
 
 
-def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """Raw TCP, then orders 5, 2 and 0 in one cluster, for each batch size; the order changes with each trial."""
+def measure(settings: Settings, trial: Trial, announce: Announce) -> None:
+    """Measure raw TCP, then orders 5, 2 and 0 in one cluster, for each batch size, in another order in each trial."""
     plans = []
     for size in trial.turned(settings.batch_bytes):
         count = settings.records_in(size)
         frame = payload_bytes(count, settings.record_bytes)
         batches = max(settings.brokers, settings.total_bytes // settings.publishers // frame)
         plans.append((size, count, batches))
-        tell(f"raw loopback TCP, {size_name(size)}")
+        announce(f"raw loopback TCP, {size_name(size)}")
         connections = settings.brokers * settings.publishers
         trial.values[f"raw_{size}"] = raw_receive(connections, frame, batches * settings.publishers)
     with cluster_with(settings.brokers, **{f"order{order}": order for order in _ORDERS}) as cluster:
         for size, count, batches in plans:
             for order in trial.turned(_ORDERS):
-                tell(f"publish, order {order}, {size_name(size)}")
+                announce(f"publish, order {order}, {size_name(size)}")
                 trial.values[f"order{order}_{size}"] = publish_throughput(
                     cluster.addresses, f"order{order}", settings.publishers, batches, count, settings.record_bytes,
                     orders=("total",) if order == Order.TOTAL else (None,),
                 )  # fmt: skip
             for percent in trial.turned(STRONG_PERCENTS):
-                tell(f"publish, order 2, {percent} % strong, {size_name(size)}")
+                announce(f"publish, order 2, {percent} % strong, {size_name(size)}")
                 strong = _SESSIONS * percent // 100
                 trial.values[f"strong{percent}_{size}"] = publish_throughput(
                     cluster.addresses, "order2", settings.publishers, batches, count, settings.record_bytes,
@@ -104,7 +104,7 @@ def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
 
 
 def _compare(trial: Trial, size: int) -> None:
-    """Ratios of what was measured side by side."""
+    """Compute ratios of figures that were measured side by side."""
     values = trial.values
     for order in (5, 2):
         values[f"order{order}_{size}_to_raw"] = values[f"order{order}_{size}"] / values[f"raw_{size}"]

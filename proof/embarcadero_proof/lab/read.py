@@ -10,21 +10,21 @@ from embarcadero_proof.lab.processes import cluster_with
 from embarcadero_proof.lab.publish import payload_bytes, publish_throughput
 from embarcadero_proof.lab.settings import Settings
 from embarcadero_proof.lab.team import Seat, alone
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
 _POLL_S = 30.0
 _PASSES = 3
 
 
 def reader(
-    seat: Seat,  # noqa: ARG001 - it waits for no one
+    seat: Seat,  # noqa: ARG001 - it does not wait for others
     addresses: list[str],
     topic: str,
     batches: int,
     passes: int = _PASSES,
     read: str = "ordered",
 ) -> float:
-    """Bytes per second over several passes from the earliest batch on, each batch decoded."""
+    """Return the bytes per second of several passes from the earliest batch on, each batch decoded."""
     import embarcadero as emb
 
     size, began = 0, 0.0
@@ -43,18 +43,18 @@ def reader(
         return size / (time.perf_counter() - began)
 
 
-def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """Publish as much as the brokers surely keep, then read it."""
+def measure(settings: Settings, trial: Trial, announce: Announce) -> None:
+    """Publish as much as the brokers certainly keep in memory, then read it."""
     batch_bytes = settings.batch_bytes[0]
     count = settings.records_in(batch_bytes)
     total = min(settings.total_bytes, settings.brokers * LOG_BYTES // 2)
     each = max(settings.brokers, total // settings.publishers // payload_bytes(count, settings.record_bytes))
     with cluster_with(settings.brokers, read=5) as cluster:
-        tell("publish, to be read")
+        announce("publish, to be read")
         published = publish_throughput(
             cluster.addresses, "read", settings.publishers, each, count, settings.record_bytes
         )
-        tell("ordered subscriber")
-        # each publisher published one batch more, to warm up
+        announce("ordered subscriber")
+        # each publisher published one more batch, to warm up
         read = alone(reader, cluster.addresses, "read", settings.publishers * (each + 1))
     trial.values |= {"read": read, "read_publish": published, "read_to_publish": read / published}

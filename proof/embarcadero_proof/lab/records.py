@@ -1,4 +1,4 @@
-"""Record by record in Python: `send()` of small records until all are acked, and `Batch.records()` of what is read."""
+"""Record by record in Python: `send()` of small records until all are acked, and `Batch.records()` of read batches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from embarcadero_proof.lab.processes import cluster_with
 from embarcadero_proof.lab.publish import records
 from embarcadero_proof.lab.settings import RECORD_OVERHEAD_BYTES, SMALL_RECORD_BYTES, Settings
 from embarcadero_proof.lab.team import Seat, alone
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
 _PATIENCE_S = 60.0
 _IN_A_BATCH = BATCH_BYTES_DEFAULT // (SMALL_RECORD_BYTES + RECORD_OVERHEAD_BYTES)
 
 
-def _send(seat: Seat, addresses: list[str], count: int) -> float:  # noqa: ARG001 - it waits for no one
-    """Records per second from the first `send()` to the last ack."""
+def _send(seat: Seat, addresses: list[str], count: int) -> float:  # noqa: ARG001 - it does not wait for others
+    """Return the records per second from the first `send()` to the last ack."""
     import embarcadero as emb
 
     value = bytes(SMALL_RECORD_BYTES)
@@ -32,8 +32,8 @@ def _send(seat: Seat, addresses: list[str], count: int) -> float:  # noqa: ARG00
         return count / (time.perf_counter() - began)
 
 
-def _records(seat: Seat, addresses: list[str], count: int) -> float:  # noqa: ARG001 - it waits for no one
-    """Records per second of `Batch.records()` alone, on batches as a subscriber gets them."""
+def _records(seat: Seat, addresses: list[str], count: int) -> float:  # noqa: ARG001 - it does not wait for others
+    """Return the records per second of `Batch.records()` alone, on batches from a subscriber."""
     import embarcadero as emb
 
     batches = max(2, count // _IN_A_BATCH)
@@ -54,10 +54,10 @@ def _records(seat: Seat, addresses: list[str], count: int) -> float:  # noqa: AR
     return seen / spent
 
 
-def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """Both in one cluster, one Python process at a time."""
+def measure(settings: Settings, trial: Trial, announce: Announce) -> None:
+    """Measure both in one cluster, one Python process at a time."""
     with cluster_with(settings.brokers, sent=5, read=5) as cluster:
-        tell("send()")
+        announce("send()")
         trial.values["send"] = alone(_send, cluster.addresses, settings.send_records)
-        tell("Batch.records()")
+        announce("Batch.records()")
         trial.values["records"] = alone(_records, cluster.addresses, settings.send_records)

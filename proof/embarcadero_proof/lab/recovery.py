@@ -1,4 +1,4 @@
-"""How long a replica's copy takes to open again after a crash: with 10 sealed segments, and with 100."""
+"""The time to open a replica's copy again after a crash: with 10 sealed segments, and with 100."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embarcadero.storage.segment import RangeSettings
 from embarcadero.types import EntryKind
 from embarcadero.wire.codec import payload_crc
 from embarcadero_proof.lab.settings import Settings
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
 SEGMENTS: Final = (10, 100)
 _PAYLOAD: Final = bytes(MIB)
@@ -38,10 +38,10 @@ def _opened(folder: Path) -> tuple[RangeLog, float]:
     return log, time.perf_counter() - began
 
 
-def measure_recovery(settings: Settings, trial: Trial, tell: Tell) -> None:  # noqa: ARG001 - the same for all runs
-    """Fill copies, and open each again; the active segment is half full both times."""
+def measure_recovery(settings: Settings, trial: Trial, announce: Announce) -> None:  # noqa: ARG001 - the same for all runs
+    """Fill copies, and open each again; the active segment is half full in both."""
     for segments in SEGMENTS:
-        tell(f"start-up with {segments} sealed segments")
+        announce(f"start-up with {segments} sealed segments")
         with tempfile.TemporaryDirectory(prefix="embarcadero-bench-") as folder:
             log, _ = _opened(Path(folder))
             for index in range(segments * _BATCHES_PER_SEGMENT + 1):

@@ -1,4 +1,4 @@
-"""What is left of a run: a table on the screen, and JSON, CSV and Markdown in a folder."""
+"""The results of a run: a table on the screen, and JSON, CSV and Markdown in a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STYLES = {"goal": "bold green", "holds": "green", "misses": "bold red", "failed
 
 
 def build(settings: Settings, trials: list[Trial]) -> dict[str, Any]:
-    """The whole report as plain values."""
+    """Return the whole report as plain values."""
     return {
         "commit": commit(),
         "machine": machine_facts(),
@@ -50,7 +50,7 @@ def _paired(report: dict[str, Any], settings: Settings) -> Iterator[tuple[Row, d
 
 
 def save(report: dict[str, Any], settings: Settings, trials: list[Trial], folder: Path) -> list[Path]:
-    """Write report.json, figures.csv and figures.md."""
+    """Write report.json, figures.csv and figures.md; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / name for name in ("report.json", "figures.csv", "figures.md")]
     paths[0].write_text(json.dumps(report, indent=2) + "\n")
@@ -73,7 +73,7 @@ def _trials(settings: Settings) -> str:
 
 
 def _markdown(report: dict[str, Any], settings: Settings) -> str:
-    """The figures as a table for the docs."""
+    """Return the figures as a table for the docs."""
     machine = report["machine"]
     about = f"Commit {report['commit']}, {machine['cores']} cores ({machine['cpu']}), Python {machine['python']},"
     lines = [
@@ -89,7 +89,7 @@ def _markdown(report: dict[str, Any], settings: Settings) -> str:
 
 
 def tables(report: dict[str, Any], settings: Settings) -> Iterator[Table]:
-    """Rows with targets, then the figures behind them. Both fit 100 columns."""
+    """Yield rows with targets, then the other figures. Both tables fit 100 columns."""
     title = f"Embarcadero {report['commit']}, {report['machine']['cores']} cores, {_trials(settings)}"
     pairs = list(_paired(report, settings))
     if targets := [pair for pair in pairs if pair[0].at_least is not None]:
@@ -100,7 +100,7 @@ def tables(report: dict[str, Any], settings: Settings) -> Iterator[Table]:
             table.add_row(*_cells(row, found), row.bound(row.at_least), row.bound(row.goal), verdict, end_section=ends)
         yield table
     if plain := [pair for pair in pairs if pair[0].at_least is None]:
-        table = _table("behind them")
+        table = _table("other figures")
         for row, found in plain:
             table.add_row(*_cells(row, found))
         yield table
@@ -115,7 +115,7 @@ def _table(title: str, *more: str) -> Table:
 
 
 def complaints(report: dict[str, Any]) -> list[str]:
-    """Why rows have no value, each reason once."""
+    """Return the reasons why rows have no value, each reason once."""
     reasons: dict[str, list[str]] = {}
     for row in report["rows"]:
         if row["why"]:
@@ -124,5 +124,5 @@ def complaints(report: dict[str, Any]) -> list[str]:
 
 
 def keys_of(settings: Settings, family: str) -> list[str]:
-    """The rows of a family."""
+    """Return the keys of a family's rows."""
     return [row.key for row in rows_for(settings) if row.family == family]

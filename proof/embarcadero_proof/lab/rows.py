@@ -1,4 +1,4 @@
-"""The table of rows: what is measured, in which unit, and what we aim for. Table, plots and docs are made from it."""
+"""The table of rows: measured figures, their units, and our targets. Table, plots and docs are made from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embarcadero.limits import KIB, MIB
 from embarcadero_proof.lab.settings import USUAL, Settings
 
 STRONG_PERCENTS: Final = (0, 10, 100)
-"""Which part of the sessions of a topic of order 2 is strong."""
+"""Share of strong sessions in a topic of order 2."""
 
 UNITS: Final[dict[str, Callable[[float], str]]] = {
     "ratio": lambda v: f"{v:.2f}",
@@ -25,12 +25,12 @@ UNITS: Final[dict[str, Callable[[float], str]]] = {
     "bytes": lambda v: f"{v / 1e6:.1f} MB" if v < 10e6 else f"{v / 1e6:.0f} MB",
     "spread": lambda v: f"{v * 100:.0f} %",
 }
-"""Units, and how a value is shown."""
+"""Units, and the text of a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure. Without `at_least` it only explains the others. `less`: smaller is better, and bounds are upper."""
+    """One figure. Without `at_least` it only explains others. `less`: smaller is better, and bounds are upper."""
 
     key: str
     family: str
@@ -41,47 +41,47 @@ class Row:
     less: bool = False
 
     def show(self, value: float | None) -> str:
-        """A value in this row's unit."""
+        """Return a value in this row's unit."""
         return "" if value is None else UNITS[self.unit](value)
 
     def bound(self, value: float | None) -> str:
-        """A target in this row's unit."""
+        """Return a target in this row's unit."""
         return "" if value is None else f"{'<' if self.less else '>'} {_short(self.show(value))}"
 
     def verdict(self, value: float | None) -> str:
-        """`goal`, `holds` or `misses`; nothing for rows without a target."""
+        """Return `goal`, `holds` or `misses`; nothing for rows without a target."""
         if value is None or self.at_least is None:
             return ""
         return "goal" if self.reaches(value, self.goal) else "holds" if self.reaches(value, self.at_least) else "misses"
 
     def reaches(self, value: float, target: float | None) -> bool:
-        """Whether a value is as good as a target."""
+        """Return whether a value is as good as a target."""
         return target is not None and (value <= target if self.less else value >= target)
 
     def score(self, value: float | None) -> float:
-        """The value as a multiple of `at_least`: 1 is just enough, more is better, whichever way the row goes."""
+        """Return the value as a multiple of `at_least`: 1 is just enough, and more is better for all rows."""
         if self.at_least is None or value is None:
             return 1.0
         return (self.at_least / value if value > 0 else math.inf) if self.less else value / self.at_least
 
 
 def _short(number: str) -> str:
-    """Without zeros that say nothing: 0.50 is 0.5, 4.00 M/s is 4 M/s."""
+    """Remove trailing zeros: 0.50 is 0.5, 4.00 M/s is 4 M/s."""
     return re.sub(r"\.(?=\D|$)", "", re.sub(r"(\.\d*?)0+(?=\D|$)", r"\1", number))
 
 
 def size_name(size: int) -> str:
-    """A batch size in words."""
+    """Return the text of a batch size."""
     return f"{size // MIB} MiB" if size % MIB == 0 else f"{size / KIB:g} KiB"
 
 
 def count_name(count: int) -> str:
-    """A round number in words."""
+    """Return the text of a round number."""
     return f"{count / 1e6:g} M" if count >= 100_000 else f"{count:,}"
 
 
 def rows_for(settings: Settings) -> list[Row]:
-    """All rows of a run, in the order in which they are shown."""
+    """Return all rows of a run, in the order of their display."""
     rows = [row for size in settings.batch_bytes for row in _publish_rows(size)]
     rows += [*_CLIENT_ROWS, *_latency_rows(), *_SEQUENCER_ROWS, *_MIRROR_ROWS, *_resource_rows(settings)]
     rows += [*_flat_rows(settings), *_DURABLE_ROWS, *_WARM_ROWS, *_spark_rows(), *_STRESS_ROWS]
@@ -114,7 +114,7 @@ _CLIENT_ROWS: Final = (
         key="read_to_publish", family="read", what="ordered subscriber / publish", unit="ratio", at_least=0.5, goal=1.0
     ),
     Row(key="read", family="read", what="ordered subscriber, as Arrow", unit="bytes/s"),
-    Row(key="read_publish", family="read", what="publish of what it read", unit="bytes/s"),
+    Row(key="read_publish", family="read", what="publish of the same data", unit="bytes/s"),
     Row(
         key="send", family="send", what="send(), 100-byte records", unit="records/s",
         at_least=300e3, goal=1e6,
@@ -296,7 +296,7 @@ def _flat_rows(settings: Settings) -> list[Row]:
 
 
 def targets_as_markdown() -> str:
-    """The rows with targets of a usual run, for the docs."""
+    """Return the rows with targets of a usual run, for the docs."""
     lines = ["| row | `--only` | at least | goal |", "| --- | --- | --- | --- |"]
     lines += [
         f"| {row.what} | {row.family} | {row.bound(row.at_least)} | {row.bound(row.goal)} |"

@@ -1,4 +1,4 @@
-"""`embarcadero-proof bench`: all rows, trial after trial, so that what is compared was measured side by side."""
+"""`embarcadero-proof bench`: all rows, trial after trial, so that compared figures are measured side by side."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from embarcadero_proof.lab import (
 )
 from embarcadero_proof.lab.processes import allow_many_files
 from embarcadero_proof.lab.settings import FAMILIES, Settings
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
 _WIDTH: Final = 100  # of the table where no width is known
 
@@ -38,7 +38,7 @@ _WIDTH: Final = 100  # of the table where no width is known
 class Family(NamedTuple):
     """Rows that are measured together. `share`: of the time of a trial, roughly. `once`: in the first trial only."""
 
-    measure: Callable[[Settings, Trial, Tell], None]
+    measure: Callable[[Settings, Trial, Announce], None]
     share: float
     once: bool = False
 
@@ -64,7 +64,7 @@ invariant(tuple(MEASURES) == FAMILIES, "every family is measured, in its order")
 
 
 def _plan(settings: Settings) -> list[tuple[int, str]]:
-    """Trial number and family, in the order in which they are measured."""
+    """Return trial numbers and families, in the order of their measurement."""
     return [
         (number, name)
         for number in range(settings.trials)
@@ -74,7 +74,7 @@ def _plan(settings: Settings) -> list[tuple[int, str]]:
 
 
 def measure(settings: Settings, progress: Progress) -> list[Trial]:
-    """All rows, `trials` times. A family that fails is reported, and the others go on."""
+    """Measure all rows, `trials` times. A family that fails is reported, and the others continue."""
     plan = _plan(settings)
     trials = [Trial(number) for number in range(settings.trials)]
     task = progress.add_task("starting", total=sum(MEASURES[name].share for _, name in plan))
@@ -82,11 +82,11 @@ def measure(settings: Settings, progress: Progress) -> list[Trial]:
     for number, name in plan:
         trial = trials[number]
 
-        def tell(what: str, number: int = number) -> None:
+        def announce(what: str, number: int = number) -> None:
             progress.update(task, description=f"trial {number + 1} of {settings.trials}: {what}")
 
         try:
-            MEASURES[name].measure(settings, trial, tell)
+            MEASURES[name].measure(settings, trial, announce)
         except NotAvailable as error:
             trial.missing |= {key: error.message for key in report.keys_of(settings, name) if key not in trial.values}
         except EmbarcaderoError as error:
@@ -97,7 +97,7 @@ def measure(settings: Settings, progress: Progress) -> list[Trial]:
 
 
 def run_cli(settings: Settings, folder: Path, json_out: bool, with_plots: bool) -> int:
-    """Measure, print tables, save a report with plots. 1 if something could not be measured that should be."""
+    """Measure, print tables, save a report with plots. Return 1 if a measurement failed."""
     allow_many_files()
     console, notes = Console(), Console(stderr=True)
     if not console.is_terminal:
@@ -113,7 +113,7 @@ def run_cli(settings: Settings, folder: Path, json_out: bool, with_plots: bool) 
         except NotAvailable as error:
             notes.print(f"[yellow]{error.message}[/]; {error.hint}", soft_wrap=True)
     if json_out:
-        print(json.dumps(result))  # noqa: T201 - asked for
+        print(json.dumps(result))  # noqa: T201 - requested
     else:
         for table in report.tables(result, settings):
             console.print(table)

@@ -40,7 +40,7 @@ from embarcadero.sequencer.leader.server import keep_freed_memory
 from embarcadero.types import NO_SESSION, EntryKind, Member, Outcome
 from embarcadero_proof.lab.settings import Settings
 from embarcadero_proof.lab.team import Seat, alone
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
 _BROKERS: Final = 4
 _SESSIONS: Final = 64
@@ -70,7 +70,7 @@ class _Feeder:
         self._published = FrontierReader(self._results.region, RING_FRONTIER_OFFSET)
 
     def answers(self) -> Entries:
-        """The answers since the last call."""
+        """Return the answers since the last call."""
         end = self._published.load()
         found = self._results.read(self._read.value, end)
         self._read.advance(end)
@@ -78,7 +78,7 @@ class _Feeder:
 
 
 def sequencer_alone(seconds: float, order: int, reorder_fraction: float = 0.0, striped: bool | None = None) -> float:
-    """Batches ordered per second of round time, on one core."""
+    """Return the batches ordered per second of round time, on one core."""
     keep_freed_memory()
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:
@@ -108,7 +108,7 @@ def _open_sessions(sequencer: Sequencer, feeders: list[_Feeder], lane: int) -> n
 
 
 class _Load:
-    """Makes the entries of round after round. A late batch is sent after up to 64 later ones of its session."""
+    """Makes the entries of each round. A late batch is sent after up to 64 later batches of its session."""
 
     def __init__(self, lane: int, handles: npt.NDArray[np.uint32], fraction: float, spread: bool) -> None:
         self._lane, self._handles, self._fraction, self._spread = lane, handles, fraction, spread
@@ -118,7 +118,7 @@ class _Load:
         self._carried = np.empty((3, 0), dtype=np.int64)
 
     def round(self) -> list[Entries]:
-        """The entries of one round, by broker."""
+        """Return the entries of one round, by broker."""
         start, stop = self._next, self._next + self._per_round
         self._next = stop
         seqs = np.repeat(np.arange(start, stop), _SESSIONS)
@@ -153,12 +153,12 @@ def _measure(sequencer: Sequencer, feeders: list[_Feeder], load: _Load, seconds:
     return taken / spent
 
 
-def _alone(seat: Seat, seconds: float, order: int, reorder_fraction: float) -> float:  # noqa: ARG001 - it waits for no one
+def _alone(seat: Seat, seconds: float, order: int, reorder_fraction: float) -> float:  # noqa: ARG001 - it does not wait for others
     return sequencer_alone(seconds, order, reorder_fraction)
 
 
-def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """Order 5 in order and half reordered, and order 2; each in a process of its own."""
+def measure(settings: Settings, trial: Trial, announce: Announce) -> None:
+    """Measure order 5 in order and half reordered, and order 2; each in its own process."""
     for name, order, reordered in (("order5", 5, 0.0), ("order5_reordered", 5, 0.5), ("order2", 2, 0.0)):
-        tell(f"sequencer alone, {name.replace('_', ', ')}")
+        announce(f"sequencer alone, {name.replace('_', ', ')}")
         trial.values[f"sequencer_{name}"] = alone(_alone, settings.sequencer_s, order, reordered)

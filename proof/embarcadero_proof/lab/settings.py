@@ -1,4 +1,4 @@
-"""How much is measured: three sizes of a run (quick, usual, full), and what the caller changed about them."""
+"""The amount of work in a run: three sizes (quick, usual, full), and changes of the caller."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _within(what: str, value: int, least: int, most: int) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One run. All problems are reported at once."""
+    """Settings of one run. All problems are reported together."""
 
     trials: int = 3
     total_bytes: int = 1024 * MIB  # of each publish measurement
@@ -73,15 +73,15 @@ class Settings:
             raise BadValue("; ".join(found), f"rows are {', '.join(FAMILIES)}")
 
     def records_in(self, batch_bytes: int) -> int:
-        """How many records make a batch of about this size."""
+        """Return the number of records in a batch of about this size."""
         return max(1, min(RECORDS_PER_BATCH_MAX, batch_bytes // (self.record_bytes + RECORD_OVERHEAD_BYTES)))
 
     def wants(self, family: str) -> bool:
-        """Whether the rows of a family are asked for; stress only by name."""
+        """Return whether the rows of a family are requested; stress only by name."""
         return family in self.only if self.only else family != STRESS
 
     def as_dict(self) -> dict[str, Any]:
-        """For the report."""
+        """Return the settings for the report."""
         return asdict(self)
 
 
@@ -100,5 +100,5 @@ FULL: Final = Settings(
 
 
 def chosen(base: Settings, **changes: Any) -> Settings:
-    """A size of run with what the caller asked for; None and nothing keep what is there."""
+    """Apply changes of the caller to a size of run; None and empty tuples change nothing."""
     return replace(base, **{name: value for name, value in changes.items() if value not in (None, ())})

@@ -1,8 +1,8 @@
-"""Spark over the log, against Spark alone: each pair in turns, in one session, when both have run before.
+"""Spark over the log, against Spark alone: each pair in turns, in one session, after both have run before.
 
-What the log is compared with does the same in Spark and nothing else: a source that yields the same Arrow batches from
-nothing, Spark's own reader of the same files, a sink that drops what it gets, Spark's own writer of Parquet. Values are
-text of random digits, which compresses to about half. The session is in a process of its own (spark_session.py).
+The other side of each pair does the same in Spark, and nothing else. It is a source that repeats the same Arrow
+batches, Spark's own reader of the same files, a sink that drops all rows, or Spark's own writer of Parquet. Values are
+text of random digits, which compresses to about half. The session is in its own process (spark_session.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from embarcadero_proof.lab.processes import cluster_with
 from embarcadero_proof.lab.publish import payload_bytes
 from embarcadero_proof.lab.settings import Settings
 from embarcadero_proof.lab.team import RESULT_S, Seat, Team
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
 HOT: Final = "hot"
 TIERED: Final = "tiered"
@@ -27,7 +27,7 @@ _BATCH_BYTES: Final = 1 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the process with the session gets."""
+    """The parameters of the process with the session."""
 
     addresses: list[str]
     data_dir: Path
@@ -37,12 +37,12 @@ class Job:
     batches: int
     rounds: int
     offsets: int
-    first: int  # which one begins: another one in each trial
+    first: int  # which side begins: the other one in each trial
     keyed_bytes: int  # of values that are compacted, SMALL_RECORD_BYTES each; a key for each KiB
 
 
-def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """Start a cluster and, in a process of its own, Spark. NotAvailable, if there is no PySpark or no Java."""
+def measure(settings: Settings, trial: Trial, announce: Announce) -> None:
+    """Start a cluster, and Spark in its own process. NotAvailable without PySpark or Java."""
     from embarcadero.spark.processes import find_java
     from embarcadero.spark.versions import check_pyspark
 
@@ -60,9 +60,9 @@ def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
         )  # fmt: skip
         worker = team.add(_work, job)
         while (step := worker.ready(RESULT_S)) is not None:
-            tell(step)
+            announce(step)
             worker.go()
-        worker.go()  # its last word was that there is no further step
+        worker.go()  # None means that there is no further step
         trial.values |= worker.result()
 
 

@@ -1,4 +1,4 @@
-"""The measurements of the family `spark` inside of one Spark session: pairs, in turns, all in one process."""
+"""The measurements of the family `spark` in one Spark session: pairs, in turns, all in one process."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from embarcadero_proof.lab.spark import COPY, HOT, KEYED, TIERED, Job
 _TASKS: Final = 4
 _WRITE_TASKS: Final = 16  # of a micro-batch: 16 MiB each, several in turn on each core
 _SMALL_ROWS: Final = 1_000  # of a small micro-batch
-_FEW: Final = 4  # batches of the log in a batch that stands for many
-_KEYED_RECORDS: Final = 10_000  # of a batch of those that are compacted,
-_KEYED_BATCHES: Final = 64  # and so many batches are in a Parquet file
-_COMPACTIONS: Final = 2  # rounds at most: each takes about 20 s
+_FEW: Final = 4  # batches of the log in a batch that represents many
+_KEYED_RECORDS: Final = 10_000  # of a batch for compaction,
+_KEYED_BATCHES: Final = 64  # and the batches in a Parquet file
+_COMPACTIONS: Final = 2  # the most rounds: each takes about 20 s
 _ACK_S: Final = 120.0
-_WARM_ROUNDS: Final = 5  # of short queries: so many until the JVM has compiled them
+_WARM_ROUNDS: Final = 5  # of short queries, until the JVM has compiled them
 _PAIR: Final = ("alone", "ours")
 _USUAL: Final = "key binary, value binary, timestamp timestamp"
 _RAW: Final = f"{_USUAL}, headers map<string, binary>"
@@ -62,7 +62,7 @@ class Bench:
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def reads_from_memory(self) -> dict[str, float]:
-        """All columns of a topic whose records are in memory."""
+        """Read all columns of a topic whose records are in memory."""
         self._publish(HOT)
         frame = self._topic(HOT)
         reader = batch_reader(self._options(HOT), frame.schema)
@@ -81,7 +81,7 @@ class Bench:
     def _nothing(
         self, batches: Sequence[pa.RecordBatch], schema: Any, tasks: int
     ) -> tuple[Callable[[Any], DataFrame], int]:
-        """A frame of these batches by turns, about as many records as a topic has; and the bytes of its values."""
+        """Return a frame that repeats these batches, with about as many records as a topic; and its bytes of values."""
         path, kept = str(self._job.folder / f"{secrets.token_hex(4)}.arrow"), to_arrow_schema(schema, timezone="UTC")
         keep([pa.RecordBatch.from_arrays(batch.columns, schema=kept) for batch in batches], path)
         each = max(1, round(self._job.batches * self._job.records / tasks / batches[0].num_rows))
@@ -91,7 +91,7 @@ class Bench:
 
     # --- streams ------------------------------------------------------------------------------------------------------
     def offsets(self) -> dict[str, float]:
-        """What a stream asks for each micro-batch, when something has come each time."""
+        """Ask for offsets as a stream does for each micro-batch, with a new record each time."""
         reader = stream_reader(self._options(HOT), self._topic(HOT).schema)
         start, times = reader.latestOffset(reader.initialOffset(), ReadAllAvailable()), []
         with self._log.publisher(HOT, ack=2, linger_ms=0) as publisher:
@@ -105,18 +105,18 @@ class Bench:
         return {"spark_offsets_p50": p50, "spark_offsets_p99": p99}
 
     def writes(self) -> dict[str, float]:
-        """A stream of one micro-batch from nothing into a topic, acked when it is durable; or dropped.
+        """Write a stream of one micro-batch of made rows into a topic, durably; or drop it.
 
-        Also dropped by Python, to which Spark has to hand the rows first: no sink in Python can be quicker than that.
-        No two rows of a task are equal, as is usual.
+        Also drop it in Python, to which Spark has to pass the rows first: no sink in Python can be faster. No two rows
+        of a task are equal, as usual.
         """
         numbers = range(max(1, self._job.batches // _WRITE_TASKS))
         batches = [_batch(self._job.records, self._job.record_bytes, number) for number in numbers]
 
         def run(sink: str, made: DataFrame, **options: str) -> float:
-            place = self._job.folder / f"checkpoint-{secrets.token_hex(4)}"
+            checkpoint = self._job.folder / f"checkpoint-{secrets.token_hex(4)}"
             writer = made.writeStream.format(sink).options(**options)
-            query = writer.option("checkpointLocation", str(place)).trigger(availableNow=True).start()
+            query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
             query.awaitTermination()
             return sum(float(each["durationMs"].get("addBatch", 0)) for each in query.recentProgress) / 1e3
 
@@ -133,7 +133,7 @@ class Bench:
 
     # --- batch writes and commits -------------------------------------------------------------------------------------
     def batch_writes(self) -> dict[str, float]:
-        """`df.write` from nothing into a topic, durable when it ends; or dropped."""
+        """Write made rows with `df.write` into a topic, durable at the end; or drop them."""
         schema = cast(StructType, StructType.fromDDL(_USUAL))
         numbers = range(max(1, self._job.batches // _WRITE_TASKS))
         batches = [_batch(self._job.records, self._job.record_bytes, number) for number in numbers]
@@ -148,9 +148,9 @@ class Bench:
         return _values("spark_batch", size, "noop", size, self._in_turns(lambda: _drop(plan), ours))
 
     def commits(self) -> dict[str, float]:
-        """What staging and committing 1,000 rows of two tasks take, and how much that is above publishing them.
+        """Stage and commit 1,000 rows of two tasks; compare with publishing them.
 
-        Without Spark's own part of a micro-batch: tasks and commit run in this process, warm.
+        Without Spark's own part of a micro-batch: tasks and commit run in this process, already warm.
         """
         address = ",".join(self._job.addresses)
         options = WriteOptions(brokers=address, topic=COPY)
@@ -175,9 +175,9 @@ class Bench:
 
     # --- the tier -----------------------------------------------------------------------------------------------------
     def tier(self) -> dict[str, float]:
-        """Tier a topic piece by piece, in turns with Spark's own writing; then read the first piece of the table."""
-        place = TierSettings.of(load(), self._job.data_dir)
-        place = replace(place, hot_retention_s=0, file_bytes=max(MIB, self._bytes // _TASKS))
+        """Tier a topic piece by piece, alternating with Spark's own writing; then read the first piece of the table."""
+        tier_settings = TierSettings.of(load(), self._job.data_dir)
+        tier_settings = replace(tier_settings, hot_retention_s=0, file_bytes=max(MIB, self._bytes // _TASKS))
         self._publish(TIERED)
         about = self._log.describe(TIERED)
         batches = next(iter(self._log.scan(TIERED, lane=about.lane)))[:_FEW]
@@ -199,7 +199,7 @@ class Bench:
             return time.perf_counter() - began
 
         engine = SparkEngine(self._log.address, spark=self._spark)
-        with TierJob(self._log, TIERED, place, engine, holder="bench") as job:
+        with TierJob(self._log, TIERED, tier_settings, engine, holder="bench") as job:
             values = _values("spark_tier", self._bytes, "parquet", size, self._in_turns(theirs, ours))
         return values | self._reads_of_the_table(about.lane, pieces[0])
 
@@ -218,9 +218,9 @@ class Bench:
 
     # --- compaction ---------------------------------------------------------------------------------------------------
     def compacts(self) -> dict[str, float]:
-        """The newest record of each key into a topic, durable; or from Parquet files of the same records into others.
+        """Compact the newest record of each key into a topic, durably; or from Parquet files into others.
 
-        About ten records of 100 bytes for each key, at random.
+        Both have the same records: about ten records of 100 bytes for each key, at random.
         """
         batches = -(-self._job.keyed_bytes // SMALL_RECORD_BYTES // _KEYED_RECORDS)
         keys = max(1, self._job.keyed_bytes // KIB)
@@ -263,9 +263,9 @@ class Bench:
     def _in_turns(
         self, alone: Callable[[], float], ours: Callable[[], float], warm: int = 1, most: int | None = None
     ) -> dict[str, list[float]]:
-        """Seconds of both in each round, after `warm` rounds that do not count: the JVM compiles what it runs in them.
+        """Return the seconds of both in each round, after `warm` rounds without a result, in which the JVM compiles.
 
-        There are `most` rounds that count, or as many as the job has, if those are fewer.
+        The number of measured rounds is `most`, or that of the job if it is lower.
         """
         times: dict[str, list[float]] = {name: [] for name in _PAIR}
         for number in range(min(self._job.rounds, most or self._job.rounds) + warm):
@@ -278,7 +278,7 @@ class Bench:
 
 
 def _batch(count: int, size: int, number: int = 0) -> pa.RecordBatch:
-    """Records whose values look like text: random digits; others for each number."""
+    """Make records whose values look like text: random digits, different for each number."""
     digits = np.random.default_rng(number).bytes(count * size // 2 + size).hex().encode()
     values = [digits[number * size : (number + 1) * size] for number in range(count)]
     now_us = time.time_ns() // 1000
@@ -286,7 +286,7 @@ def _batch(count: int, size: int, number: int = 0) -> pa.RecordBatch:
 
 
 def _keyed_batch(keys: int, number: int) -> pa.RecordBatch:
-    """Records of 100 bytes with random keys, other ones for each number."""
+    """Make records of 100 bytes with random keys, different for each number."""
     count = _KEYED_RECORDS
     random = np.random.default_rng(number)
     digits = pa.py_buffer(random.bytes(count * SMALL_RECORD_BYTES // 2).hex().encode())
@@ -302,19 +302,19 @@ def _keyed_batch(keys: int, number: int) -> pa.RecordBatch:
 
 
 def _none_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """All are read, and no row is left."""
+    """Read all rows, and yield none."""
     for _ in batches:
         yield from ()
 
 
 def _drop(frame: DataFrame) -> float:
-    """Seconds in which Spark gets all rows of a frame, and drops them."""
+    """Return the seconds in which Spark gets all rows of a frame, and drops them."""
     began = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
     return time.perf_counter() - began
 
 
 def _values(ours: str, size: int, alone: str, size_alone: int, times: dict[str, list[float]]) -> dict[str, float]:
-    """Bytes per second of both, and their ratio: medians of all rounds."""
+    """Return the bytes per second of both, and their ratio: medians of all rounds."""
     mine, theirs = size / statistics.median(times["ours"]), size_alone / statistics.median(times["alone"])
     return {ours: mine, f"{ours}_{alone}": theirs, f"{ours}_to_{alone}": mine / theirs}

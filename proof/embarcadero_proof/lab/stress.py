@@ -1,6 +1,6 @@
-"""Two stress runs that the seeds' design fails: ten gigabytes out of order over small rings, and one stuck session.
+"""Two stress runs: ten gigabytes out of order over small rings, and one stuck session.
 
-Both are measured on a real cluster, as ratios within one run where there is something to compare with.
+Both use a real cluster. They give ratios within one run where a comparison exists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from embarcadero_proof.lab.publish import records
 from embarcadero_proof.lab.settings import Settings
 from embarcadero_proof.lab.striped import StripedSession
 from embarcadero_proof.lab.team import Seat, Team
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
 _BATCH_RECORDS: Final = 64
 
@@ -42,7 +42,7 @@ def _shuffling(
 
 
 def out_of_order(addresses: list[str], topic: str, settings: Settings, total_bytes: int) -> float:
-    """Bytes per second of publishers that send everything in shuffled windows, first send to last ack."""
+    """Return the bytes per second of publishers that send in shuffled windows, from first send to last ack."""
     batches = max(1, total_bytes // (_BATCH_RECORDS * settings.record_bytes) // settings.publishers)
     with Team() as team:
         for seed in range(settings.publishers):
@@ -53,7 +53,7 @@ def out_of_order(addresses: list[str], topic: str, settings: Settings, total_byt
 
 
 async def _stuck(seat: Seat, addresses: list[str], topic: str, record_bytes: int) -> None:
-    """A session whose first batch never comes: everything behind it waits in the reorder buffer."""
+    """Open a session whose first batch never comes: all later batches wait in the reorder buffer."""
     payload = bytes(memoryview(encode_batch(records(1, record_bytes))))
     session = StripedSession(payload, 1, random.Random(0))
     await session.open(addresses, topic)
@@ -67,7 +67,7 @@ def _stick(seat: Seat, addresses: list[str], topic: str, record_bytes: int) -> N
 
 
 def beside_a_stuck_session(addresses: list[str], topic: str, settings: Settings, total_bytes: int) -> float:
-    """Throughput beside one session that waits for a lost batch, divided by throughput without it."""
+    """Return the throughput beside one session that waits for a lost batch, divided by throughput without it."""
     without = out_of_order(addresses, topic, settings, total_bytes)
     with Team() as team:
         stuck = team.add(_stick, addresses, topic, settings.record_bytes)
@@ -78,12 +78,12 @@ def beside_a_stuck_session(addresses: list[str], topic: str, settings: Settings,
     return beside / without
 
 
-def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """Small batches in shuffled windows over rings of 8,192 slots; then a tenth of it beside a stuck session."""
+def measure(settings: Settings, trial: Trial, announce: Announce) -> None:
+    """Measure small batches in shuffled windows over rings of 8,192 slots; a tenth of it beside a stuck session."""
     with cluster_with(settings.brokers, shuffled=5, stuck=5) as cluster:
-        tell("everything out of order")
+        announce("everything out of order")
         trial.values["shuffled"] = out_of_order(cluster.addresses, "shuffled", settings, settings.total_bytes)
-        tell("beside a stuck session")
+        announce("beside a stuck session")
         trial.values["beside_stuck"] = beside_a_stuck_session(
             cluster.addresses, "stuck", settings, settings.total_bytes // 10
         )

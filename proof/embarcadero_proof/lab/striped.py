@@ -1,6 +1,6 @@
-"""A publisher for stress: it sends a session's batches in an order of its own choosing over all brokers.
+"""A publisher for stress: it sends a session's batches out of order over all brokers.
 
-The client library never does that; networks do. Here it is done on purpose: windows of sequences, shuffled, striped.
+The client library never does that; networks do. Windows of sequences are shuffled, and striped over the brokers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Wire(asyncio.BufferedProtocol):
 
 
 class StripedSession:
-    """One session into one topic. Every batch must be answered ORDERED; anything else is an error."""
+    """One session into one topic. Every batch must be answered with ORDERED; any other answer is an error."""
 
     def __init__(self, payload: bytes, records: int, rng: random.Random) -> None:
         self._payload, self._records, self._rng = payload, records, rng
@@ -94,11 +94,11 @@ class StripedSession:
         return answer
 
     def answered(self, message: Opened | Failed | Welcome) -> None:
-        """A control answer came in."""
+        """Take a control answer."""
         self._answers.put_nowait(message)
 
     def acked(self, acks: Any) -> None:
-        """Outcomes came in."""
+        """Take outcomes."""
         self.unacked.difference_update(acks["session_seq"].tolist())
         self.refused += [Outcome(o) for o in acks["outcome"].tolist() if o not in (Outcome.ORDERED, Outcome.DUP_OF)]
         self.moved.set()
@@ -120,7 +120,7 @@ class StripedSession:
             wire.send(header, self._payload)
 
     async def send_shuffled(self, first: int, stop: int, window: int = SESSION_WINDOW // 2) -> None:
-        """Send [first, stop) in shuffled windows; each window is acked before the next but one starts."""
+        """Send [first, stop) in shuffled windows; a window is acked before the second one after it starts."""
         for start in range(first, stop, window):
             sequences = list(range(start, min(start + window, stop)))
             self._rng.shuffle(sequences)
@@ -128,15 +128,15 @@ class StripedSession:
             await self.send(sequences)
         await self.settle(0)
 
-    async def settle(self, left: int) -> None:
-        """Wait until at most `left` batches are without ack; batches that were refused are an error."""
-        while len(self.unacked) > left:
+    async def settle(self, most: int) -> None:
+        """Wait until at most `most` batches have no ack; refused batches are an error."""
+        while len(self.unacked) > most:
             self.moved.clear()
             await asyncio.wait_for(self.moved.wait(), 60)
         if self.refused:
             raise EmbarcaderoError(f"batches were refused: {sorted(set(self.refused))}", "see the broker's log")
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for wire in self._wires:
             wire.transport.close()

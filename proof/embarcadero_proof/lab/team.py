@@ -1,7 +1,7 @@
-"""Worker processes of a measurement: each does one thing, meets the others where asked, and answers with one value.
+"""Worker processes of a measurement: each does one task, meets the others on request, and answers with one value.
 
-They end with the `with` block, with the parent however it ends, and never by themselves because of Ctrl-C: that is
-the parent's to handle, once.
+Workers end with the `with` block, and with the parent however it ends. Ctrl-C does not end them: only the parent
+handles it, once.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ RESULT_S = 600.0
 
 
 class Seat:
-    """A worker's side."""
+    """A worker's side of the link."""
 
     def __init__(self, link: Connection[Any, Any]) -> None:
         self._link = link
 
     def meet(self, value: Any = None) -> None:
-        """Send the parent a value, and wait until it says go."""
+        """Send the parent a value, and wait for its signal to continue."""
         self._link.send(("ready", value))
         self._link.recv()
 
@@ -46,13 +46,13 @@ def _main(link: Connection[Any, Any], parent: int, work: Callable[..., Any], arg
 
 
 class Worker:
-    """The parent's side of one worker."""
+    """The parent's side of the link to one worker."""
 
     def __init__(self, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         context = mp.get_context("spawn")
         self._link, theirs = context.Pipe()
         self._process = context.Process(target=_main, args=(theirs, os.getpid(), work, arguments), daemon=True)
-        resource_tracker.ensure_running()  # else the first start begins it, and that unblocks the signal
+        resource_tracker.ensure_running()  # otherwise the first start begins it, which unblocks the signal
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the worker
         try:
             self._process.start()
@@ -61,20 +61,22 @@ class Worker:
         theirs.close()
 
     def ready(self, timeout: float = READY_S) -> Any:
-        """What it sends when it is ready."""
+        """Return the worker's value when it is ready."""
         return self._receive("ready", timeout)
 
     def go(self) -> None:
-        """Let it go on."""
+        """Let the worker continue."""
         self._link.send(None)
 
     def result(self, timeout: float = RESULT_S) -> Any:
-        """What it was started for."""
+        """Return the worker's result."""
         return self._receive("done", timeout)
 
     def _receive(self, expected: str, timeout: float) -> Any:
-        if not any(wait([self._link], 1.0) for _ in range(math.ceil(timeout))):  # a pause of all of us is one step
-            raise TimedOut(f"a worker was not {expected} within {timeout:g} s", "measure less, or see why")
+        if not any(
+            wait([self._link], 1.0) for _ in range(math.ceil(timeout))
+        ):  # a pause of all processes counts as one step
+            raise TimedOut(f"a worker was not {expected} within {timeout:g} s", "measure less, or find out why")
         try:
             kind, value = self._link.recv()
         except EOFError:
@@ -84,7 +86,7 @@ class Worker:
         return value
 
     def end(self) -> None:
-        """Have no process left."""
+        """End the process."""
         self._process.kill()
         self._process.join()
         self._process.close()
@@ -98,19 +100,19 @@ class Team:
         self._workers: list[Worker] = []
 
     def add(self, work: Callable[..., Any], *arguments: Any) -> Worker:
-        """Start `work(seat, *arguments)` in a process of its own."""
+        """Start `work(seat, *arguments)` in its own process."""
         self._workers.append(Worker(work, arguments))
         return self._workers[-1]
 
     def meet(self) -> list[Any]:
-        """Wait until all are ready, let all go, and return what they sent."""
-        told = [worker.ready() for worker in self._workers]
+        """Wait until all workers are ready, let all continue, and return their values."""
+        values = [worker.ready() for worker in self._workers]
         for worker in self._workers:
             worker.go()
-        return told
+        return values
 
     def results(self, timeout: float = RESULT_S) -> list[Any]:
-        """What all of them found."""
+        """Return the results of all workers."""
         return [worker.result(timeout) for worker in self._workers]
 
     def __enter__(self) -> Team:
@@ -124,6 +126,6 @@ class Team:
 
 
 def alone(work: Callable[..., Any], *arguments: Any, timeout: float = RESULT_S) -> Any:
-    """Do one thing in a process of its own; it does not wait for others."""
+    """Run one task in its own process; it does not wait for others."""
     with Team() as team:
         return team.add(work, *arguments).result(timeout)

@@ -1,4 +1,4 @@
-"""What one trial found: values and curves by name, and why something could not be measured."""
+"""The result of one trial: values and curves by name, and reasons for missing values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-Tell = Callable[[str], None]
-"""Says what is measured just now."""
+Announce = Callable[[str], None]
+"""Reports the current step of a measurement."""
 
 
 @dataclass(slots=True)
@@ -18,21 +18,21 @@ class Trial:
     number: int = 0
     values: dict[str, float] = field(default_factory=dict)
     curves: dict[str, list[list[float]]] = field(default_factory=dict)  # name: [x values, y values]
-    missing: dict[str, str] = field(default_factory=dict)  # row: why there is no value
-    failed: dict[str, str] = field(default_factory=dict)  # family: what went wrong
+    missing: dict[str, str] = field(default_factory=dict)  # row: the reason why it has no value
+    failed: dict[str, str] = field(default_factory=dict)  # family: the error
 
     def as_dict(self) -> dict[str, Any]:
-        """For the report."""
+        """Return the trial for the report."""
         return asdict(self)
 
     def turned(self, things: Sequence[Any]) -> list[Any]:
-        """The same things, beginning with another one in each trial, so that none is always first."""
+        """Return the same things, beginning with another one in each trial, so that none is always first."""
         first = self.number % len(things)
         return [*things[first:], *things[:first]]
 
 
 def summary(trials: list[Trial], key: str) -> dict[str, float] | None:
-    """Median and range of one row over all trials that have it."""
+    """Return median and range of one row over all trials that have it."""
     values = [trial.values[key] for trial in trials if key in trial.values]
     if not values:
         return None

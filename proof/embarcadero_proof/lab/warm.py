@@ -1,4 +1,4 @@
-"""Reading what left memory, against reading the same files raw; and how long starting again takes."""
+"""Reads of records that have left memory, against raw reads of the same files; and the time to restart."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from embarcadero_proof.lab.publish import payload_bytes, publish_throughput
 from embarcadero_proof.lab.read import reader
 from embarcadero_proof.lab.settings import Settings
 from embarcadero_proof.lab.team import alone
-from embarcadero_proof.lab.trial import Tell, Trial
+from embarcadero_proof.lab.trial import Announce, Trial
 
-_LOG_BYTES: Final = 16 * MIB  # so little that nearly everything is read from disk
+_LOG_BYTES: Final = 16 * MIB  # so small that nearly everything is read from disk
 _READ: Final = 1 * MIB
 _SECONDS_MAX: Final = 60.0
 
@@ -27,7 +27,7 @@ def _segments(folder: Path) -> list[Path]:
 
 
 def _forget(paths: list[Path]) -> None:
-    """Ask the kernel to drop these files from its cache: both sides begin with a cold one."""
+    """Ask the kernel to drop these files from its cache, so that both sides begin without it."""
     for path in paths:
         file = os.open(path, os.O_RDONLY)
         os.fdatasync(file)
@@ -36,7 +36,7 @@ def _forget(paths: list[Path]) -> None:
 
 
 def _read_raw(paths: list[Path]) -> float:
-    """Bytes per second of reading files from beginning to end."""
+    """Return the bytes per second of reading files from beginning to end."""
     total, began = 0, time.perf_counter()
     for path in paths:
         file, offset = os.open(path, os.O_RDONLY), 0
@@ -47,13 +47,13 @@ def _read_raw(paths: list[Path]) -> float:
     return total / (time.perf_counter() - began)
 
 
-def measure_warm(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """Publish far more than memory holds, then read it from the earliest batch on."""
+def measure_warm(settings: Settings, trial: Trial, announce: Announce) -> None:
+    """Publish far more than fits in memory, then read it from the earliest batch on."""
     count = settings.records_in(settings.batch_bytes[0])
     total = max(settings.total_bytes // 2, 8 * settings.brokers * _LOG_BYTES)
     each = max(settings.brokers, total // settings.publishers // payload_bytes(count, settings.record_bytes))
     with cluster_with(settings.brokers, replicas=1, log_bytes=_LOG_BYTES, warm=5) as cluster:
-        tell("publish, to be read from disk")
+        announce("publish, to be read from disk")
         publish_throughput(
             cluster.addresses, "warm", settings.publishers, each, count, settings.record_bytes, ack=2
         )  # fmt: skip
@@ -61,20 +61,20 @@ def measure_warm(settings: Settings, trial: Trial, tell: Tell) -> None:
         for what in trial.turned(("raw", "warm")):
             _forget(files)
             if what == "raw":
-                tell("raw reads of the segments")
+                announce("raw reads of the segments")
                 raw = _read_raw(files)
             else:
-                tell("warm scan")
+                announce("warm scan")
                 warm = alone(reader, cluster.addresses, "warm", settings.publishers * (each + 1), 1, "durable")
     trial.values |= {"warm_scan": warm, "warm_raw": raw, "warm_to_raw": warm / raw}
 
 
-def measure_restart(settings: Settings, trial: Trial, tell: Tell) -> None:
-    """Kill everything, start again without a fabric: until the first ack=2, with little and with much on disk."""
+def measure_restart(settings: Settings, trial: Trial, announce: Announce) -> None:
+    """Kill everything, and restart without a fabric: the time to the first ack=2, with little and much on disk."""
     import embarcadero as emb
 
     for name, batches in (("small", 8), ("large", max(64, settings.total_bytes // 8 // MIB))):
-        tell(f"restart, {name} log")
+        announce(f"restart, {name} log")
         with tempfile.TemporaryDirectory(prefix="embarcadero-bench-") as folder:
             with LocalCluster(brokers=settings.brokers, replicas=1, data_dir=folder) as cluster:
                 with emb.connect(cluster.addresses) as log:
