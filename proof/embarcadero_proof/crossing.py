@@ -213,7 +213,7 @@ def _leg(watch: Watch, pid: int, act: Callable[[], object]) -> Leg:
 
 
 def _sent(watch: Watch, pid: int, log: emb.Log, topic: str, ack: Literal[1, 2]) -> Leg:
-    """Send a record, after another one that causes all one-time set-up."""
+    """Send a record, after another record that causes all one-time set-up."""
     with log.publisher(topic, ack=ack) as publisher:
         publisher.send(b"first").result(timeout=_WAIT_S)
         time.sleep(_REST_S)

@@ -1,9 +1,9 @@
 """The matrix as data: named cases, each with a few faults for a running cluster, described in a sentence.
 
 A fault strikes again and again until the case's time is over. It begins, lasts for a time drawn from `lasts_s`, is
-undone, and after about `every_s` the next one begins. It never lasts less than drawn, even if the case then takes
-longer. Faults of one case run at the same time. A zombie is stopped until another process has replaced it, and for
-`lasts_s` after that.
+undone, and after about `every_s` the next one begins. It lasts at least the lower bound of `lasts_s`, even if the case
+then takes longer. Faults of one case run at the same time. A zombie is stopped until another process has replaced it,
+and for `lasts_s` after that.
 """
 
 from __future__ import annotations

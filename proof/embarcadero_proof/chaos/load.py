@@ -194,8 +194,8 @@ class Writer(Actor):
         self.settled += 1
         self.observer.saw(
             Settled, process=plan.name, stream=plan.name, lane=position.lane if position else plan.topic.lane,
-            number=number, verdict=verdict, index=position.index if position else None, seq=position.seq if position else None,
-            error=type(error).__name__ if error else "", ack=plan.ack,
+            number=number, verdict=verdict, index=position.index if position else None,
+            seq=position.seq if position else None, error=type(error).__name__ if error else "", ack=plan.ack,
         )  # fmt: skip
 
 

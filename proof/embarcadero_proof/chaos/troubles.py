@@ -125,7 +125,7 @@ class Stage:
 
     @contextmanager
     def noting(self, kind: str, target: str) -> Iterator[None]:
-        """Record a fault when it is over. If the block raises, the fault has hit no process and is not recorded."""
+        """Record a fault when it is over. If the block raises, it was not injected or hit no process: no record."""
         began_us = self.observer.now_us()
         yield
         self.observer.broke(kind, target, began_us)

@@ -1,10 +1,10 @@
 """Real zombies: at each step of the protocol a process stops itself (SIGSTOP), is replaced, and continues (SIGCONT).
 
 Each step has its own small cluster, under load with ack 1 and 2, with readers that never stop. The role stops at the
-step that its environment names (faults/steps.py). The test causes what leads a process to that step: a kill -9 of the
-sequencer, of a broker, of a replica, of everything. The stopped process is replaced: by its supervisor, or, where that
-is an operator's task, by a process of this test. After all leases it continues in the middle of its work. Then every
-record that was acked, or read at any time, must still be there, unchanged.
+step that its environment names (faults/steps.py). The test causes the step: for example by a kill -9 of the sequencer,
+of a broker, of a replica, of everything. The stopped process is replaced: by its supervisor, or, where that is an
+operator's task, by a process of this test. After all leases it continues in the middle of its work. Then every record
+that was acked, or read at any time, must still be there, unchanged.
 """
 
 from __future__ import annotations

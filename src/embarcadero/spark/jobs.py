@@ -221,7 +221,7 @@ class JobLedger:
         self._log.trim(self._name, before_seq=below)
 
     def _needed(self) -> list[JobFact]:
-        """Facts that a process may still ask for: none of epochs before the newest one that is done."""
+        """Facts that a process may still ask for: none of epochs before the newest done epoch."""
         newest = {job: fact.epoch for job, fact in self._newest.items()}
         return [fact for fact in self._facts.values() if fact.kind == BEGUN or fact.epoch >= newest.get(fact.job, 0)]
 
@@ -383,7 +383,7 @@ class JobSteps(Protocol):
     """The part of a job that depends on its kind."""
 
     def plan(self, newest: JobFact | None) -> bytes | None:
-        """Plan the step after the newest one that is done; None if no step remains."""
+        """Plan the step after the newest done step; None if no step remains."""
 
     def write(self, epoch: int, plan: bytes) -> None:
         """Write the rows of a step into the target, as one epoch of the job's write."""
@@ -541,7 +541,7 @@ def stage_spans(
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 def typed(error: Exception) -> EmbarcaderoError:
-    """Convert an error from Spark into one of ours: the last one that its traceback names, if there is one."""
+    """Convert an error from Spark into a typed one: the last typed error in its traceback, if there is one."""
     if isinstance(error, EmbarcaderoError):
         return error
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 # --- tasks ------------------------------------------------------------------------------------------------------------
 _GROUP_BYTES_MIN: Final = 8 * MIB  # rows are turned into batches in groups of this many bytes,
 _GROUP_BYTES_MAX: Final = 64 * MIB  # or more, if they go to many partitions
-_REFRESH_S: Final = 3_600.0  # a long task announces at this interval that its write goes on
+_REFRESH_S: Final = 3_600.0  # a long task announces at this interval that its write continues
 _OVERHEAD_BYTES: Final = 8 * 1024  # of an Arrow message; and for each column:
 _COLUMN_OVERHEAD_BYTES: Final = 512
 
@@ -144,7 +144,7 @@ class Stager:
         self._sent.append((future, replace(batch, payload=None)))
 
     def _announce(self, publisher: Publisher) -> None:
-        """Announce that the write goes on. The sweep keeps batches only if it could read this before they came."""
+        """Announce that the write continues. The sweep keeps only batches staged after it could read this fact."""
         self._announce_at, announced_s = time.monotonic() + _REFRESH_S, time.time()
         fact = encode_fact(Begun(self._work.write, self._work.epoch, self._work.attempt), int(announced_s * 1e6))
         publisher.publish_encoded(fact, 1, partition=FACTS, timeout=DELIVERY_TIMEOUT_S).result(DELIVERY_TIMEOUT_S)

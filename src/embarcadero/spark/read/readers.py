@@ -540,7 +540,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
     def _limit_bytes(self, now: TopicNow, waiting: Mapping[int, int], limit: int, limited: LaneEnds) -> int:
         """Lower the ends of a topic to a limit of bytes, in whole batches, at least one of each lane.
 
-        Return the bytes that remain to read.
+        Return the bytes that will be read.
         """
         name, used = now.about.name, 0
         for lane, records in waiting.items():

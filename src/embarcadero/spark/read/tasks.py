@@ -4,8 +4,8 @@ A task reads a span of a lane (`SpanReader`): rows of the table below the tier f
 passes them to Spark as Arrow. `table_part` alone decides between table and brokers. Rows of the table are rows of the
 log, so nothing is decoded twice. Entries without records, and rows outside of the span, are cut out.
 
-Filters that Spark pushes down: exact ones are comparisons with numbers and times of columns that are never null. They
-narrow the span where the log can find the position, and rows outside are dropped before they go to Java.
+Filters that Spark pushes down are exact if they compare numbers or times of columns that are never null. They narrow
+the span where the log can find the position, and rows outside are dropped before they go to Java.
 """
 
 from __future__ import annotations

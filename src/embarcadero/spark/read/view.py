@@ -320,7 +320,7 @@ class ReadView:
         }
 
     def _finer(self, ends: LaneEnds, measured: _Measured, found: _Cuts, missing: int) -> _Cuts:
-        """Cut batches by seq if there are to be more tasks than batches."""
+        """Cut batches by seq, for more tasks than there are batches."""
         if missing <= 0:
             return found
         extra = shares(missing, {key: high.seq - low.seq for key, (low, high) in ends.items()})
