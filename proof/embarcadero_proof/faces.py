@@ -107,7 +107,7 @@ class Source:
 def unawaited(line: str) -> str:
     """Remove `await` from a line of a docstring: futures become calls of `result()`, other awaits become plain calls.
 
-    unawaited("position = await (await publisher.send(b'1'))")      # position = publisher.send(b'1').result()
+        unawaited("position = await (await publisher.send(b'1'))")      # position = publisher.send(b'1').result()
     """
     for old, new in _PHRASES:
         line = line.replace(old, new)

@@ -21,7 +21,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import SqliteStore
 from embarcadero_proof.chaos import troubles
 from embarcadero_proof.chaos.cases import Trouble
-from embarcadero_proof.chaos.places import is_replaced
+from embarcadero_proof.chaos.replacement import is_replaced
 from embarcadero_proof.chaos.troubles import KINDS, Stage
 from embarcadero_proof.chaos.watch import Observer
 from embarcadero_proof.sim.history import Fault

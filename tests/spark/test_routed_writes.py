@@ -172,7 +172,9 @@ def test_rows_that_name_no_topic_fail_the_task(log: emb.Log, names: list[str]) -
         (FRAME.set(0, pa.field("topic", pa.int64())).remove(2), "column 'value' is missing; column 'topic' is int64"),
     ],
 )
-def test_a_frame_that_cannot_be_routed_is_refused_before_any_task(log: emb.Log, frame: pa.Schema, words: str) -> None:
+def test_a_frame_that_cannot_be_routed_is_refused_before_any_task(
+    log: emb.Log, frame: pa.Schema, words: str
+) -> None:
     """On the driver."""
     with pytest.raises(BadValue) as caught:
         writer(log, frame)

@@ -87,9 +87,8 @@ def test_bad_writes_are_refused_before_any_task_runs(spark: SparkSession, log: e
     )
     assert 'use mode("append"); to start empty' in refusal(lambda: save(log, topic, good, "overwrite"))
     assert "option 'topic' is missing, and the frame has no column 'topic'" in refusal(
-        lambda: (
-            good.selectExpr("name value").write.format("embarcadero").options(brokers=log.address).mode("append").save()
-        )
+        lambda: good.selectExpr("name value").write.format("embarcadero").options(brokers=log.address)
+        .mode("append").save()
     )
     assert [each.name for each in log.topics(hidden=True) if each.name == ROUTED_TOPIC] == []
     assert "there is no topic 'nowhere'" in refusal(lambda: save(log, "nowhere", good))
@@ -241,7 +240,9 @@ def test_a_stream_survives_rollbacks_of_sparks_commit_log(
     assert ids(log, topic) == list(range(300))
 
 
-def test_invalid_streams_are_refused(spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path) -> None:
+def test_invalid_streams_are_refused(
+    spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path
+) -> None:
     """Before a task runs: an option of batch writes, a mode that takes rows back."""
     log.create_topic(topic, replicas=1)
     feed(spark, tmp_path, 0, 1)

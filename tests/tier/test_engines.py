@@ -107,7 +107,9 @@ def test_auto_leaves_large_amounts_to_spark() -> None:
     assert told == ["process writes 2", "spark writes 2", "process writes 1", "spark may rest", "spark ends"]
 
 
-def test_a_job_reports_its_backlog_and_its_engine(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_reports_its_backlog_and_its_engine(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The whole backlog counts, however little one cycle takes.
 
     The engine's name reaches the store with each commit.

@@ -218,7 +218,9 @@ BUGS: Final = (
         "a takeover orders only the entries that it prefetched before its epoch line was open",
         "P2, P5",
         witnesses=(1019, 1058, 1004),
-        edits=(Edit(f"{_STATE}.rest", "replay(order, after, now_us)", "replay(order, after := after[:0], now_us)"),),
+        edits=(
+            Edit(f"{_STATE}.rest", "replay(order, after, now_us)", "replay(order, after := after[:0], now_us)"),
+        ),
     ),
     Bug(
         "append-time-goes-back",
@@ -266,7 +268,9 @@ BUGS: Final = (
         "a sequencer keeps the rings of a deleted topic",
         "P9",
         witnesses=(150_000,),
-        edits=(Edit(f"{_LEADERSHIP}LeaderLanes.drop", "self._leader.fabric.remove(name)", "pass"),),
+        edits=(
+            Edit(f"{_LEADERSHIP}LeaderLanes.drop", "self._leader.fabric.remove(name)", "pass"),
+        ),
     ),
     Bug(
         "epoch-opened-late",

@@ -30,8 +30,8 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import SqliteStore
 from embarcadero_proof.chaos.cases import Trouble
 from embarcadero_proof.chaos.disks import books, lost_spans
-from embarcadero_proof.chaos.places import is_replaced
 from embarcadero_proof.chaos.proxy import FAIR, Mood, Proxy
+from embarcadero_proof.chaos.replacement import is_replaced
 from embarcadero_proof.chaos.watch import Observer
 from embarcadero_proof.faults.disks import failing_mark
 from embarcadero_proof.sim.history import FabricLost, RoleFailed, Stopped

@@ -68,7 +68,6 @@ _SOME_RECORDS: Final = 64
 _HELD_UP_S: Final = 0.3
 _POLL_S: Final = 0.02
 
-
 @dataclass(slots=True)
 class Case:
     """The result of one step."""
@@ -135,7 +134,9 @@ class Stage:
         before = os.environ.get(STEP_VARIABLE)
         os.environ[STEP_VARIABLE] = f"{self.step.role}@{self.step.value}:stop"
         try:
-            self._supervisor, _ = start(UpOptions(config=self._config, stop_with_stdin=True, node_module=NODE_MODULE))
+            self._supervisor, _ = start(
+                UpOptions(config=self._config, stop_with_stdin=True, node_module=NODE_MODULE)
+            )
         finally:
             os.environ.pop(STEP_VARIABLE)
             if before is not None:
@@ -364,7 +365,6 @@ WAYS: Final[dict[str, Callable[[Stage], None]]] = {
 
 
 # --- the stop ---------------------------------------------------------------------------------------------------------
-
 
 def _stopped(pid: int) -> bool:
     return state_of(pid) == "T"

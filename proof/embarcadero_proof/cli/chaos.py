@@ -82,7 +82,9 @@ def matrix(
     if list_:
         list_cli(json)
         return
-    settings = Settings(cases=tuple(find(case or [])), seconds=seconds, seed=seed, report=report, histories=histories)
+    settings = Settings(
+        cases=tuple(find(case or [])), seconds=seconds, seed=seed, report=report, histories=histories
+    )
     raise typer.Exit(run_cli(settings, json))
 
 

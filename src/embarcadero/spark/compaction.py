@@ -440,13 +440,13 @@ def _newest(spark: SparkSession, pieces: list[_Piece], target: TopicInfo) -> Any
                     keys = columns.column(key)
                     first = (number << _OFFSET_BITS) + seq - span.start.seq
                     numbers = pa.array(np.arange(first, first + columns.num_rows))
-                    found = pa.RecordBatch.from_arrays([plain_key(keys), numbers], names=["key", "place"])
+                    found = pa.RecordBatch.from_arrays([plain_key(keys), numbers], names=["key", "position"])
                     yield found.filter(keys.is_valid()) if keys.null_count else found
 
     kind = "long" if kinds.is_integer(target.versions.newest.field(key).type) else "binary"
-    frame: Any = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(positions, f"key {kind}, place long")
-    newest = frame.groupBy("key").max("place").withColumnRenamed("max(place)", "place")
-    split = newest.selectExpr(f"shiftright(place, {_OFFSET_BITS}) piece", f"place & {_OFFSET_MASK}L offset")
+    frame: Any = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(positions, f"key {kind}, position long")
+    newest = frame.groupBy("key").max("position").withColumnRenamed("max(position)", "position")
+    split = newest.selectExpr(f"shiftright(position, {_OFFSET_BITS}) piece", f"position & {_OFFSET_MASK}L offset")
     return split.repartition(min(len(pieces), _GROUPS_MAX), "piece").groupBy("piece")
 
 

@@ -461,7 +461,7 @@ class Job:
         raise Stale(
             f"step {planned.epoch} of job {self.write!r} was begun {silent_s:.0f} s ago, and topic {target.name!r} "
             f"remembers writes for {target.session_ttl_s} s: it is unknown whether the step is in the topic",
-            "look at the newest records of the topic; then begin another job (another name) with what is missing. "
+            "look at the newest records of the topic; then begin another job (another name) with the missing records. "
             "Start jobs again sooner, or give the topic a longer session_ttl_s",
         )
 

@@ -28,8 +28,8 @@ class Lag(NamedTuple):
 class LagListener(StreamingQueryListener):
     """Keeps the lag of every query that reads a topic: as a gauge for Prometheus, and by `lags()`.
 
-    spark.streams.addListener(LagListener())
-    prometheus_client.start_http_server(9400)
+        spark.streams.addListener(LagListener())
+        prometheus_client.start_http_server(9400)
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:

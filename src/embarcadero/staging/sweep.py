@@ -133,7 +133,7 @@ class OpenWrites:
         self.writes.setdefault(fact.write, OpenWrite(at_us)).take(fact, at_us)
 
     def with_manifests(self) -> list[str]:
-        """Return writes that may be decided and not done."""
+        """Return writes that may be decided, and not done."""
         return [write for write, known in self.writes.items() if known.manifests]
 
     def stands_still(self, write: str, decided: HeldName, data: HeldName, now_us: int) -> bool:

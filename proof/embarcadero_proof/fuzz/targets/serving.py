@@ -69,8 +69,7 @@ def _conversations() -> Inputs:
     wrong = [(at[0], 1, at[2]), (at[0], 0, 9), (at[0] + 1, 0, at[2])]
     session = {"session": 0, "count": 1}
     refer = [
-        reference_frame(staged, at, **session, session_seq=8),
-        batch_frame(staged, **session, session_seq=9),
+        reference_frame(staged, at, **session, session_seq=8), batch_frame(staged, **session, session_seq=9),
         *(reference_frame(staged, each, **session, session_seq=10) for each in wrong),
         reference_frame(raw_payload(2), at, **session, session_seq=11),
         reference_frame(staged, at, session=0, count=2, session_seq=12),

@@ -531,10 +531,10 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
                     high = self._view.topic(name).position_of(lane, low.seq + share) if share else low
                 limited[name, lane] = low, high
         if options.max_bytes is not None:
-            topics, left = by_topic(waiting), options.max_bytes
+            topics, remaining = by_topic(waiting), options.max_bytes
             for number, name in enumerate(sorted(topics, key=lambda name: (sum(topics[name].values()), name))):
-                share = left // (len(topics) - number)  # unused parts of a share go to topics with more records
-                left -= self._limit_bytes(now[name], topics[name], share, limited)
+                share = remaining // (len(topics) - number)  # unused parts of a share go to topics with more records
+                remaining -= self._limit_bytes(now[name], topics[name], share, limited)
         return limited
 
     def _limit_bytes(self, now: TopicNow, waiting: Mapping[int, int], limit: int, limited: LaneEnds) -> int:

@@ -55,10 +55,10 @@ def fair_shares(limit: int, waiting: Mapping[str, int]) -> dict[str, int]:
     waiting records.
     """
     given: dict[str, int] = {}
-    left = limit
+    remaining = limit
     for number, topic in enumerate(sorted(waiting, key=lambda topic: (waiting[topic], topic))):
-        given[topic] = min(waiting[topic], left // (len(waiting) - number))
-        left -= given[topic]
+        given[topic] = min(waiting[topic], remaining // (len(waiting) - number))
+        remaining -= given[topic]
     return given
 
 
@@ -69,8 +69,8 @@ def shares(limit: int, waiting: Mapping[ShareKey, int]) -> dict[ShareKey, int]:
         return dict(waiting)
     exact = {lane: limit * amount for lane, amount in waiting.items()}
     given = {lane: amount // total for lane, amount in exact.items()}
-    left = limit - sum(given.values())
-    for lane in sorted(exact, key=lambda lane: (-(exact[lane] % total), lane))[:left]:
+    remaining = limit - sum(given.values())
+    for lane in sorted(exact, key=lambda lane: (-(exact[lane] % total), lane))[:remaining]:
         given[lane] += 1
     return given
 
