@@ -181,7 +181,7 @@ def test_several_topics(spark: SparkSession, log: emb.Log, tmp_path: Path) -> No
     assert everything() == []
     log.delete_topic("many-b")
     publish("many-c", 5)
-    with pytest.raises(Exception, match=r"RecordsLost.*topic 'many-b' .* was deleted under this query"):
+    with pytest.raises(Exception, match=r"RecordsLost.*topic 'many-b' .* was deleted during this query"):
         everything()
     assert everything(failOnDataLoss="false") == [5]
     rows = spark.read.parquet(str(tmp_path / "rows")).collect()

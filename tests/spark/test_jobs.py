@@ -321,7 +321,7 @@ def test_invalid_compactions_are_refused(spark: SparkSession, log: emb.Log, topi
         (f"{topic}-keyed", {"into": f"{topic}-values"}, BadSchema, "columns or a key other than"),
         (f"{topic}-keyed", {"deletes": "gone"}, BadValue, "no column 'gone'"),
         (f"{topic}-keyed", {"deletes": "n"}, BadValue, "not bool"),
-        (f"{topic}-keyed", {"deletes": "nulls"}, BadValue, "may not be null"),
+        (f"{topic}-keyed", {"deletes": "nulls"}, BadValue, "is not nullable"),
         (f"{topic}-nowhere", {}, UnknownTopic, "nowhere"),
     ]
     for name, more, kind, problem in refused:
@@ -427,7 +427,7 @@ def test_invalid_replays_are_refused(
     describe = emb.Log.describe
     refused: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"into": topic}, BadValue, "it is the same topic"),
-        ({"into": f"{topic}-typed"}, BadSchema, "other columns"),
+        ({"into": f"{topic}-typed"}, BadSchema, "has columns other than"),
         ({"into": f"{topic}-striped"}, BadValue, "order 0"),
         ({"into": "__jobs.0000000000000000"}, BadName, "topic of the cluster"),
         ({"into": f"{topic}-to", "start": 20, "end": 10}, BadValue, "ends .at seq 10. before it starts .at seq 20."),

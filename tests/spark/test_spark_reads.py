@@ -169,7 +169,7 @@ def test_a_topic_can_be_a_view_in_sql(spark: SparkSession, log: emb.Log, orders:
     ("options", "says"),
     [
         ({"minPartition": "5"}, "option 'minpartition' does not exist .*did you mean 'minPartitions'"),
-        ({"startingOffsets": "soon"}, "option 'startingOffsets' is 'soon': no place"),
+        ({"startingOffsets": "soon"}, "option 'startingOffsets' is 'soon': it is not a position"),
         ({"columns": "seq,colour"}, "there is no column 'colour' .*there are topic, partition"),
         ({"topic": "nowhere"}, "no topic 'nowhere'|topic 'nowhere'"),
         ({"brokers": "127.0.0.1:1"}, "127.0.0.1:1"),

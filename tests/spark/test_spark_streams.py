@@ -95,7 +95,7 @@ def test_a_query_of_one_topic_becomes_a_query_of_all_matching_topics(
 
     log.delete_topic("many-c")
     fill(log, "many-b", 10, first=90)
-    with pytest.raises(StreamingQueryException, match=r"topic 'many-c' \(id .* was deleted under .*failOnDataLoss"):
+    with pytest.raises(StreamingQueryException, match=r"topic 'many-c' \(id .* was deleted during .*failOnDataLoss"):
         everything()
     assert everything(failOnDataLoss="false") == [10]
     rows = spark.read.parquet(str(tmp_path / "rows")).collect()
@@ -191,5 +191,5 @@ def test_a_topic_deleted_under_a_running_query_stops_it_with_our_message(
 def test_a_stream_refuses_options_of_batch_reads(spark: SparkSession, log: emb.Log, tmp_path: Path) -> None:
     """Before anything runs."""
     log.create_topic("refused", replicas=1)
-    with pytest.raises(Exception, match="'endingOffsets' does not go with a stream"):
+    with pytest.raises(Exception, match="'endingOffsets' can't be used with a stream"):
         run(streamed(spark, log, "refused", endingOffsets="5"), tmp_path)

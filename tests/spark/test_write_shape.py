@@ -51,7 +51,7 @@ def test_options_are_found_in_any_case() -> None:
     ("wrong", "streaming", "words"),
     [
         ({"topik": "x"}, False, "did you mean 'topic'"),
-        ({"writeId": "w"}, True, "does not go with a stream"),
+        ({"writeId": "w"}, True, "can't be used with a stream"),
         ({"batchId": "3"}, False, "without 'writeId'"),
         ({"writeId": "w", "batchId": "-1"}, False, "it is not a number from 0"),
         ({"writeId": ""}, False, "not 1 to 128 bytes"),
@@ -290,7 +290,7 @@ def test_pieces_are_never_larger_than_allowed() -> None:
     pieces = list(cut(rows, 1_000, 6_000, 40))
     assert all(piece.nbytes <= 6_000 and piece.num_rows <= 40 for piece in pieces)
     assert pa.concat_batches(pieces) == rows
-    with pytest.raises(BadValue, match="a row of"):
+    with pytest.raises(BadValue, match="a row has"):
         list(cut(rows, 1_000, 4_000, 40))
 
 

@@ -125,7 +125,7 @@ def deletes_of(schemas: TopicSchemas, key: str, text: str | None) -> Deletes:
     if text is None or text == NULLS:
         can = bool(fields) and all(field.nullable for field in fields.values())
         if text == NULLS and not can:
-            raise BadValue(f"deletes {text!r}: some column other than the key {key!r} may not be null", _HINT)
+            raise BadValue(f"deletes {text!r}: a column other than the key {key!r} is not nullable", _HINT)
         return Deletes(NULLS if can else NONE, key)
     column, equals, value = text.partition("=")
     if column not in fields:
