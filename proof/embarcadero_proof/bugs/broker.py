@@ -32,11 +32,11 @@ BUGS: Final = (
     Bug("lost-gap-from-reader", "a LOST gap begins at the reader's position, though records that it read are lost",
         "P1", bias=LOSS, witnesses=(1,), edits=(
             Edit("embarcadero.broker.durable:LaneRanges.lost_at", "start = before[0].end", "start = index"),)),
-    Bug("end-above-loss", "a reader at the end of a broker's lane gets no gap for its loss", "P1",
+    Bug("end-above-loss", "a reader at the end of a broker's lane does not learn of its losses", "P1",
         lanes=True, bias=ENDED, witnesses=(46,), edits=(
             Edit("embarcadero.broker.lane_reader:BrokerLaneReader._kept", 'if read != "ordered" or end == 0:',
                  "if True:"),)),
-    Bug("lost-called-never-durable", "a reader of ordered records gets no gap for its lost records",
+    Bug("lost-called-never-durable", "a reader of ordered records gets a NEVER_DURABLE gap for lost ones",
         "P1", bias=LOSS, witnesses=(0,), edits=(
             Edit(f"{_STORED}.kind_for", 'ask.read == "durable" and ask.never_durable', "ask.never_durable"),)),
     Bug("start-unsearched", "a broker takes memory as a lane's start before it has searched the files", "P4",
