@@ -218,7 +218,7 @@ def test_a_zombie_that_was_not_replaced_fails_the_case(tmp_path: Path, monkeypat
     """It was only a pause."""
     monkeypatch.setattr(troubles, "_REPLACED_S", 0.2)
     stage = zombie_broker(tmp_path, lambda *_: None)
-    assert "broker:1 stood still" in stage.problems[0]
+    assert "broker:1 was stopped" in stage.problems[0]
 
 
 def test_a_zombie_that_was_woken_or_killed_too_early_fails_the_case(tmp_path: Path) -> None:

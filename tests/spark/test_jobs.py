@@ -433,7 +433,7 @@ def test_invalid_replays_are_refused(
         ({"into": f"{topic}-to", "start": 20, "end": 10}, BadValue, "ends .at seq 10. before it starts .at seq 20."),
         ({"into": f"{topic}-to", "start": "tomorrow"}, BadValue, "use earliest, latest, a seq, or a time"),
         ({"into": f"{topic}-to", "end": 51}, EmbarcaderoError, "beyond the end"),
-        ({"into": f"{topic}-to", "rate": 0}, BadValue, "rate of 0"),
+        ({"into": f"{topic}-to", "rate": 0}, BadValue, "rate is 0"),
         ({"into": f"{topic}-to", "name": "a/b"}, BadName, "not a valid name of a job"),
     ]
     for more, kind, problem in refused:

@@ -72,5 +72,5 @@ def test_a_users_own_job(spark: SparkSession, shop: emb.Log, tmp_path: Path) -> 
     )
     run_job(spark, shop, job, [str(tmp_path / "out")])
     assert (tmp_path / "out").read_text() == "42 3 True"
-    with pytest.raises(BadValue, match="no file"):
+    with pytest.raises(BadValue, match="does not exist"):
         run_job(spark, shop, tmp_path / "absent.py", [])

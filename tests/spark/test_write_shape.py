@@ -54,7 +54,7 @@ def test_options_are_found_in_any_case() -> None:
         ({"writeId": "w"}, True, "can't be used with a stream"),
         ({"batchId": "3"}, False, "without 'writeId'"),
         ({"writeId": "w", "batchId": "-1"}, False, "it is not a number from 0"),
-        ({"writeId": ""}, False, "not 1 to 128 bytes"),
+        ({"writeId": ""}, False, "it does not have 1 to 128 bytes"),
         ({"orderBy": "a,,b"}, False, "it has an empty"),
         ({"batchBytes": "0"}, False, "the size of batches in bytes"),
         ({"addColumns": "yes"}, False, "adds missing columns to a topic with a schema"),
