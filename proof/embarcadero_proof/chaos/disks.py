@@ -65,10 +65,10 @@ def stored(data_dir: Path, ranges: list[Range], starts: Mapping[int, int]) -> St
 def _of_range(folder: Path, range_: Range, start: int) -> set[tuple[int, int, int]]:
     start, end = max(start, range_.start), _FOR_EVER if range_.end is None else range_.end
     return {
-        (range_.lane, record.place, digest_of(record.payload))
+        (range_.lane, record.at_index, digest_of(record.payload))
         for path in sorted(folder.glob("*.log"))
         for record in records(path.read_bytes())
-        if record.kind == EntryKind.BATCH and start <= record.place < end
+        if record.kind == EntryKind.BATCH and start <= record.at_index < end
     }
 
 
