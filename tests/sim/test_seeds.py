@@ -21,7 +21,7 @@ KEPT = list(csv.DictReader((Path(__file__).parent / "kept-seeds.tsv").read_text(
 """Runs that broke a promise once. Kind: `swarm`, or `plain` for a run without the further kinds of faults."""
 
 STANDBYS = {
-    1003: "three candidates, killed, stopped, asked to hand over and wrong about each other",
+    1003: "three sequencers, killed, stopped, asked to hand over and wrong about each other",
     1011: "two that end in the middle of takeovers, with replicas in trouble",
 }
 """Runs with sequencers that stand for election: they start with seed 1,000."""
