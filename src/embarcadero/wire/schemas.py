@@ -425,7 +425,8 @@ def decode_schema(data: bytes) -> pa.Schema:
     except BadSchema:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # names that are not UTF-8 raise on access
-        raise BadSchema(f"the schema is not an Arrow schema: {error}", "send the result of pyarrow's Schema.serialize") from None
+        problem = f"the schema is not an Arrow schema: {error}"
+        raise BadSchema(problem, "send the result of pyarrow's Schema.serialize") from None
 
 
 def decode_versions(columns: bytes, widths: Sequence[int]) -> TopicSchemas:
