@@ -29,16 +29,16 @@ def test_an_ack_that_is_counted_late_is_not_a_new_one() -> None:
     stream = stream_with(8)
     stream._waiting.append((7, told()))
     awaited = stream.next_ack()
-    stream._told(7, told())
+    stream._on_ack(7, told())
     stream._settle(256)
     assert len(stream.acked) == 1
     assert awaited.at_s is None
-    stream._told(8, told(TimedOut("it ended without an ack")))
+    stream._on_ack(8, told(TimedOut("it ended without an ack")))
     assert awaited.at_s is None
-    stream._told(9, told())
+    stream._on_ack(9, told())
     first_s = awaited.at_s
     assert first_s is not None
-    stream._told(10, told())
+    stream._on_ack(10, told())
     assert awaited.at_s == first_s
     assert stream.next_ack().at_s is None
 
