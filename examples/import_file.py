@@ -62,4 +62,6 @@ def main(path: str, address: str = "") -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:]:
+        sys.exit("Usage: python examples/import_file.py FILE [ADDRESS]")
     main(*sys.argv[1:])

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import embarcadero as emb
 
-TOPIC = "payments"
+TOPIC = "card-payments"
 CUSTOMERS = (b"ann", b"bob", b"eve")
 TABLES = """
 create table if not exists totals (version text, customer text, cents integer, primary key (version, customer));

@@ -2,7 +2,7 @@
 
     pip install fastapi uvicorn
     embarcadero up --brokers 2 --detach
-    uvicorn --app-dir examples web_service:app
+    python examples/web_service.py      # several processes: uvicorn --app-dir examples web_service:app --workers 4
 
     curl localhost:8000/orders --json '{"item": "two coffees", "table": 4}'
     curl localhost:8000/orders/0
@@ -112,3 +112,9 @@ async def not_stored(_: Request, error: emb.Retriable) -> JSONResponse:
 async def maybe_stored(_: Request, error: Exception) -> JSONResponse:
     """Answer 504: the outcome is unknown."""
     return JSONResponse({"detail": f"the order may be stored: {error or 'no answer in time'}"}, 504)
+
+
+if __name__ == "__main__":
+    import uvicorn
+
+    uvicorn.run(app)

@@ -169,7 +169,7 @@ def test_a_replay_corrects_the_totals(log: emb.Log) -> None:
 def test_totals_count_each_record_once_after_a_failure(log: emb.Log, tmp_path: Path) -> None:
     """The program fails in the middle of a batch, and starts again: the batch is counted as a whole, or not at all."""
     example, database, read = load("replay"), tmp_path / "totals.db", [0]
-    begins = log.tail("payments").seq
+    begins = log.tail("card-payments").seq
     for _ in range(4):
         example.pay(log, 30)
 
@@ -188,21 +188,21 @@ def test_totals_count_each_record_once_after_a_failure(log: emb.Log, tmp_path: P
     example.catch_up(log, again)
     again.close()
 
-    records = log.tail("payments").seq
+    records = log.tail("card-payments").seq
     assert sum(example.current(database).values()) == 29 * records
 
 
 def test_totals_refuse_a_topic_without_its_oldest_records(log: emb.Log, tmp_path: Path) -> None:
     """They continue at their position; if records from there on were trimmed, the totals would be wrong."""
     example = load("replay")
-    log.create_topic("payments-trimmed")
-    example.TOPIC = "payments-trimmed"
+    log.create_topic("card-payments-trimmed")
+    example.TOPIC = "card-payments-trimmed"
     for _ in range(3):
         example.pay(log, 3)
     totals = example.Totals(tmp_path / "totals.db", "1", example.cents)
-    [[first, *_], *_] = log.scan("payments-trimmed")
+    [[first, *_], *_] = log.scan("card-payments-trimmed")
     totals.add(first)
-    log.trim("payments-trimmed", before_seq=9)
+    log.trim("card-payments-trimmed", before_seq=9)
 
     with pytest.raises(RuntimeError, match="no longer has all records"):
         example.catch_up(log, totals)
