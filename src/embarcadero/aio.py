@@ -38,4 +38,8 @@ async def local(
         await asyncio.to_thread(cluster.close)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 __all__ = ["Log", "Opening", "Publisher", "RecordAwaitable", "Subscriber", "connect", "local"]

@@ -235,6 +235,10 @@ def from_wire(code: str, message: str, hint: str = "") -> EmbarcaderoError:
     return BY_NAME.get(code, EmbarcaderoError)(message, hint)
 
 
+def __dir__() -> list[str]:
+    return sorted(BY_NAME.keys() | {ManyErrors.__name__})
+
+
 # --- invariants: always on, since `python -O` strips `assert` ---------------------------------------------------------
 class InvariantBroken(AssertionError):
     """A bug in Embarcadero itself. Please report it with the message and the traceback."""

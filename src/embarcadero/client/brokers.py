@@ -10,10 +10,10 @@ were, because the whole cluster may have been started anew. A `CoreDriver` runs 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from embarcadero.client import lifetime
 from embarcadero.client.link import ClientCore, FetchCore, Link, PublishCore
@@ -21,6 +21,7 @@ from embarcadero.config import DEFAULTS
 from embarcadero.config.table import ClientKeys
 from embarcadero.errors import (
     BadFrame,
+    BadMagic,
     BadVersion,
     Closed,
     EmbarcaderoError,
@@ -54,6 +55,7 @@ from embarcadero.wire.codec import (
     FrameKind,
     FrameReceiver,
     FullReceived,
+    check_message,
     control_frame,
 )
 from embarcadero.wire.messages import AnyMessage, BrokerAddress, Failed, Hello, MembersAre, Message, Welcome
@@ -64,6 +66,12 @@ _PAUSE_FIRST_S = 0.02
 _PAUSE_LAST_S = 1.0
 _RETRY_S = 0.02
 _ADDRESSES_KEPT = 64
+_LOG_AGAIN_S = 60.0  # how often a client without any broker logs that it has none
+_LOG: Final = logging.getLogger("embarcadero.client")
+NO_BROKER_HINT: Final = "is the cluster up, and is this the port of a broker?"
+_OTHER_PORT: Final = (
+    "give the port of a broker, 9092 by default: `embarcadero status` lists the addresses of brokers and of metrics"
+)
 
 Address = tuple[str, int]
 Answer = TypeVar("Answer", bound=Message)
@@ -219,6 +227,9 @@ async def open_connection(
     except BaseException as error:
         if connection is not None:
             connection.drop()
+        if isinstance(error, BadMagic):
+            what = "speaks HTTP, and is no broker" if "HTTP or another" in error.hint else "is no broker"
+            raise Unreachable(f"{host}:{port} {what}: {error.message}", _OTHER_PORT) from None
         if isinstance(error, TimeoutError):
             raise Unreachable(f"{host}:{port} does not answer within {patience_s:g} s") from None
         if isinstance(error, OSError) and not isinstance(error, EmbarcaderoError):
@@ -259,6 +270,27 @@ class _Pauses:
         """Let some time pass; the next time, more."""
         await asyncio.sleep(self._next)
         self._next = min(2 * self._next, _PAUSE_LAST_S)
+
+
+class _Outage:
+    """Logs that no broker answers, now and then, and that one answers again."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._logged = 0.0
+
+    def goes_on(self, error: EmbarcaderoError) -> None:
+        """Another try has failed."""
+        now = asyncio.get_running_loop().time()
+        if self._since is None or now - self._logged >= _LOG_AGAIN_S:
+            self._since, self._logged = self._since or now, now
+            _LOG.warning("lost the connection to all brokers, and %s; trying again", error.message)
+
+    def over(self) -> None:
+        """There is a connection."""
+        if self._since is not None:
+            _LOG.warning("connected again after %.1f s", asyncio.get_running_loop().time() - self._since)
+            self._since = None
 
 
 class BatchLimits(NamedTuple):
@@ -368,7 +400,7 @@ class BrokerPool:
         except TimeoutError as error:
             if isinstance(error, EmbarcaderoError):
                 raise
-            raise Unreachable(f"no broker answers within {patience_s:g} s", "is the cluster up?") from None
+            raise Unreachable(f"no broker answers within {patience_s:g} s", NO_BROKER_HINT) from None
 
     def _started(self, task: asyncio.Task[None]) -> None:
         self._starting = None
@@ -403,7 +435,9 @@ class BrokerPool:
         if problems and all(isinstance(error, TooMany) for error in problems):
             raise fresh(problems[0])
         why = "; ".join(sorted(error.message for error in problems))
-        raise Unreachable(f"no broker answers at {tried}: {why}", "is the cluster up?")
+        other = any(error.hint == _OTHER_PORT for error in problems)
+        hint = _OTHER_PORT if other else NO_BROKER_HINT
+        raise Unreachable(f"no broker answers at {tried}: {why}", hint)
 
     async def _open(self, address: Address, patience_s: float) -> tuple[BrokerConnection, Welcome]:
         self._made += 1
@@ -411,17 +445,20 @@ class BrokerPool:
 
     async def _find_when_alone(self) -> None:
         """When every connection is gone the members may have moved: ask wherever brokers were, and the seeds."""
-        pauses = _Pauses()
+        pauses, outage = _Pauses(), _Outage()
         while True:
             pauses.connected()
             while self._live:
+                outage.over()
                 self._changed.clear()
                 await self._changed.wait()
             pauses.lost()
             await pauses.wait()
             if not self._live:
-                with contextlib.suppress(EmbarcaderoError):
+                try:
                     self._adopt(*await self._find(self._addresses.all(), self.settings.connect_timeout_s))
+                except EmbarcaderoError as error:
+                    outage.goes_on(error)
 
     def _adopt(self, connection: BrokerConnection, welcome: Welcome) -> None:
         """Use a connection that found its broker; keep it up from now on."""
@@ -570,6 +607,13 @@ class BrokerPool:
         self._turn += 1
         return self._turn
 
+    @property
+    def state(self) -> str:
+        """The state of the connections in a few words, for people."""
+        if self._closed:
+            return "closed"
+        return f"connected to {len(self._live)} broker{'s' * (len(self._live) != 1)}" if self._live else "not connected"
+
     def live(self) -> list[BrokerConnection]:
         """All connections that may be used."""
         return list(self._live.values())
@@ -587,6 +631,7 @@ class BrokerPool:
         `again`: the question may be asked twice, so a lost answer is asked for elsewhere. Without a `timeout` it takes
         at most `client.request_timeout_s`.
         """
+        check_message(message)
         answer = await self._ask(message, self.settings.request_timeout_s if timeout is None else timeout, again)
         if not isinstance(answer, kind):
             raise BadFrame(f"{type(message).__name__} was answered with {type(answer).__name__}", "report it: a bug")
@@ -624,7 +669,7 @@ class BrokerPool:
                 async with asyncio.timeout_at(deadline):
                     await self._changed.wait()
             except TimeoutError:
-                raise Unreachable(f"no broker to ask for {what}", "is the cluster up?") from None
+                raise Unreachable(f"no broker to ask for {what}", NO_BROKER_HINT) from None
         return usable[self.next_turn() % len(usable)]
 
     async def close(self) -> None:

@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -29,9 +28,17 @@ from embarcadero.client import lifetime
 from embarcadero.client.arguments import PublisherOptions, asked_order, checked_ack, checked_durable
 from embarcadero.client.batches import OutBatch
 from embarcadero.client.brokers import BrokerPool, CoreDriver, now_us
-from embarcadero.client.encoding import by_partition, encoded, fitted, pieces
+from embarcadero.client.encoding import (
+    by_partition,
+    encoded,
+    fitted,
+    given_bytes,
+    given_microseconds,
+    headers_size,
+    pieces,
+)
 from embarcadero.client.publisher import PublisherCore
-from embarcadero.client.results import BatchResult, Receipt, RecordFuture, TopicInfo, Waitable
+from embarcadero.client.results import BatchResult, LoneWaits, Receipt, RecordFuture, TopicInfo, Waitable
 from embarcadero.client.session import PublisherSettings, merged
 from embarcadero.errors import (
     Backpressure,
@@ -52,8 +59,6 @@ from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORD_OVERHEA
 from embarcadero.types import NO_INDEX, Ack, StagedBatch
 from embarcadero.wire.partitioners import partition_of
 from embarcadero.wire.schemas import (
-    TIMESTAMP_US_MAX,
-    TIMESTAMP_US_MIN,
     TopicSchemas,
     lone_payload,
     plain_batch,
@@ -66,13 +71,10 @@ GivenRecord = tuple[bytes, float | int, bytes | None, Headers | None]
 
 FRAME_OVERHEAD_BYTES = 8 * 1024
 """What an Arrow message adds to a batch's columns, at most."""
-_HEADER_OVERHEAD_BYTES = 24
 _NO_MORE = 1 << 62  # bytes of a sealed builder: whatever comes, it is full
 _U16, _U32 = (1 << 16) - 1, (1 << 32) - 1
 _ANY = -1  # a partition that is chosen when the batch takes its place in the order
 _POLL_S = 0.001  # how often a congested publisher is looked at, at most
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 invariant(FRAME_BYTES_MAX < RECORD_OVERHEAD_BYTES * RECORDS_PER_BATCH_MAX, "a batch is full before it has too many")
 
@@ -358,16 +360,16 @@ class Intake:
     def checked(self, value: Any, key: Any, headers: Any, timestamp: Any) -> tuple[GivenRecord, int]:
         """A record, and how many bytes it counts for. BadValue before anything is sent."""
         if type(value) is not bytes:
-            value = _bytes("value", value)
+            value = given_bytes("value", value)
         size = len(value)
         if key is not None:
             if type(key) is not bytes:
-                key = _bytes("key", key)
+                key = given_bytes("key", key)
             size += len(key)
         if headers is not None:
             headers = dict(headers) if isinstance(headers, Mapping) else headers  # the caller may go on changing it
-            size += _headers_size(headers)
-        when = time.time() if timestamp is None else _microseconds(timestamp)
+            size += headers_size(headers)
+        when = time.time() if timestamp is None else given_microseconds(timestamp)
         return (value, when, key, headers), size + RECORD_OVERHEAD_BYTES
 
     def check_size(self, size: int) -> None:
@@ -440,35 +442,6 @@ def _batch(records: list[GivenRecord], plain: bool) -> pa.RecordBatch:
         return plain_batch(values, times)
     times_us = [when if type(when) is int else round(when * 1e6) for when in times]
     return raw_batch([record[2] for record in records], values, [record[3] for record in records], times_us)
-
-
-def _bytes(what: str, value: Any) -> bytes:
-    if isinstance(value, bytearray | memoryview | bytes):
-        return bytes(value)
-    hint = "encode it: text.encode()" if isinstance(value, str) else "keys and values are bytes"
-    raise BadValue(f"the {what} of a record is {type(value).__name__}, not bytes", hint)
-
-
-def _headers_size(headers: Any) -> int:
-    if not isinstance(headers, Mapping):
-        raise BadValue(f"headers are {type(headers).__name__}", "headers map str to bytes")
-    size = 0
-    for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, bytes):
-            raise BadValue(f"header {name!r}: {type(value).__name__}", "headers map str to bytes")
-        size += len(name.encode()) + len(value) + _HEADER_OVERHEAD_BYTES
-    return size
-
-
-def _microseconds(timestamp: Any) -> int:
-    if isinstance(timestamp, datetime):
-        if timestamp.tzinfo is None:
-            raise BadValue("a timestamp without a time zone", "use datetime.now(UTC)")
-        return (timestamp - _EPOCH) // _MICROSECOND
-    if isinstance(timestamp, int) and TIMESTAMP_US_MIN <= timestamp <= TIMESTAMP_US_MAX:
-        return int(timestamp)
-    hint = "use a datetime with a time zone, or microseconds since 1970, of the years 1 to 9999"
-    raise BadValue(f"timestamp {timestamp!r}", hint)
 
 
 class DriverListener(Protocol):
@@ -615,6 +588,9 @@ class Pump:
             order_required=options.order is not None,
         )
         self.topic, self.loop = topic.name, asyncio.get_running_loop()
+        session = f", session {options.session!r}" if options.session else ""
+        self.label = f"topic {topic.name!r}, ack={int(options.ack)}{session}"
+        self.intake.condition.lone_waits = LoneWaits(topic.name, options.linger_ms)
         self._failed_records = 0  # of batches that ended with an error
         self._linger_s, self._patience_s = options.linger_ms / 1000, options.delivery_timeout
         self._timer: asyncio.TimerHandle | None = None
@@ -634,6 +610,15 @@ class Pump:
     def failure(self) -> EmbarcaderoError | None:
         """Why it failed, if it did."""
         return self.driver.core.failed
+
+    @property
+    def state(self) -> str:
+        """The state of the publisher in a few words, for people."""
+        if self.forked:
+            return "of the parent process"
+        if (why := self.failure or self.intake.refusal) is not None:
+            return "closed" if isinstance(why, Closed) else f"failed with {type(why).__name__}: {why.message}"
+        return f"{self.intake.pending_records:,} records without an outcome"
 
     def reports(self) -> list[EmbarcaderoError]:
         """Losses that no caller has heard of, and losses in doubt."""

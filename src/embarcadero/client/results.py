@@ -13,12 +13,27 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import pyarrow as pa
 
+from embarcadero.client.arguments import timeout_s
+from embarcadero.config.key import Duration
 from embarcadero.errors import BadValue, Corrupt, EmbarcaderoError, TimedOut, fresh, invariant
 from embarcadero.fabric.layout import ORDER
 from embarcadero.forks import RefusingLock
-from embarcadero.types import NO_INDEX, NO_SESSION, EntryKind, Gap, GapKind, Position, Range, StagedBatch, Tier, Topic
+from embarcadero.orders import order_label
+from embarcadero.types import (
+    NO_INDEX,
+    NO_SESSION,
+    EntryKind,
+    Gap,
+    GapKind,
+    Position,
+    Range,
+    StagedBatch,
+    Tier,
+    Topic,
+    public_names,
+)
 from embarcadero.wire.messages import TopicIs
-from embarcadero.wire.schemas import RAW, TopicSchemas, decode_batch, decode_versions
+from embarcadero.wire.schemas import RAW, TopicSchemas, decode_batch, decode_versions, named
 
 FutureType = TypeVar("FutureType", bound="RecordFuture")
 
@@ -72,12 +87,19 @@ class BatchResult:
                 return
         _call(callback)
 
-    def wait(self, timeout: float | None) -> None:
+    def wait(self, timeout: Duration | None) -> None:
         """Wait until it has ended. Ctrl-C gets through."""
         if self.done:
             return
-        if not self.condition.wait_for(lambda: self.done, timeout):
-            raise TimedOut(f"no outcome within {timeout:g} s", "the record may still be stored; ask again later")
+        seconds = timeout_s(timeout)
+        if not self.condition.wait_for(lambda: self.done, seconds):
+            raise TimedOut(f"no outcome within {seconds:g} s", "the record may still be stored; ask again later")
+
+
+    def waited_for(self) -> None:
+        """A caller had to wait for this batch."""
+        if self.receipt is not None and self.condition.lone_waits is not None:
+            self.condition.lone_waits.waited(self.receipt.count)
 
 
 def _call(callback: Callable[[], object]) -> None:
@@ -86,6 +108,27 @@ def _call(callback: Callable[[], object]) -> None:
         callback()
     except Exception:
         _LOG.exception("a callback of a published record failed")
+
+
+class LoneWaits:
+    """Notice a program that waits for every record before it sends the next one, and log how to avoid the linger."""
+
+    def __init__(self, topic: str, linger_ms: float) -> None:
+        self._topic, self._linger_ms, self._streak, self._logged = topic, linger_ms, 0, linger_ms <= 0
+
+    def waited(self, records: int) -> None:
+        """A caller waited for a batch with this many records."""
+        self._streak = self._streak + 1 if records == 1 else 0
+        if self._streak >= _LONE_WAITS_MAX and not self._logged:
+            self._logged = True
+            _LOG.warning(
+                "topic %r: the program waited for each of the last %d records before it sent the next one. Each wait "
+                "includes linger_ms=%g. Send several records before you wait for their results, or open the publisher "
+                "with linger_ms=0",
+                self._topic,
+                self._streak,
+                self._linger_ms,
+            )
 
 
 class RecordFuture(msgspec.Struct, eq=False, gc=False):
@@ -101,20 +144,22 @@ class RecordFuture(msgspec.Struct, eq=False, gc=False):
         """Whether the outcome is known."""
         return self._result.done
 
-    def result(self, timeout: float | None = None) -> Position | None:
+    def result(self, timeout: Duration | None = None) -> Position | None:
         """Where the record is. Raises its error, or TimedOut.
 
         None: it is stored, but so long ago that the cluster no longer names the place; or ack=0, and nobody asked.
         """
-        self._result.wait(timeout)
+        if not self._result.done:
+            self._result.wait(timeout)
+            self._result.waited_for()
         return self._outcome()
 
-    def exception(self, timeout: float | None = None) -> EmbarcaderoError | None:
+    def exception(self, timeout: Duration | None = None) -> EmbarcaderoError | None:
         """The error with which it ended, or None. Raises TimedOut while it has not ended."""
         self._result.wait(timeout)
         return self._result.error
 
-    def staged(self, schema: int = 0, timeout: float | None = None) -> StagedBatch:
+    def staged(self, schema: int = 0, timeout: Duration | None = None) -> StagedBatch:
         """Name the stored batch, so that it can be published into another topic: see `publish_reference`.
 
         For batches that were published with `publish_encoded` into a topic of order 0 or 1. `schema` is the version of
@@ -132,6 +177,20 @@ class RecordFuture(msgspec.Struct, eq=False, gc=False):
         return StagedBatch(
             receipt.topic_id, position.lane, position.index, receipt.size, receipt.count, receipt.crc, schema
         )
+
+    def __repr__(self) -> str:
+        result = self._result
+        if not result.done:
+            state = "waiting for the outcome"
+        elif result.error is not None:
+            state = f"failed with {type(result.error).__name__}: {result.error.message}"
+        else:
+            position = self._outcome()
+            state = "done, position not known" if position is None else repr(position)
+        return f"<{type(self).__name__} {state}>"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self)
 
     def add_done_callback(self: FutureType, callback: Callable[[FutureType], object]) -> None:
         """Call `callback(self)` once the outcome is known, in the client's own thread: it should be quick.
@@ -158,6 +217,9 @@ class TableResult(BatchResult):
         super().__init__(condition)
         self._parts: list[BatchResult] = []
 
+    def waited_for(self) -> None:
+        """A caller had to wait for this table. Tables do not linger."""
+
     def add(self, part: BatchResult) -> None:
         """One more batch belongs to the table."""
         self._parts.append(part)
@@ -174,6 +236,8 @@ class TableResult(BatchResult):
             self.settle(None if error else self._parts[0].position, error, receipt)
 
 
+_LONE_WAITS_MAX = 20
+"""After this many records that a program waited for one by one, a hint is logged."""
 _SLICE_S = 1.0
 """Longest sleep: whoever was to wake us may itself have been interrupted."""
 
@@ -183,6 +247,7 @@ class Waitable:
 
     def __init__(self) -> None:
         self.lock: Any = allocate_lock()
+        self.lone_waits: LoneWaits | None = None
         self._waiters: list[Any] = []  # locks, each held by who sleeps on it
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None) -> bool:
@@ -398,8 +463,16 @@ class Batch:
         return self.count
 
     def __repr__(self) -> str:
-        what = f"gap={self.gap}" if self.gap is not None else f"count={self.count}"
+        if self.gap is not None:
+            what = f"gap={self.gap.kind.name} {self.gap.start} to {self.gap.stop}"
+        elif self.kind is EntryKind.BATCH:
+            what = f"count={self.count}"
+        else:
+            what = "no entry" if self.kind is None else f"kind={self.kind.name}"
         return f"Batch(lane={self.lane}, index={self.index}, seq={self.seq}, {what})"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("payload", "of_entry", "of_gap"))
 
 
 def _bytes(column: pa.Array) -> Iterable[Any]:
@@ -443,6 +516,16 @@ class TopicInfo(Topic, frozen=True, kw_only=True):
     def schemas(self) -> dict[int, pa.Schema]:
         """Every version of the schema, from 1 on; empty for a topic of raw records."""
         return self.versions.all()
+
+    def __repr__(self) -> str:
+        columns = None if self.schema is None else named(self.schema)
+        return (
+            f"TopicInfo(name={self.name!r}, order={order_label(self.order)}, partitions={self.partitions}, "
+            f"replicas={self.replicas}, durable_on={self.durable_on}, schema={columns})"
+        )
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("checkpoint_ids", "had_no_id", "told", "versions"))
 
     @classmethod
     def told(cls, answer: TopicIs) -> TopicInfo:

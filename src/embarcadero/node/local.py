@@ -101,6 +101,9 @@ class LocalCluster(ClusterProcesses):
             self.close()
             raise
 
+    def __repr__(self) -> str:
+        return f"<LocalCluster in {self.folder.path}, {'stopped' if self._process is None else 'running'}>"
+
     def _after_fork(self) -> None:
         """In a forked child: the cluster is the parent's. It ends with the parent, even if the child lives on."""
         process, self._process, self._temporary = self._process, None, None

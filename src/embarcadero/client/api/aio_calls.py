@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from embarcadero.client.arguments import AS_CONFIGURED, PublisherOptions, Timeout
+from embarcadero.client.arguments import AS_CONFIGURED, PublisherOptions, Timeout, whole_in_unit
 from embarcadero.client.brokers import BatchLimits, BrokerPool
 from embarcadero.client.reads import find_position, lanes_of, tail_of
 from embarcadero.client.results import TopicInfo
+from embarcadero.config.key import Duration
 from embarcadero.config.secrets import public_properties
 from embarcadero.errors import BadFrame, NotAvailable, Refused, Trimmed, UnknownTopic
 from embarcadero.types import NO_SESSION, LanePosition, Order, Tail, Tier
@@ -42,7 +43,7 @@ class TierCalls:
         table_id: str,
         warehouse: str,
         table: str,
-        hot_retention_s: int | None = None,
+        hot_retention_s: Duration | None = None,
         take_over: bool = False,
         properties: Mapping[str, str] | None = None,
         topic_id: int = 0,
@@ -60,7 +61,7 @@ class TierCalls:
             id=table_id,
             warehouse=warehouse,
             table=table,
-            hot_retention_s=hot_retention_s,
+            hot_retention_s=whole_in_unit("hot_retention_s", hot_retention_s, 1.0),
             take_over=take_over,
             properties=public_properties(properties or {}),
             topic_id=topic_id,

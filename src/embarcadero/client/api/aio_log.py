@@ -17,13 +17,13 @@ from embarcadero.client.api.aio_calls import SessionCalls, SurveyCalls, TierCall
 from embarcadero.client.api.aio_streams import Opening, Publisher, Subscriber
 from embarcadero.client.arguments import (
     AS_CONFIGURED,
+    Moment,
     PublisherArguments,
     StartPosition,
     Timeout,
     TopicChanges,
     broker_addresses,
     check_read,
-    check_timeout,
     checked_changes,
     close_patience,
     parse_addresses,
@@ -32,9 +32,11 @@ from embarcadero.client.arguments import (
     seek_lookup,
     start_lookup,
     time_us,
+    timeout_s,
     trim_lookup,
+    whole_in_unit,
 )
-from embarcadero.client.brokers import BrokerPool
+from embarcadero.client.brokers import NO_BROKER_HINT, BrokerPool
 from embarcadero.client.reads import (
     LaneSpan,
     Scan,
@@ -52,6 +54,7 @@ from embarcadero.client.reads import (
 )
 from embarcadero.client.results import Batch, TopicInfo
 from embarcadero.config import Config, load
+from embarcadero.config.key import Duration
 from embarcadero.errors import (
     EmbarcaderoError,
     TopicReplaced,
@@ -63,7 +66,7 @@ from embarcadero.errors import (
 from embarcadero.forks import tell_of_forks
 from embarcadero.limits import CLOSE_TIMEOUT_S, PIECES_MAX
 from embarcadero.orders import parse_order
-from embarcadero.types import MURMUR2, Cut, LanePosition, Order, Position, ReaderProgress, Tail, Topic
+from embarcadero.types import MURMUR2, Cut, LanePosition, Order, Position, ReaderProgress, Tail, Topic, public_names
 from embarcadero.wire import messages as m
 from embarcadero.wire.schemas import encode_schema
 
@@ -87,7 +90,7 @@ def connect(
         async with emb.aio.connect("127.0.0.1:9092", timeout=2.0) as log: ...
         async with emb.aio.connect(config="embarcadero.yaml") as log: ...
     """
-    return Opening(open_log(addresses, config, timeout))
+    return Opening(open_log(addresses, config, timeout), "Log")
 
 
 async def open_log(
@@ -109,7 +112,7 @@ async def open_log(
         await brokers.close()
         if isinstance(error, EmbarcaderoError):
             raise
-        raise Unreachable(f"no broker answers at {name} within {patience:g} s", "is the cluster up?") from None
+        raise Unreachable(f"no broker answers at {name} within {patience:g} s", NO_BROKER_HINT) from None
     except BaseException:
         await brokers.close()
         raise
@@ -132,6 +135,12 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         self._parts = set()
         self._finalizer.detach()
 
+    def __repr__(self) -> str:
+        return f"<embarcadero.aio.Log of {self._address}, {self.brokers.state}>"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("brokers",))
+
     @property
     def address(self) -> str:
         """The addresses it was connected with, as `connect` takes them."""
@@ -148,10 +157,10 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         durable_on: int | None = None,
         schema: pa.Schema | None = None,
         on_gap: str | None = None,
-        gap_timeout_ms: int | None = None,
-        session_ttl_s: int | None = None,
+        gap_timeout_ms: Duration | None = None,
+        session_ttl_s: Duration | None = None,
         retention_bytes: int | None = None,
-        retention_s: int | None = None,
+        retention_s: Duration | None = None,
         partitioner: str | None = None,
         key: str | None = None,
         timeout: Timeout = AS_CONFIGURED,
@@ -176,10 +185,10 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
             replicas=replicas,
             durable_on=durable_on,
             on_gap=on_gap,
-            gap_timeout_ms=gap_timeout_ms,
-            session_ttl_s=session_ttl_s,
+            gap_timeout_ms=whole_in_unit("gap_timeout_ms", gap_timeout_ms, 1e-3),
+            session_ttl_s=whole_in_unit("session_ttl_s", session_ttl_s, 1.0),
             retention_bytes=retention_bytes,
-            retention_s=retention_s,
+            retention_s=whole_in_unit("retention_s", retention_s, 1.0),
             columns=b"" if schema is None else encode_schema(schema),
             partitioner=MURMUR2 if partitioner is None else partitioner,
             key=key or "",
@@ -282,7 +291,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         *,
         before_seq: int | None = None,
         before_index: int | None = None,
-        before_time: datetime | None = None,
+        before_time: Moment | None = None,
         lane: int | None = None,
         cold: bool = True,
         timeout: Timeout = AS_CONFIGURED,
@@ -307,7 +316,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         return Position(about.lane, sum(start.index for start in found), sum(start.seq for start in found))
 
     async def position_at(
-        self, topic: str, time: datetime, *, lane: int | None = None, timeout: Timeout = AS_CONFIGURED
+        self, topic: str, time: Moment, *, lane: int | None = None, timeout: Timeout = AS_CONFIGURED
     ) -> Position:
         """Where the first batch is that was appended at or after a time; the topic's end if there is none yet.
 
@@ -417,7 +426,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
 
             async with log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
         """
-        return Opening(self._open_publisher(topic, options, timeout))
+        return Opening(self._open_publisher(topic, options, timeout), "Publisher")
 
     async def _open_publisher(self, topic: str | TopicInfo, options: PublisherArguments, timeout: Timeout) -> Publisher:
         chosen = publisher_options(self.brokers.settings, options)
@@ -444,7 +453,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
 
             async for batch in await log.subscribe("orders", start=datetime.now(UTC) - timedelta(minutes=10)): ...
         """
-        return Opening(self._open_subscriber(topic, start, read, partitions, group, timeout))
+        return Opening(self._open_subscriber(topic, start, read, partitions, group, timeout), "Subscriber")
 
     async def _open_subscriber(
         self,
@@ -465,8 +474,8 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
     async def read(
         self,
         topic: str,
-        start: int | datetime | None = None,
-        end: int | datetime | None = None,
+        start: int | Moment | None = None,
+        end: int | Moment | None = None,
         *,
         lane: int | None = None,
         read: str = "durable",
@@ -495,8 +504,8 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         self,
         topic: TopicInfo,
         lane: int,
-        start: int | datetime | None,
-        end: int | datetime | None,
+        start: int | Moment | None,
+        end: int | Moment | None,
         read: str,
         timeout: Timeout,
     ) -> pa.Table:
@@ -505,9 +514,9 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         patience = self._patience(timeout)
         return await read_span(self.brokers, topic, tail, seq_span(tail, first, stop), patience, read)
 
-    async def _seq_of(self, topic: TopicInfo, lane: int, where: int | datetime | None, timeout: Timeout) -> int | None:
+    async def _seq_of(self, topic: TopicInfo, lane: int, where: int | Moment | None, timeout: Timeout) -> int | None:
         """The seq at which the batches since a time begin; a seq stays what it is."""
-        if not isinstance(where, datetime):
+        if not isinstance(where, datetime | str):
             return where
         return (await find_position(self.brokers, topic, lane, "time", time_us(where), self._patience(timeout)))[1]
 
@@ -602,14 +611,14 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         """A publisher or subscriber is closed."""
         self._parts.discard(part)
 
-    async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
+    async def close(self, timeout: Duration | None = CLOSE_TIMEOUT_S) -> None:
         """Close all publishers and subscribers, and hang up.
 
         Waits for the outcomes of all publishers, at most `timeout` seconds. Raises what they have to report, also those
         whose own `close` was interrupted: RecordsLost names all records that are lost; the error of a publisher that
         failed, as its cause if there is also a loss; of several that failed, ManyErrors. Closing twice is fine.
         """
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         self._finalizer.detach()
         parts = list(self._parts)
         publishers = [part for part in parts if isinstance(part, Publisher)]

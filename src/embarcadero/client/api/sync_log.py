@@ -6,7 +6,6 @@ It is made of `aio_log`, `aio_calls` and `aio_streams`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,10 +14,18 @@ import pyarrow as pa
 from embarcadero.client.api.aio_calls import HeldName, LanePositions, Survey
 from embarcadero.client.api.aio_log import open_log
 from embarcadero.client.api.threads import ThreadedLog, ThreadedPublisher, ThreadedSubscriber, opened
-from embarcadero.client.arguments import AS_CONFIGURED, PublisherArguments, StartPosition, Timeout, TopicChanges
+from embarcadero.client.arguments import (
+    AS_CONFIGURED,
+    Moment,
+    PublisherArguments,
+    StartPosition,
+    Timeout,
+    TopicChanges,
+)
 from embarcadero.client.brokers import BatchLimits
 from embarcadero.client.results import Batch, RecordFuture, TopicInfo
 from embarcadero.config import Config
+from embarcadero.config.key import Duration
 from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Cut, Position, ReaderProgress, StagedBatch, Tail, Tier, Topic
 
@@ -58,10 +65,10 @@ class Log(ThreadedLog):
         durable_on: int | None = None,
         schema: pa.Schema | None = None,
         on_gap: str | None = None,
-        gap_timeout_ms: int | None = None,
-        session_ttl_s: int | None = None,
+        gap_timeout_ms: Duration | None = None,
+        session_ttl_s: Duration | None = None,
         retention_bytes: int | None = None,
-        retention_s: int | None = None,
+        retention_s: Duration | None = None,
         partitioner: str | None = None,
         key: str | None = None,
         timeout: Timeout = AS_CONFIGURED,
@@ -142,7 +149,7 @@ class Log(ThreadedLog):
         *,
         before_seq: int | None = None,
         before_index: int | None = None,
-        before_time: datetime | None = None,
+        before_time: Moment | None = None,
         lane: int | None = None,
         cold: bool = True,
         timeout: Timeout = AS_CONFIGURED,
@@ -164,7 +171,7 @@ class Log(ThreadedLog):
         )
 
     def position_at(
-        self, topic: str, time: datetime, *, lane: int | None = None, timeout: Timeout = AS_CONFIGURED
+        self, topic: str, time: Moment, *, lane: int | None = None, timeout: Timeout = AS_CONFIGURED
     ) -> Position:
         """Where the first batch is that was appended at or after a time; the topic's end if there is none yet.
 
@@ -268,8 +275,8 @@ class Log(ThreadedLog):
     def read(
         self,
         topic: str,
-        start: int | datetime | None = None,
-        end: int | datetime | None = None,
+        start: int | Moment | None = None,
+        end: int | Moment | None = None,
         *,
         lane: int | None = None,
         read: str = "durable",
@@ -342,7 +349,7 @@ class Log(ThreadedLog):
             )
         )
 
-    def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
+    def close(self, timeout: Duration | None = CLOSE_TIMEOUT_S) -> None:
         """Close all publishers and subscribers, and hang up.
 
         Waits for the outcomes of all publishers, at most `timeout` seconds. Raises what they have to report, also those
@@ -388,7 +395,7 @@ class Log(ThreadedLog):
         table_id: str,
         warehouse: str,
         table: str,
-        hot_retention_s: int | None = None,
+        hot_retention_s: Duration | None = None,
         take_over: bool = False,
         properties: Mapping[str, str] | None = None,
         topic_id: int = 0,
@@ -481,7 +488,7 @@ class Publisher(ThreadedPublisher):
         *,
         partition: int | None = None,
         session_seq: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> RecordFuture:
         """Take rows: a pyarrow Table or RecordBatch, a pandas or polars DataFrame, a list of dicts, a dict of columns.
 
@@ -502,7 +509,7 @@ class Publisher(ThreadedPublisher):
         return self._publish(data, partition=partition, session_seq=session_seq, timeout=timeout)
 
     def publish_encoded(
-        self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: float | None = None
+        self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: Duration | None = None
     ) -> RecordFuture:
         """Take one batch of `count` records that is encoded already, by `encode_batch` and the topic's schema.
 
@@ -513,7 +520,7 @@ class Publisher(ThreadedPublisher):
         return self._publish_encoded(payload, count, partition=partition, timeout=timeout)
 
     def publish_reference(
-        self, reference: StagedBatch, *, partition: int = 0, timeout: float | None = None
+        self, reference: StagedBatch, *, partition: int = 0, timeout: Duration | None = None
     ) -> RecordFuture:
         """Publish a batch that is staged in a topic of order 0 or 1 of this cluster: its bytes are copied there.
 
@@ -526,7 +533,7 @@ class Publisher(ThreadedPublisher):
         """
         return self._publish_reference(reference, partition=partition, timeout=timeout)
 
-    def next_session_seq(self, timeout: float | None = None) -> int:
+    def next_session_seq(self, timeout: Duration | None = None) -> int:
         """The sequence that the next batch of this session gets; waits until the session is open.
 
             with log.publisher("orders", session="job-7") as publisher:
@@ -534,7 +541,7 @@ class Publisher(ThreadedPublisher):
         """
         return self._next_session_seq(timeout)
 
-    def already_in(self, timeout: float | None = None) -> int:
+    def already_in(self, timeout: Duration | None = None) -> int:
         """How many sequences from `session_at` on an earlier holder of this session has used.
 
             with log.publisher("orders", session="job-7", session_at=4096) as publisher:
@@ -542,14 +549,14 @@ class Publisher(ThreadedPublisher):
         """
         return self._already_in(timeout)
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: Duration | None = None) -> None:
         """Wait until everything taken so far has its outcome. Raises TimedOut, RecordsLost, or why it failed.
 
             publisher.flush(timeout=10)
         """
         self._flush(timeout)
 
-    def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
+    def close(self, timeout: Duration | None = CLOSE_TIMEOUT_S) -> None:
         """Wait for every outcome, at most `timeout` seconds; what is left then has an unknown outcome.
 
         Raises RecordsLost, or why the publisher failed, if it did; if both, the failure is the cause of the
@@ -565,7 +572,7 @@ class Subscriber(ThreadedSubscriber):
     It fetches ahead, within bounds.
     """
 
-    def poll(self, timeout: float | None = None) -> Batch | None:
+    def poll(self, timeout: Duration | None = None) -> Batch | None:
         """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
 
         TierUnavailable names a store that could not be reached for some seconds; polling again goes on.
@@ -580,7 +587,7 @@ class Subscriber(ThreadedSubscriber):
         *,
         seq: int | None = None,
         index: int | None = None,
-        time: datetime | None = None,
+        time: Moment | None = None,
         lane: int | None = None,
     ) -> None:
         """Go on from "earliest", "latest", a Position, the batch that holds a seq, an index, or the first since a time.
@@ -616,6 +623,6 @@ class Subscriber(ThreadedSubscriber):
         """By lane: index of the next batch; None until the cluster has told where that is."""
         return self._positions()
 
-    def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
+    def close(self, timeout: Duration | None = CLOSE_TIMEOUT_S) -> None:
         """Stop reading. Closing twice is fine; in a forked child it does nothing."""
         self._close(timeout)
