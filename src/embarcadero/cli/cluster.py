@@ -16,6 +16,7 @@ from embarcadero.cli.output import (
     Json,
     Verbs,
     data_dir_or_default,
+    duration_option,
     note,
     print_json,
     print_table,
@@ -439,7 +440,10 @@ def _folder(data_dir: Path | None) -> ClusterFolder:
 
 def demo(
     brokers: Annotated[int, typer.Option(help="How many brokers the first act has.")] = 4,
-    seconds: Annotated[float, typer.Option(help="How long the first act publishes.")] = 8.0,
+    seconds: Annotated[
+        float,
+        typer.Option(parser=duration_option(), metavar="DURATION", help="How long the first act publishes: 8, 1m."),
+    ] = 8.0,
     steps: Annotated[int, typer.Option(min=20, help="How long the second act's shop is open, in its minutes.")] = 100,
     report: Annotated[Path, typer.Option(help="Where the page with pictures goes.")] = Path("build/demo/report.html"),
     json: Json = False,

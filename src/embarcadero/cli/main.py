@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -17,7 +17,7 @@ from embarcadero.cli import (
     records,
     topic,
 )
-from embarcadero.cli.output import Verbs, print_error
+from embarcadero.cli.output import Verbs, option_names, print_error
 from embarcadero.errors import EmbarcaderoError, UsageError
 
 HELP = """
@@ -48,12 +48,13 @@ class Commands(TyperGroup):
     """All verbs. A typed error ends any of them with one line: exit code 2 for the caller's mistake, else 1."""
 
     def invoke(self, ctx: Any) -> Any:
+        arguments = [*getattr(ctx, "_protected_args", ()), *ctx.args]
         try:
             return super().invoke(ctx)
         except EmbarcaderoError as error:
             if debugging():
                 raise
-            print_error(error)
+            print_error(error, option_names(self, arguments))
             raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
 
 
@@ -66,6 +67,25 @@ app = Verbs(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from embarcadero import __version__
+
+        print(f"embarcadero {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and end.")
+    ] = False,
+) -> None:
+    """Take the options before the verb."""
+
+
 app.command()(cluster.up)
 app.command()(cluster.down)
 app.command()(cluster.node)

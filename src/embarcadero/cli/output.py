@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -84,16 +85,49 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table on standard output."""
+    """Print a table on standard output. No cell is ever cut.
+
+    On a terminal, long cells wrap. A table with too many columns for the terminal becomes a block of lines for each
+    row. Elsewhere, each row is one line of plain text as wide as it needs to be, and an empty cell is `-`.
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        print("\n".join([title] * bool(title) + _plain_lines(columns, cells)))
+        return
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold")
+    console = Console(markup=False, highlight=False)
+    table = Table(title=title or None, title_justify="left", title_style="bold")
     for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console(markup=False).print(table)
+        table.add_column(column, overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    if Measurement.get(console, console.options.update(width=_WIDTH_MAX), table).minimum <= console.width:
+        console.print(table)
+    else:
+        print("\n".join(_blocks(title, columns, cells)))
+
+
+_WIDTH_MAX = 100_000
+
+
+def _plain_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A header and a line for each row, in columns."""
+    lines = [list(columns), *([" ".join(cell.split()) or "-" for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
+def _blocks(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The first cell of each row, and below it a line for each other cell that is not empty."""
+    width = max(map(len, columns))
+    lines = [title] * bool(title)
+    for first, *rest in rows:
+        lines.append(f"{columns[0]} {first}" if columns[0] not in first else first)
+        lines += [f"  {name.ljust(width)}  {cell}" for name, cell in zip(columns[1:], rest, strict=True) if cell]
+    return lines
 
 
 READER_COLUMNS = ["reader", "lane: seq", "lag in records", "seconds ago"]
@@ -110,15 +144,56 @@ def note(text: str) -> None:
     typer.secho(text, err=True, fg=typer.colors.YELLOW)
 
 
-def print_error(error: BaseException) -> None:
-    """One red line, and what to do about it."""
+def print_error(error: BaseException, options: Mapping[str, str] | None = None) -> None:
+    """Print one red line, and what to do about it. `options` are those of the command, by their Python names."""
     if isinstance(error, EmbarcaderoError):
-        typer.secho(f"error: {error.message}", err=True, fg=typer.colors.RED)
+        typer.secho(f"error: {in_shell_words(error.message, options or {})}", err=True, fg=typer.colors.RED)
         if error.hint:
-            typer.secho(f"hint: {error.hint}", err=True)
+            typer.secho(f"hint: {in_shell_words(error.hint, options or {})}", err=True)
     else:
         typer.secho(f"error: {type(error).__name__}: {error}", err=True, fg=typer.colors.RED)
         typer.secho("hint: this is a bug of Embarcadero; EMBARCADERO_DEBUG=1 shows where", err=True)
+
+
+_ARGUMENT = re.compile(r"\b([a-z]+(?:_[a-z]+)*)=(?=[\w.'\"])")
+
+
+def in_shell_words(text: str, options: Mapping[str, str]) -> str:
+    """Return a message of the client with arguments of Python as options of the command line.
+
+        in_shell_words("use ack=1", {"ack": "--ack"})    # use --ack 1
+    """
+    return _ARGUMENT.sub(lambda found: f"{options[found[1]]} " if found[1] in options else found[0], text)
+
+
+def option_names(command: Any, arguments: Collection[str]) -> dict[str, str]:
+    """Return the options of the command that these arguments call, by their Python names."""
+    for argument in arguments:
+        command = getattr(command, "commands", {}).get(argument, command)
+    found: dict[str, str] = {}
+    for parameter in getattr(command, "params", ()):
+        if flag := next((flag for flag in parameter.opts if flag.startswith("--")), ""):
+            found[parameter.name] = found[flag[2:].replace("-", "_")] = flag
+    return found
+
+
+def duration_option(own: float = 1.0, least: float = 0.0, most: float = float("inf")) -> Callable[[Any], float]:
+    """Return a parser of an option that takes a duration; a plain number is in units of `own` seconds."""
+
+    def parse(text: Any) -> float:
+        from embarcadero.config.key import BadQuantity, duration
+
+        try:
+            value = duration(text, own)
+        except BadQuantity as error:
+            raise typer.BadParameter(f"{error.what}; {error.right}") from None
+        if not least <= value <= most:
+            unit = "s" if own >= 1 else "ms"
+            bound = f"at least {least:g} {unit}" if most == float("inf") else f"{least:g} to {most:g} {unit}"
+            raise typer.BadParameter(f"{text} is out of range; use {bound}")
+        return value
+
+    return parse
 
 
 def stderr_is_terminal() -> bool:

@@ -26,8 +26,6 @@ from embarcadero.orders import order_label, order_name
 from embarcadero.types import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from embarcadero.client.results import TopicInfo
     from embarcadero.node.folder import ClusterFolder, ClusterInfo
     from embarcadero.placement.directory import Directory
@@ -45,7 +43,26 @@ Schema = Annotated[
     str | None,
     typer.Option(show_default=False, help='Columns: "id:int64!, name:string", or a .json or .arrow file.'),
 ]
-Ttl = Annotated[int | None, typer.Option(show_default=False, help="How long an idle session is kept. Default: 86400.")]
+Ttl = Annotated[
+    str | None,
+    typer.Option(
+        "--session-ttl",
+        "--session-ttl-s",
+        metavar="DURATION",
+        show_default=False,
+        help="How long an idle session is kept: 12h, 7d, or seconds. Default: 1d.",
+    ),
+]
+GapTimeout = Annotated[
+    str | None,
+    typer.Option(
+        "--gap-timeout",
+        "--gap-timeout-ms",
+        metavar="DURATION",
+        show_default=False,
+        help="How long a gap may stay: 20ms, 1m, or milliseconds. Default: 30s (fence), 5ms (skip).",
+    ),
+]
 ReplicasOption = Annotated[
     int | None,
     typer.Option(show_default=False, help="Copies on disk. Default: as many as replicas are live, at most 3."),
@@ -57,7 +74,13 @@ RetentionBytes = Annotated[
     str | None, typer.Option(show_default=False, help="Beyond this, the oldest records go: 10GiB. 0: never.")
 ]
 RetentionTime = Annotated[
-    str | None, typer.Option("--retention", show_default=False, help="After this long, records go: 7d. 0: never.")
+    str | None,
+    typer.Option(
+        "--retention",
+        metavar="DURATION",
+        show_default=False,
+        help="Records are deleted after this long: 12h, 7d, 4w, or seconds. 0: never.",
+    ),
 ]
 _ORDER_HELP = (
     "total (2, default): one order for all; a publisher's own order is kept unless it opts out. strong (5): always. "
@@ -86,22 +109,23 @@ def _copies(topic: Topic) -> str:
     return f"durable on {topic.durable_on} of {topic.replicas}" if topic.replicas else "in memory"
 
 
-def _quantity(text: str | None, units: Mapping[str, float], unit: str, example: str) -> int | None:
-    """A size or a time as people write it; BadValue when it makes no sense."""
-    from embarcadero.config.key import BadQuantity, quantity, whole
+def _limits(
+    retention_bytes: str | None, retention: str | None, gap_timeout: str | None, session_ttl: str | None
+) -> dict[str, int | None]:
+    """Sizes and durations as people write them, as `create_topic` and `alter_topic` take them. Raises BadValue."""
+    from embarcadero.client.arguments import whole_in_unit
+    from embarcadero.config.key import BYTES, BadQuantity, quantity, whole
 
     try:
-        return None if text is None else whole(quantity(text, units, 1, example), text, unit)
+        size = None if retention_bytes is None else quantity(retention_bytes, BYTES, 1, "10GiB")
+        most = None if size is None else whole(size, retention_bytes, "bytes")
     except BadQuantity as error:
-        raise BadValue(error.what, error.right) from None
-
-
-def _retention(retention_bytes: str | None, retention: str | None) -> dict[str, int | None]:
-    from embarcadero.config.key import BYTES, SECONDS
-
+        raise BadValue(f"--retention-bytes: {error.what}", error.right) from None
     return {
-        "retention_bytes": _quantity(retention_bytes, BYTES, "bytes", "10GiB"),
-        "retention_s": _quantity(retention, SECONDS, "seconds", "7d"),
+        "retention_bytes": most,
+        "retention_s": whole_in_unit("--retention", retention, 1.0),
+        "gap_timeout_ms": whole_in_unit("--gap-timeout", gap_timeout, 1e-3),
+        "session_ttl_s": whole_in_unit("--session-ttl", session_ttl, 1.0),
     }
 
 
@@ -148,9 +172,7 @@ def create(
         str | None,
         typer.Option(show_default=False, help="A strong session's gap that stays: fence it (default), or skip."),
     ] = None,
-    gap_timeout_ms: Annotated[
-        int | None, typer.Option(show_default=False, help="How long a gap may stay. Default: 30000 (fence), 5 (skip).")
-    ] = None,
+    gap_timeout_ms: GapTimeout = None,
     session_ttl_s: Ttl = None,
     schema: Schema = None,
     brokers: BrokersOption = None,
@@ -163,7 +185,7 @@ def create(
 
         embarcadero topic create orders
 
-        embarcadero topic create ticks --order strong --on-gap skip --gap-timeout-ms 20
+        embarcadero topic create ticks --order strong --on-gap skip --gap-timeout 20ms
 
         embarcadero topic create audit --replicas 3 --durable-on 2 --retention 30d
 
@@ -171,7 +193,7 @@ def create(
 
         embarcadero topic create visits --partitions 8 --schema "user:string!, page:string" --key user
     """
-    columns, kept = _parsed(schema), _retention(retention_bytes, retention)
+    columns, bounds = _parsed(schema), _limits(retention_bytes, retention, gap_timeout_ms, session_ttl_s)
     with connect(brokers, data_dir) as log:
         topic = log.create_topic(
             name,
@@ -182,10 +204,8 @@ def create(
             replicas=replicas,
             durable_on=durable_on,
             on_gap=on_gap,
-            gap_timeout_ms=gap_timeout_ms,
-            session_ttl_s=session_ttl_s,
             schema=columns,
-            **kept,
+            **bounds,
         )
     what_it_costs = price(topic.replicas, topic.durable_on)
     if json:
@@ -268,7 +288,7 @@ def alter(
     schema: Schema = None,
     partitions: Annotated[int | None, typer.Option(show_default=False, help="They grow by whole multiples.")] = None,
     on_gap: Annotated[str | None, typer.Option(show_default=False, help="fence may become skip.")] = None,
-    gap_timeout_ms: Annotated[int | None, typer.Option(show_default=False, help="How long a gap may stay.")] = None,
+    gap_timeout_ms: GapTimeout = None,
     session_ttl_s: Ttl = None,
     replicas: Annotated[
         int | None, typer.Option(show_default=False, help="Copies of what is published from the next range on.")
@@ -293,7 +313,7 @@ def alter(
 
     Examples:
 
-        embarcadero topic alter orders --gap-timeout-ms 60000
+        embarcadero topic alter orders --gap-timeout 1m
 
         embarcadero topic alter orders --retention-bytes 100GiB --retention 30d
 
@@ -303,11 +323,9 @@ def alter(
         "schema": _parsed(schema),
         "partitions": partitions,
         "on_gap": on_gap,
-        "gap_timeout_ms": gap_timeout_ms,
-        "session_ttl_s": session_ttl_s,
         "replicas": replicas,
         "durable_on": durable_on,
-        **_retention(retention_bytes, retention),
+        **_limits(retention_bytes, retention, gap_timeout_ms, session_ttl_s),
     }
     with connect(brokers, data_dir) as log:
         topic = log.alter_topic(name, **given)
@@ -327,7 +345,7 @@ def trim(
     before_seq: Annotated[int | None, typer.Option(show_default=False, help="The first record to keep.")] = None,
     before_index: Annotated[int | None, typer.Option(show_default=False, help="The first batch to keep.")] = None,
     before_time: Annotated[
-        str | None, typer.Option(show_default=False, help='Keep what came since: "2026-01-31T12:00:00Z" or "7d ago".')
+        str | None, typer.Option(show_default=False, help='Oldest time to keep: "2026-01-31T12:00:00Z" or "7d ago".')
     ] = None,
     lane: Annotated[
         int | None, typer.Option(show_default=False, help="Orders 0 and 1: the lane to trim. Default: all, by time.")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from difflib import get_close_matches
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -67,6 +68,8 @@ from embarcadero.types import (
     TopicLane,
 )
 from embarcadero.wire.messages import AlterTopic
+
+_NAMES_SHOWN: Final = 5  # topics that an error names
 
 
 def next_lane(first: int, taken: AbstractSet[int]) -> int:
@@ -299,8 +302,15 @@ class Topics:
             raise _too_few_live(f"topic {topic.name!r} is to be durable on {topic.durable_on} replicas", live)
 
     def _unknown(self, name: str) -> UnknownTopic:
-        some = ", ".join(topic.name for topic in self.all()[:5])
-        return UnknownTopic(f"there is no topic {name!r}", f"existing topics: {some}" if some else "create it first")
+        names = [topic.name for topic in self.all() if not topic.hidden]
+        if not names:
+            return UnknownTopic(f"there is no topic {name!r}", "create it first: there is no topic yet")
+        close = get_close_matches(name, names, 1)
+        shown = ", ".join(names[:_NAMES_SHOWN])
+        if (more := len(names) - _NAMES_SHOWN) > 0:
+            shown += f" and {more} more: `embarcadero topic list` lists them all"
+        asked = f"did you mean {close[0]}? " if close else ""
+        return UnknownTopic(f"there is no topic {name!r}", f"{asked}existing topics: {shown}")
 
 
 # --- readers ----------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ try:
     from pyiceberg.io.pyarrow import PyArrowFileIO
     from sqlalchemy.exc import SQLAlchemyError
 except ImportError as missing:  # pragma: no cover - the extra is there in tests
-    raise NotAvailable(f"tables need PyIceberg: {missing}", 'pip install "embarcadero[spark]"') from None
+    raise NotAvailable(f"tables need PyIceberg: {missing}", 'pip install "embarcadero[iceberg]"') from None
 
 NAMESPACE: Final = "embarcadero"
 _BUSY_S: Final = 10  # how long SQLite waits for another process's transaction
