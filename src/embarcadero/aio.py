@@ -21,6 +21,7 @@ from typing import Any
 from embarcadero.client.api.aio_log import Log, connect, open_log
 from embarcadero.client.api.aio_streams import Opening, Publisher, RecordAwaitable, Subscriber
 from embarcadero.config import Config
+from embarcadero.errors import require_linux
 
 
 @asynccontextmanager
@@ -28,6 +29,7 @@ async def local(
     brokers: int | None = None, *, config: str | Path | Config | None = None, **options: Any
 ) -> AsyncIterator[Log]:
     """A private cluster in child processes for as long as the block lasts; `options` as for `embarcadero.local`."""
+    require_linux()
     from embarcadero.node.local import LocalCluster
 
     cluster = await asyncio.to_thread(LocalCluster, brokers, config=config, **options)

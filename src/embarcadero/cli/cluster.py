@@ -25,7 +25,7 @@ from embarcadero.cli.output import (
     tier_facts,
     tier_row,
 )
-from embarcadero.errors import EmbarcaderoError, UsageError
+from embarcadero.errors import EmbarcaderoError, UsageError, require_linux
 from embarcadero.limits import MIB
 from embarcadero.orders import order_label
 
@@ -110,6 +110,7 @@ def up(
 
         embarcadero up --config production.yaml
     """
+    require_linux()
     from embarcadero.node.supervisor import UpOptions
 
     flags = {
@@ -458,6 +459,7 @@ def demo(
 
         embarcadero demo --seconds 20 --steps 240
     """
+    require_linux()
     from embarcadero.demo.screen import run_cli
 
     raise typer.Exit(run_cli(brokers, seconds, steps, report, json))

@@ -18,7 +18,7 @@ from embarcadero.cli import (
     topic,
 )
 from embarcadero.cli.output import Verbs, option_names, print_error
-from embarcadero.errors import EmbarcaderoError, UsageError
+from embarcadero.errors import EmbarcaderoError, UsageError, clusters_need_linux
 
 HELP = """
 A distributed shared log: publish to any broker, read one total order.
@@ -44,6 +44,10 @@ def debugging() -> bool:
     return os.environ.get("EMBARCADERO_DEBUG", "") not in {"", "0"}
 
 
+_LINUX_MODULES = {"fcntl", "pwd", "resource", "uvloop"}
+"""Modules that clusters need and that other systems do not have."""
+
+
 class Commands(TyperGroup):
     """All verbs. A typed error ends any of them with one line: exit code 2 for the caller's mistake, else 1."""
 
@@ -56,6 +60,11 @@ class Commands(TyperGroup):
                 raise
             print_error(error, option_names(self, arguments))
             raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
+        except ModuleNotFoundError as error:
+            if debugging() or error.name not in _LINUX_MODULES:
+                raise
+            print_error(clusters_need_linux())
+            raise typer.Exit(1) from error
 
 
 app = Verbs(

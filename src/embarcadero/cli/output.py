@@ -54,14 +54,17 @@ def find_brokers(brokers: str | None, data_dir: Path | None) -> list[str]:
     """Addresses of the cluster that the user means."""
     from embarcadero.client.arguments import broker_addresses
     from embarcadero.errors import NotRunning
-    from embarcadero.node.folder import ClusterFolder
-    from embarcadero.node.report import report
 
     if brokers:
         return [address.strip() for address in brokers.split(",") if address.strip()]
     config = settings()
     if config.client.brokers and data_dir is None:
         return config.client.brokers
+    if sys.platform != "linux" and data_dir is None:  # clients run here, clusters do not
+        return broker_addresses(config)
+    from embarcadero.node.folder import ClusterFolder
+    from embarcadero.node.report import report
+
     try:
         return report(ClusterFolder(data_dir_or_default(data_dir))).addresses or broker_addresses(config)
     except NotRunning:
@@ -166,8 +169,15 @@ def in_shell_words(text: str, options: Mapping[str, str]) -> str:
     return _ARGUMENT.sub(lambda found: f"{options[found[1]]} " if found[1] in options else found[0], text)
 
 
-def option_names(command: Any, arguments: Collection[str]) -> dict[str, str]:
-    """Return the options of the command that these arguments call, by their Python names."""
+def option_names(app: Any, arguments: Collection[str]) -> dict[str, str]:
+    """Return the options of the command that these arguments call, by their Python names.
+
+    Those of `topic create` are there, too: hints say how a topic is to be created.
+    """
+    return _options(app, ("topic", "create")) | _options(app, arguments)
+
+
+def _options(command: Any, arguments: Collection[str]) -> dict[str, str]:
     for argument in arguments:
         command = getattr(command, "commands", {}).get(argument, command)
     found: dict[str, str] = {}

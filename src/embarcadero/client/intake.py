@@ -618,7 +618,8 @@ class Pump:
             return "of the parent process"
         if (why := self.failure or self.intake.refusal) is not None:
             return "closed" if isinstance(why, Closed) else f"failed with {type(why).__name__}: {why.message}"
-        return f"{self.intake.pending_records:,} records without an outcome"
+        waiting = self.intake.pending_records
+        return f"{waiting:,} record{'s' * (waiting != 1)} without an outcome"
 
     def reports(self) -> list[EmbarcaderoError]:
         """Losses that no caller has heard of, and losses in doubt."""
