@@ -177,4 +177,4 @@ def test_records_of_the_container_are_on_a_volume() -> None:
     folder = _environment()["EMBARCADERO_DATA_DIR"]
     assert SERVICE["volumes"] == [f"records:{folder}"]
     assert _instructions("VOLUME") == [folder]
-    assert SERVICE["stop_grace_period"] == "2m"
+    assert SERVICE["stop_grace_period"] == "1m"

@@ -650,6 +650,6 @@ class TableJobs(FairJobs):
         """The reader. Raises NotAvailable without one."""
         if self._reader is None:
             raise NotAvailable(
-                "this broker can't read tables of topics", 'install "embarcadero[spark]" where brokers run'
+                "this broker can't read tables of topics", 'install "embarcadero[iceberg]" where brokers run'
             )
         return self._reader

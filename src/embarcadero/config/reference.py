@@ -44,9 +44,9 @@ with emb.local(config="embarcadero.yaml") as log:      # emb.connect(config=...)
 
 A plain number is in the unit that the table names. Sizes may be written with B, KB, MB, GB, TB (powers of 1000) or KiB,
 MiB, GiB, TiB (powers of 1024); durations as `20ms`, `30s`, `10m`, `2h`, `7d`, `1w`, `1h30m`, `10 minutes` or ISO 8601
-(`PT10M`); shares as `0.8` or `80%`. Paths in a file are relative
-to that file's folder. Processes that `up` starts get the configuration of `up`, through `cluster.json` in the cluster's
-folder; `embarcadero node` lets its own file and environment win over that, except for the sizes of the fabric.
+(`PT10M`); shares as `0.8` or `80%`. Paths in a file are relative to that file's folder. Processes that `up` starts get
+the configuration of `up`, through `cluster.json` in the cluster's folder; `embarcadero node` lets its own file and
+environment win over that, except for the sizes of the fabric.
 
 By default nothing listens on the network: brokers and metrics are on 127.0.0.1. To serve others, set `broker.host` to
 an address of this machine; or to `0.0.0.0` together with `broker.advertised_host`, the address that clients are told.

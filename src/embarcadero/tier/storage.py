@@ -134,7 +134,7 @@ class _FileIO(PyArrowFileIO):
             raise NotAvailable(
                 f"{location} is not below the warehouse whose tables this broker reads",
                 "let tier.warehouse of the cluster be that of the tiering job, or read the table itself: "
-                'install "embarcadero[spark]"',
+                'install "embarcadero[iceberg]"',
             )
 
     def _parts(self, location: str) -> list[str]:
