@@ -1,4 +1,4 @@
-"""What is published: the wheel, its metadata, and the container that needs only the wheel."""
+"""The published files: the wheel, its metadata, and the container that needs only the wheel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_project_has_urls() -> None:
     assert all(url.startswith("https://") for url in PROJECT["urls"].values())
 
 
-def test_extras_mean_what_they_say() -> None:
+def test_extras_install_the_expected_packages() -> None:
     """The client needs no extra; Iceberg comes without Spark; Spark comes with Iceberg."""
 
     def packages(extra: str) -> set[str]:
@@ -64,7 +64,7 @@ def test_hints_name_extras_that_exist() -> None:
 # --- the wheel --------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, built from a copy of what the repository has: no old build gets in."""
+    """A wheel, built from a copy of the sources: no old build gets in."""
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
     for name in ("src", "native", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
         subprocess.run(["cp", "-r", str(ROOT / name), str(copy)], check=True)
@@ -84,7 +84,7 @@ def test_the_wheel_has_all_files_and_no_others(wheel: Path) -> None:
 
 
 def test_the_metadata_of_the_wheel_is_complete(wheel: Path) -> None:
-    """What an index shows of it."""
+    """The part that a package index shows."""
     archive = zipfile.ZipFile(wheel)
     text = archive.read(next(name for name in archive.namelist() if name.endswith("METADATA"))).decode()
     for line in ("Project-URL: Documentation, https://", "Provides-Extra: iceberg", "Provides-Extra: client"):
@@ -127,7 +127,7 @@ def _instructions(kind: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """What the container sets, as compose.yaml changes it."""
+    """The environment of the container, as compose.yaml changes it."""
     found = dict(pair.split("=", 1) for line in _instructions("ENV") for pair in shlex.split(line))
     return found | {name: re.sub(r"\$\{\w+:-(.*)\}", r"\1", value) for name, value in SERVICE["environment"].items()}
 

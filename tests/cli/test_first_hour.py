@@ -1,4 +1,4 @@
-"""What a new user types first, and what the command line says to mistakes."""
+"""What a new user types first, and what the command line message to mistakes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_topics_take_durations(log: Log, verb: str, options: list[str], asked: d
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["topic", "create", "t", "--retention", "soon"], "--retention: 'soon' is no number"),
         (["topic", "create", "t", "--gap-timeout", "5 parsecs"], "'parsecs' is no unit here; use us, ms, s, m"),
@@ -102,11 +102,11 @@ def test_topics_take_durations(log: Log, verb: str, options: list[str], asked: d
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_wrong_duration_is_one_line(arguments: list[str], says: str) -> None:
+def test_a_wrong_duration_is_one_line(arguments: list[str], message: str) -> None:
     """With a form that works, and exit code 2."""
     shown = run(*arguments)
     assert shown.exit_code == 2
-    assert says in shown.output.replace("hint: ", "; ").replace("\n; ", "; ")
+    assert message in shown.output.replace("hint: ", "; ").replace("\n; ", "; ")
     assert "Traceback" not in shown.output
 
 
@@ -172,7 +172,7 @@ def test_brackets_of_a_hint_are_printed(monkeypatch: pytest.MonkeyPatch, capsys:
 
 # --- other systems ----------------------------------------------------------------------------------------------------
 def test_a_cluster_elsewhere_than_on_linux_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one line that says what runs where."""
+    """With one line that message what runs where."""
     monkeypatch.setattr(sys, "platform", "darwin")
     for call in (emb.local, emb.errors.require_linux):
         with pytest.raises(NotAvailable, match="run on Linux, and this is darwin"):
@@ -192,7 +192,7 @@ def test_the_command_line_starts_without_modules_of_linux() -> None:
         "sys.argv[1:] = {arguments}\n"
         "main()\n"
     )
-    for arguments, code, says in (
+    for arguments, code, message in (
         (["--version"], 0, "embarcadero "),
         (["topic", "list", "--brokers", "127.0.0.1:1"], 1, "no broker answers at 127.0.0.1:1"),
         (["status"], 1, "the processes of a cluster run on Linux"),
@@ -202,4 +202,4 @@ def test_the_command_line_starts_without_modules_of_linux() -> None:
             [sys.executable, "-c", program.replace("{arguments}", repr(arguments))],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert (done.returncode, says in done.stdout + done.stderr) == (code, True), done.stderr
+        assert (done.returncode, message in done.stdout + done.stderr) == (code, True), done.stderr

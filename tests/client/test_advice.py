@@ -42,7 +42,7 @@ def log() -> Iterator[Any]:
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda log: log.create_topic("x", partitions="8"), "partitions='8'"),
         (lambda log: log.create_topic("x", replicas=1.5), r"replicas=1\.5"),
@@ -56,9 +56,9 @@ def log() -> Iterator[Any]:
         (lambda log: log.publisher("t", order={}), "order {}"),
     ],
 )
-def test_wrong_types_are_refused_before_they_travel(log: Any, call: Callable[[Any], object], says: str) -> None:
+def test_wrong_types_are_refused_before_they_travel(log: Any, call: Callable[[Any], object], message: str) -> None:
     """They reached the broker, and came back as a protocol error."""
-    with pytest.raises(BadValue, match=says):
+    with pytest.raises(BadValue, match=message):
         call(log)
     assert log.describe("t").name == "t"
 
@@ -145,7 +145,7 @@ def test_a_value_that_is_not_bytes_has_a_way_out(value: Any, way_out: str) -> No
 
 
 def test_optional_columns_are_not_reported_as_missing() -> None:
-    """A row of another shape was told to have `timestamp`, which nobody has to give."""
+    """The error for a row without `value` also asked for `timestamp`, which is optional."""
     with pytest.raises(BadSchema) as caught:
         fitted([{"a": 1}], RAW, 5)
     assert "'value' is missing" in caught.value.message

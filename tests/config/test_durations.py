@@ -105,7 +105,7 @@ def test_a_time_is_an_age_or_iso_8601(text: str, when: datetime) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("yesterday", "is no time"),
         ("5 ago", "is no time"),
@@ -116,9 +116,9 @@ def test_a_time_is_an_age_or_iso_8601(text: str, when: datetime) -> None:
         ("PT10M", "write \"PT10M ago\""),
     ],
 )
-def test_anything_else_is_no_time(text: str, says: str) -> None:
+def test_anything_else_is_no_time(text: str, message: str) -> None:
     """The hint names the forms that exist."""
-    with pytest.raises(BadQuantity, match=says):
+    with pytest.raises(BadQuantity, match=message):
         moment(text)
     with pytest.raises(BadValue):
         time_us(text)
