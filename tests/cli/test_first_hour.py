@@ -39,7 +39,7 @@ def test_the_version_is_printed() -> None:
 
 # --- durations --------------------------------------------------------------------------------------------------------
 class Log:
-    """Keeps what was asked for."""
+    """Keeps the options of the last call."""
 
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}

@@ -86,6 +86,6 @@ def test_a_long_word_wraps(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("terminal")
 def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    """`[spark]` stays what it is."""
+    """`[spark]` stays as it is."""
     print_table("title [spark]", ["hint"], [['pip install "embarcadero[spark]"']])
     assert capsys.readouterr().out.count("[spark]") == 2

@@ -28,7 +28,7 @@ def names(found: object) -> set[str]:
 
 
 def test_the_objects_of_the_client_describe_themselves(server: FakeServer) -> None:
-    """Their kind, what they belong to, and their state."""
+    """Their kind, their topic or address, and their state."""
     with emb.connect(server.addresses) as log:
         assert repr(log).startswith(f"<embarcadero.Log of {log.address}, connected to ")
         publisher = log.publisher("t", session="job-7")
@@ -58,7 +58,7 @@ def test_the_objects_of_the_client_describe_themselves(server: FakeServer) -> No
 
 
 def test_their_asyncio_twins_describe_themselves(server: FakeServer) -> None:
-    """And say that they are twins; what is not open yet says how to open it."""
+    """With the module in their name; a call that opened nothing yet shows how to open it."""
 
     async def main() -> None:
         opening = emb.aio.connect(server.addresses)
@@ -104,7 +104,7 @@ def test_tab_completion_offers_the_public_names_only(server: FakeServer) -> None
             shown: list[Any] = [log, publisher, subscriber, future, batch, log.describe("t")]
             for found in shown:
                 assert not {name for name in names(found) if name.startswith("_")}, found
-        inner = {"brokers", "thread", "pump", "payload", "of_entry", "of_gap", "versions", "told", "had_no_id"}
+        inner = {"brokers", "thread", "pump", "payload", "of_entry", "of_gap", "versions", "had_no_id"}
         assert not inner & set().union(*map(names, shown))
         assert {"create_topic", "publisher", "subscribe", "read", "address"} <= names(log)
         assert {"send", "publish", "flush", "close"} <= names(publisher)
