@@ -1,6 +1,7 @@
 # A cluster in a container, from a wheel: `make wheel`, then `docker build -t embarcadero .`
-# Extras: `docker build --build-arg EXTRAS=[iceberg] ...` (tables), or [spark] in an image that also has Java.
-FROM python:3.12-slim
+# PYTHON is the version that built the wheel. EXTRAS: `docker build --build-arg EXTRAS=[iceberg] ...` for tables.
+ARG PYTHON=3.11
+FROM python:${PYTHON}-slim
 
 ARG EXTRAS=""
 RUN --mount=type=bind,source=build/wheel,target=/wheels \

@@ -116,6 +116,14 @@ def test_the_installed_wheel_works(wheel: Path, tmp_path: Path) -> None:
     assert json.loads(run(program, "config", "show", "--json"))
 
 
+def test_setup_shows_progress() -> None:
+    """The long step, the download of all packages, is not silent."""
+    recipe = (ROOT / "Makefile").read_text().partition("$(VENV)/.ready:")[2].partition("\n\n")[0]
+    assert re.findall(r"setup (\d) of 3", recipe) == ["1", "2", "3"]
+    [download] = [line for line in recipe.splitlines() if "requirements.lock" in line and "pip install" in line]
+    assert "--quiet" not in download
+
+
 # --- the container ----------------------------------------------------------------------------------------------------
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -138,7 +146,8 @@ def test_the_container_needs_only_the_wheel() -> None:
     assert "source=build/wheel,target=/wheels" in DOCKERFILE
     assert (ROOT / ".dockerignore").read_text().split() == ["*", "!build/wheel/*.whl"]
     assert not _instructions("COPY") + _instructions("ADD")
-    assert SERVICE["build"] == "."
+    assert SERVICE["build"]["context"] == "."
+    assert set(SERVICE["build"]["args"]) <= {line.partition("=")[0] for line in _instructions("ARG")}
 
 
 def test_the_configuration_of_the_container_is_valid() -> None:
