@@ -150,7 +150,7 @@ def test_existing_topics_are_listed_and_counted() -> None:
     assert "there is no topic yet" in caught.value.hint
     for number in range(8):
         directory.topics.create(f"orders-{number}", replicas=0)
-    directory.topics.create("__jobs.1", replicas=0)
+    directory.topics.create("__jobs.0123456789abcdef", replicas=0)
     with pytest.raises(emb.errors.UnknownTopic) as caught:
         directory.topics.described("order-7")
     assert "did you mean orders-7?" in caught.value.hint
@@ -185,7 +185,7 @@ def test_the_command_line_starts_without_modules_of_linux() -> None:
     """Help, version, and a client command that finds no broker."""
     program = (
         "import sys\n"
-        "import numpy, pyarrow, asyncio, ctypes\n"
+        "import numpy, pyarrow, asyncio, ctypes, sysconfig; sysconfig.get_config_vars()\n"
         "for name in ('uvloop', 'fcntl', 'resource', 'pwd'):\n    sys.modules[name] = None\n"
         "sys.platform = 'darwin'\n"
         "from embarcadero.cli.main import main\n"

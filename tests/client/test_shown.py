@@ -41,7 +41,8 @@ def test_the_objects_of_the_client_describe_themselves(server: FakeServer) -> No
             future = publisher.send(b"1")
             assert repr(future) == "<RecordFuture waiting for the outcome>"
             assert "1 record without an outcome" in repr(publisher)
-            assert repr(future) == f"<RecordFuture {future.result(10)!r}>"
+            position = future.result(10)
+            assert repr(future) == f"<RecordFuture {position!r}>"
         with log.subscribe("t") as subscriber:
             batch = subscriber.poll(10)
             assert batch is not None

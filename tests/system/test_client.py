@@ -158,9 +158,11 @@ def test_nothing_is_lost_or_duplicated_when_a_process_is_killed(victim: str) -> 
 
 
 ELSEWHERE = """
-import asyncio, os, signal, socket, sys
+import asyncio, os, signal, socket, sys, sysconfig
 
 import numpy, pyarrow  # they have builds of their own for other systems
+
+sysconfig.get_config_vars()
 
 for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT"):
     delattr(socket, name)

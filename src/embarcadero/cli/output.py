@@ -158,7 +158,7 @@ def print_error(error: BaseException, options: Mapping[str, str] | None = None) 
         typer.secho("hint: this is a bug of Embarcadero; EMBARCADERO_DEBUG=1 shows where", err=True)
 
 
-_ARGUMENT = re.compile(r"\b([a-z]+(?:_[a-z]+)*)=(?=[\w.'\"])")
+_ARGUMENT = re.compile(r"(?<![\w.])([a-z]+(?:_[a-z]+)*)=(?=[\w.'\"])")
 
 
 def in_shell_words(text: str, options: Mapping[str, str]) -> str:
