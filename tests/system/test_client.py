@@ -172,7 +172,7 @@ for name in ("SIGKILL", "SIGUSR1", "pidfd_send_signal"):
     delattr(signal, name)
 for name in ("uvloop", "fcntl", "resource", "pwd"):
     sys.modules[name] = None
-sys.platform = "win32"
+sys.platform = "darwin"  # on "win32", the standard library would look for modules of Windows
 
 import embarcadero as emb
 

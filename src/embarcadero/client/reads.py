@@ -303,7 +303,7 @@ def reader_state(core: ReaderCore, ahead: Mapping[int, int], *, closed: bool, fo
     """Return the state of a reader in a few words, for people. `ahead`: by lane, the batch that is delivered next."""
     if closed or forked:
         return "closed" if closed else "of the parent process"
-    positions = core.positions() | ahead
+    positions = {**core.positions(), **ahead}
     if isinstance(core, LanesCore):
         at = f"reads {len(positions)} lanes"
     else:

@@ -346,7 +346,7 @@ class ThreadedLog:
             raise
         raise_as_one(problems)
 
-    def _end(self, timeout: Duration | None) -> list[EmbarcaderoError]:
+    def _end(self, timeout: float | None) -> list[EmbarcaderoError]:
         self._finalizer.detach()
         if self.thread.lapsed:  # in a forked child that never used it
             self.thread.stop()
