@@ -22,9 +22,7 @@ BYTES: Final = {
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
-SECONDS: Final = {
-    "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0,
-}  # fmt: skip
+SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3.6e3, "d": 86.4e3, "w": 604.8e3}
 PERCENT: Final = {"%": 0.01}
 
 _QUANTITY = re.compile(r"([-+]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*([^\s\d]*)", re.ASCII)
@@ -56,10 +54,10 @@ def quantity(text: str, units: Mapping[str, float], own: float, example: str) ->
 
 
 # --- durations and times ----------------------------------------------------------------------------------------------
-_WORDS: Final = {
-    "microsecond": "us", "millisecond": "ms", "sec": "s", "second": "s", "minute": "m", "hr": "h", "hour": "h",
-    "day": "d", "week": "w",
-}  # fmt: skip
+_WORDS: Final = {"microsecond": "us", "millisecond": "ms", "second": "s", "minute": "m", "hour": "h"} | {
+    "day": "d",
+    "week": "w",
+}
 _NUMBER: Final = r"(\d[\d_]*(?:\.\d+)?)"
 _PART: Final = re.compile(rf"{_NUMBER}\s*([a-z]+)\s*", re.ASCII | re.IGNORECASE)
 _ISO: Final = re.compile(

@@ -268,7 +268,7 @@ class Endpoint:
             if self._open <= WATCH_CONNECTIONS_MAX:
                 async with asyncio.timeout(WATCH_REQUEST_S_MAX):
                     start = await reader.readexactly(len(_MAGIC))
-                    if start == _MAGIC:  # a client of brokers: an answer in HTTP tells it that this is another port
+                    if start == _MAGIC:  # a client of brokers recognises an answer in HTTP
                         writer.write(_response(400, _JSON, _NO_BROKER, body_too=True))
                         return
                     head = start + await reader.readuntil(b"\r\n\r\n")
