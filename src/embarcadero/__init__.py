@@ -101,6 +101,8 @@ def local(
     from embarcadero.client.api.aio_log import open_log
     from embarcadero.client.api.sync_log import Log
     from embarcadero.client.api.threads import opened
+
+    errors.require_linux()
     from embarcadero.node.local import LocalCluster
 
     cluster = LocalCluster(brokers, data_dir, log_bytes, config, replicas)

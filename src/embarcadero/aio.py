@@ -22,6 +22,7 @@ from typing import Any
 from embarcadero.client.api.aio_log import Log, connect, open_log
 from embarcadero.client.api.aio_streams import Opening, Publisher, RecordAwaitable, Subscriber
 from embarcadero.config import Config
+from embarcadero.errors import require_linux
 
 
 @asynccontextmanager
@@ -45,6 +46,7 @@ async def local(
         async with emb.aio.local(brokers=2) as log:
             await log.create_topic("orders")
     """
+    require_linux()
     from embarcadero.node.local import LocalCluster
 
     cluster = await asyncio.to_thread(LocalCluster, brokers, config=config, **options)
@@ -53,6 +55,10 @@ async def local(
             yield log
     finally:
         await asyncio.to_thread(cluster.close)
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 __all__ = ["Log", "Opening", "Publisher", "RecordAwaitable", "Subscriber", "connect", "local"]

@@ -59,6 +59,7 @@ EmbarcaderoError
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +245,24 @@ BY_NAME: dict[str, type[EmbarcaderoError]] = _tree(EmbarcaderoError)
 def from_wire(code: str, message: str, hint: str = "") -> EmbarcaderoError:
     """Return the typed error that a peer reported."""
     return BY_NAME.get(code, EmbarcaderoError)(message, hint)
+
+
+def clusters_need_linux() -> NotAvailable:
+    """Return the error for starting or inspecting a cluster on a system other than Linux."""
+    return NotAvailable(
+        f"the processes of a cluster run on Linux, and this is {sys.platform}",
+        "run them on Linux or in a container; clients run here: connect to the address of a broker",
+    )
+
+
+def require_linux() -> None:
+    """Refuse to start a cluster on a system that cannot run one. Raises NotAvailable."""
+    if sys.platform != "linux":
+        raise clusters_need_linux()
+
+
+def __dir__() -> list[str]:
+    return sorted(BY_NAME.keys() | {ManyErrors.__name__})
 
 
 # --- invariants: always on, since `python -O` strips `assert` ---------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from embarcadero.errors import EmbarcaderoError
@@ -71,4 +72,10 @@ def _in_child() -> None:
         raise ExceptionGroup("some objects of embarcadero may not work in this forked child", failures)
 
 
-os.register_at_fork(after_in_child=_in_child)
+def in_each_child(call: Callable[[], object]) -> None:
+    """Register a function to call in every forked child. Windows has no forks."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+
+
+in_each_child(_in_child)

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag, StrEnum
 from itertools import pairwise
@@ -27,6 +27,12 @@ NO_INDEX = 0xFFFF_FFFF_FFFF_FFFF
 
 NO_HANDLE = 0xFFFF
 """The region handle for no broker incarnation."""
+
+
+def public_names(found: object, inner: Collection[str] = ()) -> list[str]:
+    """Return what `dir` and tab completion show of an object: its public names, without those for other modules."""
+    names = (name for name in object.__dir__(found) if name not in inner)
+    return sorted(name for name in names if not name.startswith("_") or name.startswith("__"))
 
 
 class Order(IntEnum):

@@ -108,7 +108,7 @@ def test_an_impossible_measurement_is_refused(cluster: LocalCluster, log: emb.Lo
         (["--batch-kib", "9000"], "--batch-kib 9000"),
         (["--publishers", "0"], "--publishers 0"),
         (["--seconds", "0"], "--seconds 0"),
-        (["--bytes", "many"], "'many' is no number"),
+        (["--bytes", "many"], "'many' is not a number"),
         (["--records", "0"], "needs at least one record"),
         (["--only", "read"], "a temporary topic has no records to read"),
         (["--topic", "empty", "--only", "read"], "topic empty has no records to read"),

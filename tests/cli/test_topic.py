@@ -104,7 +104,7 @@ def test_describe_shows_copies_retention_and_ranges(log: Log) -> None:
     assert "both replicas" in shown
     second = ("2", "10", "open", "1 of 2", "4.7, 5.7")
     for row in (("replicas", "2"), ("durable_on", "1"), ("retention_s", "60"), second):
-        assert any(all(f" {cell} " in line for cell in row) for line in shown.splitlines()), row
+        assert any(all(f" {cell} " in f" {line} " for cell in row) for line in shown.splitlines()), row
     told = msgspec.json.decode(run("describe", "t", "--json").stdout)
     assert [range_["number"] for range_ in told["ranges"]] == [1, 2]
 

@@ -177,7 +177,7 @@ def test_the_name_of_a_reader_is_checked(name: str) -> None:
         ({"startingOffsets": '{"0": true}'}, "lane 0 has True"),
         ({"startingOffsets": str(1 << 63)}, "a seq is 9223372036854775808"),
         ({"startingOffsets": "earliest", "startingTimestamp": "0"}, "are both given"),
-        ({"startingTimestamp": "yesterday"}, "it is not a time: Invalid isoformat"),
+        ({"startingTimestamp": "yesterday"}, "'yesterday' is not a time"),
         ({"startingTimestamp": "2026-01-31"}, "has no time zone"),
         ({"startingTimestamp": "9999999999999999"}, "it is in the future"),
         ({"maxRecordsPerTrigger": "0"}, "it is not a number above 0"),

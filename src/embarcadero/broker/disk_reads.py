@@ -656,6 +656,6 @@ class TableJobs(FairJobs):
         """The table reader. Raises NotAvailable if there is none."""
         if self._reader is None:
             raise NotAvailable(
-                "this broker can't read tables of topics", 'install "embarcadero[spark]" on the brokers\' host'
+                "this broker can't read tables of topics", 'install "embarcadero[iceberg]" on the brokers\' host'
             )
         return self._reader

@@ -13,7 +13,16 @@ from uuid import uuid4
 
 import typer
 
-from embarcadero.cli.output import BrokersOption, DataDir, Json, connect, note, print_json, stderr_is_terminal
+from embarcadero.cli.output import (
+    BrokersOption,
+    DataDir,
+    Json,
+    connect,
+    duration_option,
+    note,
+    print_json,
+    stderr_is_terminal,
+)
 from embarcadero.errors import Backpressure, BadValue, EmbarcaderoError
 from embarcadero.limits import KIB, MIB, RECORD_BYTES_MAX
 from embarcadero.orders import order_label
@@ -167,7 +176,13 @@ def bench(
         typer.Option(show_default=False, help="An existing topic; it keeps the records. Default: a temporary topic."),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(show_default=False, help="Seconds for each measurement. Default: 5.")
+        float | None,
+        typer.Option(
+            parser=duration_option(),
+            metavar="DURATION",
+            show_default=False,
+            help="Duration of each measurement: 20, 30s, 2m. Default: 5.",
+        ),
     ] = None,
     records: Annotated[
         int | None, typer.Option(show_default=False, help="End each measurement after this number of records.")

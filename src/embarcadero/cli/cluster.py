@@ -16,6 +16,7 @@ from embarcadero.cli.output import (
     Json,
     Verbs,
     data_dir_or_default,
+    duration_option,
     note,
     print_json,
     print_table,
@@ -24,7 +25,7 @@ from embarcadero.cli.output import (
     tier_facts,
     tier_row,
 )
-from embarcadero.errors import EmbarcaderoError, UsageError
+from embarcadero.errors import EmbarcaderoError, UsageError, require_linux
 from embarcadero.limits import MIB
 from embarcadero.orders import order_label
 
@@ -109,6 +110,7 @@ def up(
 
         embarcadero up --config production.yaml
     """
+    require_linux()
     from embarcadero.node.supervisor import UpOptions
 
     flags = {
@@ -440,7 +442,10 @@ def _folder(data_dir: Path | None) -> ClusterFolder:
 
 def demo(
     brokers: Annotated[int, typer.Option(help="Number of brokers in the first act.")] = 4,
-    seconds: Annotated[float, typer.Option(help="Seconds that the first act publishes.")] = 8.0,
+    seconds: Annotated[
+        float,
+        typer.Option(parser=duration_option(), metavar="DURATION", help="Time that the first act publishes: 8, 1m."),
+    ] = 8.0,
     steps: Annotated[int, typer.Option(min=20, help="Minutes of the shop's day in the second act.")] = 100,
     report: Annotated[Path, typer.Option(help="File for the report, with pictures.")] = Path("build/demo/report.html"),
     json: Json = False,
@@ -456,6 +461,7 @@ def demo(
 
         embarcadero demo --seconds 20 --steps 240
     """
+    require_linux()
     from embarcadero.demo.screen import run_cli
 
     raise typer.Exit(run_cli(brokers, seconds, steps, report, json))

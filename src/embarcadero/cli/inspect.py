@@ -17,6 +17,7 @@ from embarcadero.cli.output import (
     DataDir,
     Json,
     data_dir_or_default,
+    duration_option,
     note,
     print_json,
     print_table,
@@ -41,7 +42,12 @@ _HISTORY = 120
 
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print the state once, and exit.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between two updates.")] = 1.0,
+    interval: Annotated[
+        float,
+        typer.Option(
+            parser=duration_option(1.0, 0.1, 60.0), metavar="DURATION", help="Time between two updates: 500ms, 5s."
+        ),
+    ] = 1.0,
     brokers: Annotated[
         str | None,
         typer.Option("--brokers", show_default=False, help="Watch through these brokers: host:port, with commas."),

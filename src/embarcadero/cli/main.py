@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -17,8 +17,8 @@ from embarcadero.cli import (
     records,
     topic,
 )
-from embarcadero.cli.output import Verbs, print_error
-from embarcadero.errors import EmbarcaderoError, UsageError
+from embarcadero.cli.output import Verbs, option_names, print_error
+from embarcadero.errors import EmbarcaderoError, UsageError, clusters_need_linux
 
 HELP = """
 A distributed shared log: publish to any broker, read one total order.
@@ -44,17 +44,27 @@ def debugging() -> bool:
     return os.environ.get("EMBARCADERO_DEBUG", "") not in {"", "0"}
 
 
+_LINUX_MODULES = {"fcntl", "pwd", "resource", "uvloop"}
+"""Modules that clusters need and that other systems do not have."""
+
+
 class Commands(TyperGroup):
     """All verbs. A typed error is printed in one line, with exit code 2 for a mistake of the user, else 1."""
 
     def invoke(self, ctx: Any) -> Any:
+        arguments = [*getattr(ctx, "_protected_args", ()), *ctx.args]
         try:
             return super().invoke(ctx)
         except EmbarcaderoError as error:
             if debugging():
                 raise
-            print_error(error)
+            print_error(error, option_names(self, arguments))
             raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
+        except ModuleNotFoundError as error:
+            if debugging() or error.name not in _LINUX_MODULES:
+                raise
+            print_error(clusters_need_linux())
+            raise typer.Exit(1) from error
 
 
 app = Verbs(
@@ -66,6 +76,25 @@ app = Verbs(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from embarcadero import __version__
+
+        print(f"embarcadero {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and end.")
+    ] = False,
+) -> None:
+    """Take the options before the verb."""
+
+
 app.command()(cluster.up)
 app.command()(cluster.down)
 app.command()(cluster.node)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -53,14 +54,17 @@ def find_brokers(brokers: str | None, data_dir: Path | None) -> list[str]:
     """Return the broker addresses of the user's cluster."""
     from embarcadero.client.arguments import broker_addresses
     from embarcadero.errors import NotRunning
-    from embarcadero.node.folder import ClusterFolder
-    from embarcadero.node.report import report
 
     if brokers:
         return [address.strip() for address in brokers.split(",") if address.strip()]
     config = settings()
     if config.client.brokers and data_dir is None:
         return config.client.brokers
+    if sys.platform != "linux" and data_dir is None:  # clients run here, clusters do not
+        return broker_addresses(config)
+    from embarcadero.node.folder import ClusterFolder
+    from embarcadero.node.report import report
+
     try:
         return report(ClusterFolder(data_dir_or_default(data_dir))).addresses or broker_addresses(config)
     except NotRunning:
@@ -84,16 +88,49 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table on standard output."""
+    """Print a table on standard output. No cell is ever cut.
+
+    On a terminal, long cells wrap. A table with too many columns for the terminal becomes a block of lines for each
+    row. Elsewhere, each row is one line of plain text as wide as it needs to be, and an empty cell is `-`.
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        print("\n".join([title] * bool(title) + _plain_lines(columns, cells)))
+        return
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold")
+    console = Console(markup=False, highlight=False)
+    table = Table(title=title or None, title_justify="left", title_style="bold")
     for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console(markup=False).print(table)
+        table.add_column(column, overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    if Measurement.get(console, console.options.update(width=_WIDTH_MAX), table).minimum <= console.width:
+        console.print(table)
+    else:
+        print("\n".join(_blocks(title, columns, cells)))
+
+
+_WIDTH_MAX = 100_000
+
+
+def _plain_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a header and one line for each row, in columns."""
+    lines = [list(columns), *([" ".join(cell.split()) or "-" for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
+def _blocks(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the first cell of each row, and below it a line for each other cell that is not empty."""
+    width = max(map(len, columns))
+    lines = [title] * bool(title)
+    for first, *rest in rows:
+        lines.append(f"{columns[0]} {first}" if columns[0] not in first else first)
+        lines += [f"  {name.ljust(width)}  {cell}" for name, cell in zip(columns[1:], rest, strict=True) if cell]
+    return lines
 
 
 READER_COLUMNS = ["reader", "lane: seq", "lag in records", "seconds ago"]
@@ -110,16 +147,64 @@ def note(text: str) -> None:
     typer.secho(text, err=True, fg=typer.colors.YELLOW)
 
 
-def print_error(error: BaseException) -> None:
-    """Print an error in one red line, and its hint."""
+def print_error(error: BaseException, options: Mapping[str, str] | None = None) -> None:
+    """Print an error in one red line, and its hint. `options` are those of the command, by their Python names."""
     if isinstance(error, EmbarcaderoError):
-        typer.secho(f"error: {error.message}", err=True, fg=typer.colors.RED)
+        typer.secho(f"error: {in_shell_words(error.message, options or {})}", err=True, fg=typer.colors.RED)
         if error.hint:
-            typer.secho(f"hint: {error.hint}", err=True)
+            typer.secho(f"hint: {in_shell_words(error.hint, options or {})}", err=True)
         typer.secho(f"see: {error.page}", err=True)
     else:
         typer.secho(f"error: {type(error).__name__}: {error}", err=True, fg=typer.colors.RED)
         typer.secho("hint: this is a bug of Embarcadero; EMBARCADERO_DEBUG=1 prints the traceback", err=True)
+
+
+_ARGUMENT = re.compile(r"(?<![\w.])([a-z]+(?:_[a-z]+)*)=(?=[\w.'\"])")
+
+
+def in_shell_words(text: str, options: Mapping[str, str]) -> str:
+    """Return a message of the client with arguments of Python as options of the command line.
+
+        in_shell_words("use ack=1", {"ack": "--ack"})    # use --ack 1
+    """
+    return _ARGUMENT.sub(lambda found: f"{options[found[1]]} " if found[1] in options else found[0], text)
+
+
+def option_names(app: Any, arguments: Collection[str]) -> dict[str, str]:
+    """Return the options of the command that these arguments call, by their Python names.
+
+    The options of `topic create` are included, because hints explain how to create a topic.
+    """
+    return _options(app, ("topic", "create")) | _options(app, arguments)
+
+
+def _options(command: Any, arguments: Collection[str]) -> dict[str, str]:
+    for argument in arguments:
+        command = getattr(command, "commands", {}).get(argument, command)
+    found: dict[str, str] = {}
+    for parameter in getattr(command, "params", ()):
+        if flag := next((flag for flag in parameter.opts if flag.startswith("--")), ""):
+            found[parameter.name] = found[flag[2:].replace("-", "_")] = flag
+    return found
+
+
+def duration_option(own: float = 1.0, least: float = 0.0, most: float = float("inf")) -> Callable[[Any], float]:
+    """Return a parser of an option that takes a duration; a plain number is in units of `own` seconds."""
+
+    def parse(text: Any) -> float:
+        from embarcadero.config.key import BadQuantity, duration
+
+        try:
+            value = duration(text, own)
+        except BadQuantity as error:
+            raise typer.BadParameter(f"{error.what}; {error.right}") from None
+        if not least <= value <= most:
+            unit = "s" if own >= 1 else "ms"
+            bound = f"at least {least:g} {unit}" if most == float("inf") else f"{least:g} to {most:g} {unit}"
+            raise typer.BadParameter(f"{text} is out of range; use {bound}")
+        return value
+
+    return parse
 
 
 def stderr_is_terminal() -> bool:

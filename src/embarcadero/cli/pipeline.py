@@ -16,6 +16,7 @@ from embarcadero.cli.output import (
     Verbs,
     connect,
     data_dir_or_default,
+    duration_option,
     note,
     print_json,
     print_table,
@@ -336,7 +337,16 @@ def compact(
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Rewrite the target: one record for each live key.")] = False,
-    keep_s: Annotated[float, typer.Option(min=0, help="Seconds to keep the records that a rewrite replaced.")] = 3600,
+    keep_s: Annotated[
+        float,
+        typer.Option(
+            "--keep",
+            "--keep-s",
+            parser=duration_option(),
+            metavar="DURATION",
+            help="Time to keep the records that a rewrite replaced: 3600, 30m, 2h.",
+        ),
+    ] = 3600,
     master: Master = None,
     brokers: BrokersOption = None,
     data_dir: DataDir = None,
@@ -351,7 +361,7 @@ def compact(
 
         embarcadero pipeline compact customers
 
-        embarcadero pipeline compact customers --deletes op=d --full --keep-s 0
+        embarcadero pipeline compact customers --deletes op=d --full --keep 0
     """
     from embarcadero.spark.compaction import compact as run_compact
 
@@ -368,7 +378,7 @@ def replay(
     topic: Annotated[str, typer.Argument(help="The topic to copy from.")],
     into: Annotated[str, typer.Option(help="The topic to copy into; created like the source if missing.")],
     start: Annotated[
-        str, typer.Option("--from", help="First record: earliest, latest, a seq, or a time.")
+        str, typer.Option("--from", help='First record: earliest, latest, a seq, a time, or "2h ago".')
     ] = "earliest",
     end: Annotated[
         str, typer.Option("--to", help="End: latest, a seq (exclusive), or a time. The first run decides.")

@@ -343,7 +343,9 @@ def _progress(stack: ExitStack, source: BinaryIO) -> Callable[[int], None]:
 def tail(
     topic: Annotated[str, typer.Argument(help="Name of the topic.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records, until Ctrl-C.")] = False,
-    start: Annotated[str, typer.Option("--from", help='earliest, latest, a seq, a time, or "10m ago".')] = "earliest",
+    start: Annotated[
+        str, typer.Option("--from", help='earliest, latest, a seq, a time (2026-01-31T12:00:00Z), or "10m ago".')
+    ] = "earliest",
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=0, show_default=False, help="Stop after this number of records.")
     ] = None,

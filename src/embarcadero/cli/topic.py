@@ -26,8 +26,6 @@ from embarcadero.orders import order_label, order_name
 from embarcadero.types import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from embarcadero.client.results import TopicInfo
     from embarcadero.node.folder import ClusterFolder, ClusterInfo
     from embarcadero.placement.directory import Directory
@@ -45,7 +43,26 @@ Schema = Annotated[
     str | None,
     typer.Option(show_default=False, help='Columns: "id:int64!, name:string", or a .json or .arrow file.'),
 ]
-Ttl = Annotated[int | None, typer.Option(show_default=False, help="Seconds to keep an idle session. Default: 86400.")]
+Ttl = Annotated[
+    str | None,
+    typer.Option(
+        "--session-ttl",
+        "--session-ttl-s",
+        metavar="DURATION",
+        show_default=False,
+        help="Time to keep an idle session: 12h, 7d, or seconds. Default: 1d.",
+    ),
+]
+GapTimeout = Annotated[
+    str | None,
+    typer.Option(
+        "--gap-timeout",
+        "--gap-timeout-ms",
+        metavar="DURATION",
+        show_default=False,
+        help="Timeout of a gap: 20ms, 1m, or milliseconds. Default: 30s (fence), 5ms (skip).",
+    ),
+]
 ReplicasOption = Annotated[
     int | None,
     typer.Option(show_default=False, help="Copies on disk. Default: the number of live replicas, at most 3."),
@@ -57,7 +74,13 @@ RetentionBytes = Annotated[
     str | None, typer.Option(show_default=False, help="Remove the oldest records above this size: 10GiB. 0: never.")
 ]
 RetentionTime = Annotated[
-    str | None, typer.Option("--retention", show_default=False, help="Remove records after this time: 7d. 0: never.")
+    str | None,
+    typer.Option(
+        "--retention",
+        metavar="DURATION",
+        show_default=False,
+        help="Remove records after this time: 12h, 7d, 4w, or seconds. 0: never.",
+    ),
 ]
 _ORDER_HELP = (
     "total (2, default): one order for the topic; each publisher's order is kept, unless it opts out. strong (5): "
@@ -87,22 +110,23 @@ def _copies(topic: Topic) -> str:
     return f"durable on {topic.durable_on} of {topic.replicas}" if topic.replicas else "in memory"
 
 
-def _quantity(text: str | None, units: Mapping[str, float], unit: str, example: str) -> int | None:
-    """Parse a size or a duration such as 10GiB or 7d. Raise BadValue if it is invalid."""
-    from embarcadero.config.key import BadQuantity, quantity, whole
+def _limits(
+    retention_bytes: str | None, retention: str | None, gap_timeout: str | None, session_ttl: str | None
+) -> dict[str, int | None]:
+    """Parse sizes and durations such as 10GiB or 7d for `create_topic` and `alter_topic`. Raises BadValue."""
+    from embarcadero.client.arguments import whole_in_unit
+    from embarcadero.config.key import BYTES, BadQuantity, quantity, whole
 
     try:
-        return None if text is None else whole(quantity(text, units, 1, example), text, unit)
+        size = None if retention_bytes is None else quantity(retention_bytes, BYTES, 1, "10GiB")
+        most = None if size is None else whole(size, retention_bytes, "bytes")
     except BadQuantity as error:
-        raise BadValue(error.what, error.right) from None
-
-
-def _retention(retention_bytes: str | None, retention: str | None) -> dict[str, int | None]:
-    from embarcadero.config.key import BYTES, SECONDS
-
+        raise BadValue(f"--retention-bytes: {error.what}", error.right) from None
     return {
-        "retention_bytes": _quantity(retention_bytes, BYTES, "bytes", "10GiB"),
-        "retention_s": _quantity(retention, SECONDS, "seconds", "7d"),
+        "retention_bytes": most,
+        "retention_s": whole_in_unit("--retention", retention, 1.0),
+        "gap_timeout_ms": whole_in_unit("--gap-timeout", gap_timeout, 1e-3),
+        "session_ttl_s": whole_in_unit("--session-ttl", session_ttl, 1.0),
     }
 
 
@@ -149,9 +173,7 @@ def create(
         str | None,
         typer.Option(show_default=False, help="After the gap timeout: fence the session (default), or skip the gap."),
     ] = None,
-    gap_timeout_ms: Annotated[
-        int | None, typer.Option(show_default=False, help="Timeout of a gap. Default: 30000 (fence), 5 (skip).")
-    ] = None,
+    gap_timeout_ms: GapTimeout = None,
     session_ttl_s: Ttl = None,
     schema: Schema = None,
     brokers: BrokersOption = None,
@@ -164,7 +186,7 @@ def create(
 
         embarcadero topic create orders
 
-        embarcadero topic create ticks --order strong --on-gap skip --gap-timeout-ms 20
+        embarcadero topic create ticks --order strong --on-gap skip --gap-timeout 20ms
 
         embarcadero topic create audit --replicas 3 --durable-on 2 --retention 30d
 
@@ -172,7 +194,7 @@ def create(
 
         embarcadero topic create visits --partitions 8 --schema "user:string!, page:string" --key user
     """
-    columns, kept = _parsed(schema), _retention(retention_bytes, retention)
+    columns, bounds = _parsed(schema), _limits(retention_bytes, retention, gap_timeout_ms, session_ttl_s)
     with connect(brokers, data_dir) as log:
         topic = log.create_topic(
             name,
@@ -183,10 +205,8 @@ def create(
             replicas=replicas,
             durable_on=durable_on,
             on_gap=on_gap,
-            gap_timeout_ms=gap_timeout_ms,
-            session_ttl_s=session_ttl_s,
             schema=columns,
-            **kept,
+            **bounds,
         )
     what_it_costs = price(topic.replicas, topic.durable_on)
     if json:
@@ -271,7 +291,7 @@ def alter(
         int | None, typer.Option(show_default=False, help="A whole multiple of the present number.")
     ] = None,
     on_gap: Annotated[str | None, typer.Option(show_default=False, help="fence can change to skip.")] = None,
-    gap_timeout_ms: Annotated[int | None, typer.Option(show_default=False, help="Timeout of a gap.")] = None,
+    gap_timeout_ms: GapTimeout = None,
     session_ttl_s: Ttl = None,
     replicas: Annotated[
         int | None, typer.Option(show_default=False, help="Copies on disk, from the next range on.")
@@ -296,7 +316,7 @@ def alter(
 
     Examples:
 
-        embarcadero topic alter orders --gap-timeout-ms 60000
+        embarcadero topic alter orders --gap-timeout 1m
 
         embarcadero topic alter orders --retention-bytes 100GiB --retention 30d
 
@@ -306,11 +326,9 @@ def alter(
         "schema": _parsed(schema),
         "partitions": partitions,
         "on_gap": on_gap,
-        "gap_timeout_ms": gap_timeout_ms,
-        "session_ttl_s": session_ttl_s,
         "replicas": replicas,
         "durable_on": durable_on,
-        **_retention(retention_bytes, retention),
+        **_limits(retention_bytes, retention, gap_timeout_ms, session_ttl_s),
     }
     with connect(brokers, data_dir) as log:
         topic = log.alter_topic(name, **given)

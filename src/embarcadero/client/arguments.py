@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypedDict
 import pyarrow as pa
 
 from embarcadero.config import Config
+from embarcadero.config.key import BadQuantity, Duration, duration, moment, whole
 from embarcadero.config.table import ClientKeys
 from embarcadero.errors import BadName, BadSchema, BadValue, NotAvailable
 from embarcadero.limits import (
@@ -46,6 +47,12 @@ def parse_addresses(addresses: str | Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _address(text: str) -> tuple[str, int]:
+    scheme, found, rest = text.partition("://")
+    if found:
+        place = rest.partition("/")[0].rpartition("@")[2]
+        right = place if ":" in place else f"{place or '127.0.0.1'}:{PORT_DEFAULT}"
+        hint = f"write host:port without {scheme}://, such as {right}; brokers listen on port {PORT_DEFAULT} by default"
+        raise BadValue(f"{text!r} is a URL, not a broker address", hint)
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     digits = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS_MAX
@@ -84,10 +91,19 @@ def asked_order(order: int | str | None, topic: Topic) -> int | None:
     return None if topic.order <= Order.BROKER else int(Order.STRONG)
 
 
+def check_partitions(topic: str, partitions: int, asked: Collection[int] | None) -> None:
+    """Refuse partitions that a topic does not have: no record would arrive. Raises BadValue."""
+    for partition in asked or ():
+        if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition < partitions:
+            has = f"partitions 0 to {partitions - 1}" if partitions > 1 else "only partition 0"
+            problem = f"topic {topic!r} has {has}, and no partition {partition!r}"
+            raise BadValue(problem, "leave partitions out to read all")
+
+
 def check_read(read: str, group: str | None = None) -> None:
     """Check the arguments `read` and `group` of a reader. Raises BadValue, NotAvailable."""
     if read not in ("ordered", "durable"):
-        raise BadValue(f"unknown read mode {read!r}", 'use "ordered" or "durable"')
+        raise BadValue(f"unknown read mode {read!r}", 'use read="durable" or read="ordered"')
     if group is not None:
         hint = "use one subscriber per process; with partitions=... they can divide a topic"
         raise NotAvailable("this version has no consumer groups", hint)
@@ -103,24 +119,53 @@ class Configured(Enum):
 
 
 AS_CONFIGURED: Final = Configured.AS_CONFIGURED
-Timeout = float | Configured | None
-"""The timeout of a request: seconds, None for no limit, or AS_CONFIGURED."""
+Timeout = Duration | Configured | None
+"""The timeout of a request: seconds, a text such as "10s", None for no limit, or AS_CONFIGURED."""
 
 
 def patience_s(timeout: Timeout, configured_s: float) -> float:
     """Return the seconds to wait; inf for no limit."""
     if timeout is None:
         return inf
-    seconds = configured_s if isinstance(timeout, Configured) else timeout
-    check_timeout(seconds)
+    seconds = timeout_s(configured_s if isinstance(timeout, Configured) else timeout)
+    return inf if seconds is None else seconds
+
+
+def timeout_s(timeout: Duration | None) -> float | None:
+    """Return a timeout in seconds; None means no limit. Raises BadValue.
+
+        timeout_s("2m")    # 120.0
+    """
+    if timeout is None:
+        return None
+    try:
+        seconds = duration(timeout)
+    except BadQuantity:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise BadValue(f"timeout {timeout!r} is not valid", 'use seconds, a text such as "10s", or None for no limit')
     return seconds
 
 
-def check_timeout(timeout: float | None) -> None:
-    """Raise BadValue unless this is a timeout in seconds, or None for no limit."""
-    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if timeout is not None and not (number and timeout >= 0):
-        raise BadValue(f"timeout {timeout!r} is not valid", "use seconds from 0 on, or None for no limit")
+def in_unit(name: str, given: Duration, own: float) -> float:
+    """Return the duration that a caller gave, in units of `own` seconds. BadValue names the argument.
+
+        in_unit("linger_ms", "1s", 1e-3)    # 1000.0
+    """
+    try:
+        return duration(given, own, "20ms" if own < 1 else "10m")
+    except BadQuantity as error:
+        raise BadValue(f"{name}: {error.what}", error.right) from None
+
+
+def whole_in_unit(name: str, given: Duration | None, own: float) -> int | None:
+    """Return the duration as a whole number, or None for None. BadValue names the argument."""
+    if given is None:
+        return None
+    try:
+        return whole(in_unit(name, given, own), given, "milliseconds" if own < 1 else "seconds")
+    except BadQuantity as error:
+        raise BadValue(f"{name}: {error.what}", error.right) from None
 
 
 class TopicChanges(TypedDict, total=False):
@@ -129,13 +174,13 @@ class TopicChanges(TypedDict, total=False):
     schema: pa.Schema
     partitions: int
     on_gap: str
-    gap_timeout_ms: int
-    session_ttl_s: int
+    gap_timeout_ms: Duration
+    session_ttl_s: Duration
     order: int | str
     replicas: int
     durable_on: int
     retention_bytes: int
-    retention_s: int
+    retention_s: Duration
 
 
 def checked_changes(changes: TopicChanges) -> dict[str, Any]:
@@ -153,6 +198,9 @@ def checked_changes(changes: TopicChanges) -> dict[str, Any]:
         raise BadValue(problem, f"pass one of {', '.join(TopicChanges.__annotations__)}")
     if "order" in given:
         given["order"] = int(parse_order(given["order"]))
+    for name, own in (("gap_timeout_ms", 1e-3), ("session_ttl_s", 1.0), ("retention_s", 1.0)):
+        if name in given:
+            given[name] = whole_in_unit(name, given[name], own)
     if "schema" in given:
         given["columns"] = encode_schema(given.pop("schema"))
     return given
@@ -170,11 +218,11 @@ class PublisherArguments(TypedDict, total=False):
     session: str | None  # a name under which the session can be continued later
     order: int | str | None  # of the session; None: "strong" in topics of orders 2 and 5, otherwise as the topic
     session_at: int | None  # sequence of the first batch, even if the log has it; needs a name, orders 2 and 5
-    linger_ms: float  # how long a record may wait for others
+    linger_ms: Duration  # how long a record may wait for others
     batch_bytes: int
     window_bytes: int  # bytes that may be without an outcome; above that, callers wait
     compression: str | None  # "lz4", "zstd" or None
-    delivery_timeout: float  # seconds without an outcome after which the publisher fails
+    delivery_timeout: Duration  # seconds without an outcome after which the publisher fails
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +273,14 @@ def publisher_options(usual: ClientKeys, asked: PublisherArguments) -> Publisher
         "delivery_timeout": usual.delivery_timeout_s,
         "compression": None if usual.compression == "none" else usual.compression,
     }
-    return PublisherOptions(**(defaults | asked))
+    given: dict[str, Any] = {**defaults, **asked}
+    given["linger_ms"] = in_unit("linger_ms", given["linger_ms"], 1e-3)
+    given["delivery_timeout"] = in_unit("delivery_timeout", given["delivery_timeout"], 1.0)
+    return PublisherOptions(**given)
 
+
+Moment = datetime | str
+"""A time as callers give it: a datetime with a time zone, or a text such as "10m ago"."""
 
 StartPosition = str | int | datetime
 """The start of a reader, as callers write it."""
@@ -251,14 +305,19 @@ def start_lookup(start: StartPosition) -> Lookup:
     if isinstance(start, datetime):
         return Lookup("time", time_us(start))
     if isinstance(start, str):
-        if start not in ("earliest", "latest"):
-            hint = 'use "earliest", "latest", the seq of a record, or a datetime with a time zone'
-            raise BadValue(f"unknown position {start!r}", hint)
-        return Lookup(start, 0)
+        if start in ("earliest", "latest"):
+            return Lookup(start, 0)
+        try:
+            return Lookup("time", time_us(start))
+        except BadValue as error:
+            hint = (
+                f'use "earliest", "latest", the seq of a record, a datetime with a time zone, or a text: {error.hint}'
+            )
+            raise BadValue(f"start: {error.message}", hint) from None
     return Lookup("seq", _number("seq", start))
 
 
-def seek_lookup(where: str | None, seq: int | None, index: int | None, time: datetime | None) -> Lookup:
+def seek_lookup(where: str | None, seq: int | None, index: int | None, time: Moment | None) -> Lookup:
     """Convert the target of a seek: exactly one of the four. Raises BadValue."""
     if [where, seq, index, time].count(None) != 3:
         hint = 'use seek("earliest"), seek("latest"), seek(seq=...), seek(index=...) or seek(time=...)'
@@ -270,7 +329,7 @@ def seek_lookup(where: str | None, seq: int | None, index: int | None, time: dat
     return start_lookup(seq if where is None and seq is not None else where or "")
 
 
-def trim_lookup(seq: int | None, index: int | None, time: datetime | None) -> Lookup:
+def trim_lookup(seq: int | None, index: int | None, time: Moment | None) -> Lookup:
     """Convert the limit of a trim: exactly one of the three. Raises BadValue."""
     if [seq, index, time].count(None) != 2:
         raise BadValue("trim needs exactly one position", "use before_seq=..., before_index=... or before_time=...")
@@ -278,9 +337,12 @@ def trim_lookup(seq: int | None, index: int | None, time: datetime | None) -> Lo
 
 
 def time_us(when: Any) -> int:
-    """Convert a datetime with a time zone to microseconds since 1970. Raises BadValue."""
+    """Convert a datetime with a time zone, or a text such as "10m ago", to microseconds since 1970. Raises BadValue."""
+    if isinstance(when, str):
+        when = parse_time(when)
     if not isinstance(when, datetime):
-        raise BadValue(f"{when!r} is no time", "use a datetime with a time zone: datetime.now(UTC)")
+        hint = 'use a datetime with a time zone: datetime.now(UTC), or a text such as "10m ago"'
+        raise BadValue(f"{when!r} is not a time", hint)
     if when.tzinfo is None or when.utcoffset() is None:
         raise BadValue(
             f"{when.isoformat()} has no time zone",
@@ -297,25 +359,12 @@ def _number(what: str, value: int) -> int:
     return value
 
 
-_AGO = re.compile(r"(\d{1,9})\s*(ms|s|m|h|d)\s+ago", re.ASCII)
-_AGO_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_TIME_HINT = "write 2026-01-31T12:00:00Z (with Z or +02:00 at the end), or 500ms, 30s, 10m, 2h, 7d ago"
-
-
 def parse_time(text: str) -> datetime:
-    """A time such as `2026-01-31T12:00:00Z` or `10m ago`."""
-    if ago := _AGO.fullmatch(text.strip()):
-        try:
-            return datetime.now(UTC) - timedelta(**{_AGO_UNITS[ago[2]]: int(ago[1])})
-        except OverflowError:
-            raise BadValue(f"{text!r} is too long ago", _TIME_HINT) from None
+    """Parse a time such as `2026-01-31T12:00:00Z` or `10 minutes ago`. Raises BadValue."""
     try:
-        when = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise BadValue(f"{text!r} is no time", _TIME_HINT) from None
-    if when.tzinfo is None:
-        raise BadValue(f"{text!r} has no time zone", _TIME_HINT)
-    return when
+        return moment(text)
+    except BadQuantity as error:
+        raise BadValue(error.what, error.right) from None
 
 
 _SCHEMA_HINT = 'write "id:int64!, name:string, tags:list<string>"; "!" means that the column is never null'

@@ -12,10 +12,10 @@ on the pool.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from embarcadero.client import lifetime
 from embarcadero.client.link import ClientCore, FetchCore, Link, PublishCore
@@ -23,6 +23,7 @@ from embarcadero.config import DEFAULTS
 from embarcadero.config.table import ClientKeys
 from embarcadero.errors import (
     BadFrame,
+    BadMagic,
     BadVersion,
     Closed,
     EmbarcaderoError,
@@ -56,6 +57,7 @@ from embarcadero.wire.codec import (
     FrameKind,
     FrameReceiver,
     FullReceived,
+    check_message,
     control_frame,
 )
 from embarcadero.wire.messages import AnyMessage, BrokerAddress, Failed, Hello, MembersAre, Message, Welcome
@@ -66,6 +68,12 @@ _PAUSE_FIRST_S = 0.02
 _PAUSE_LAST_S = 1.0
 _RETRY_S = 0.02
 _ADDRESSES_KEPT = 64
+_LOG_AGAIN_S = 60.0  # interval at which a client without brokers logs this again
+_LOG: Final = logging.getLogger("embarcadero.client")
+NO_BROKER_HINT: Final = "start the cluster, or check the addresses: each must have the port of a broker"
+_OTHER_PORT: Final = (
+    "give the port of a broker, 9092 by default: `embarcadero status` lists the addresses of brokers and of metrics"
+)
 
 Address = tuple[str, int]
 Answer = TypeVar("Answer", bound=Message)
@@ -221,6 +229,9 @@ async def open_connection(
     except BaseException as error:
         if connection is not None:
             connection.drop()
+        if isinstance(error, BadMagic):
+            what = "speaks HTTP, and is not a broker" if "HTTP or another" in error.hint else "is not a broker"
+            raise Unreachable(f"{host}:{port} {what}: {error.message}", _OTHER_PORT) from None
         if isinstance(error, TimeoutError):
             raise Unreachable(f"{host}:{port} did not answer within {patience_s:g} s") from None
         if isinstance(error, OSError) and not isinstance(error, EmbarcaderoError):
@@ -262,6 +273,27 @@ class _Pauses:
         """Wait for the current pause, and make the next one longer."""
         await asyncio.sleep(self._next)
         self._next = min(2 * self._next, _PAUSE_LAST_S)
+
+
+class _Outage:
+    """Logs the loss of all brokers, again from time to time, and the next connection."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._logged = 0.0
+
+    def goes_on(self, error: EmbarcaderoError) -> None:
+        """Log, at most once in `_LOG_AGAIN_S`, that another attempt failed."""
+        now = asyncio.get_running_loop().time()
+        if self._since is None or now - self._logged >= _LOG_AGAIN_S:
+            self._since, self._logged = self._since or now, now
+            _LOG.warning("lost the connection to all brokers, and %s; trying again", error.message)
+
+    def over(self) -> None:
+        """Log that the client is connected again."""
+        if self._since is not None:
+            _LOG.warning("connected again after %.1f s", asyncio.get_running_loop().time() - self._since)
+            self._since = None
 
 
 class BatchLimits(NamedTuple):
@@ -371,8 +403,7 @@ class BrokerPool:
         except TimeoutError as error:
             if isinstance(error, EmbarcaderoError):
                 raise
-            hint = "start the cluster, or check the addresses"
-            raise Unreachable(f"no broker answered within {patience_s:g} s", hint) from None
+            raise Unreachable(f"no broker answered within {patience_s:g} s", NO_BROKER_HINT) from None
 
     def _started(self, task: asyncio.Task[None]) -> None:
         self._starting = None
@@ -407,7 +438,9 @@ class BrokerPool:
         if problems and all(isinstance(error, TooMany) for error in problems):
             raise fresh(problems[0])
         why = "; ".join(sorted(error.message for error in problems))
-        raise Unreachable(f"no broker answered at {tried}: {why}", "start the cluster, or check the addresses")
+        other = any(error.hint == _OTHER_PORT for error in problems)
+        hint = _OTHER_PORT if other else NO_BROKER_HINT
+        raise Unreachable(f"no broker answered at {tried}: {why}", hint)
 
     async def _open(self, address: Address, patience_s: float) -> tuple[BrokerConnection, Welcome]:
         self._made += 1
@@ -415,17 +448,20 @@ class BrokerPool:
 
     async def _find_when_alone(self) -> None:
         """When all connections are lost, the members may have moved: try the seeds and every known address."""
-        pauses = _Pauses()
+        pauses, outage = _Pauses(), _Outage()
         while True:
             pauses.connected()
             while self._live:
+                outage.over()
                 self._changed.clear()
                 await self._changed.wait()
             pauses.lost()
             await pauses.wait()
             if not self._live:
-                with contextlib.suppress(EmbarcaderoError):
+                try:
                     self._adopt(*await self._find(self._addresses.all(), self.settings.connect_timeout_s))
+                except EmbarcaderoError as error:
+                    outage.goes_on(error)
 
     def _adopt(self, connection: BrokerConnection, welcome: Welcome) -> None:
         """Use a connection that found its broker, and start a keeper for it."""
@@ -574,6 +610,13 @@ class BrokerPool:
         self._turn += 1
         return self._turn
 
+    @property
+    def state(self) -> str:
+        """The state of the connections in a few words, for people."""
+        if self._closed:
+            return "closed"
+        return f"connected to {len(self._live)} broker{'s' * (len(self._live) != 1)}" if self._live else "not connected"
+
     def live(self) -> list[BrokerConnection]:
         """Return all usable connections."""
         return list(self._live.values())
@@ -591,6 +634,7 @@ class BrokerPool:
         `again`: the request may be repeated, so after a lost answer another broker is asked. The default timeout is
         `client.request_timeout_s`.
         """
+        check_message(message)
         answer = await self._ask(message, self.settings.request_timeout_s if timeout is None else timeout, again)
         if not isinstance(answer, kind):
             problem = f"a broker answered {type(message).__name__} with {type(answer).__name__}"
@@ -630,7 +674,7 @@ class BrokerPool:
                     await self._changed.wait()
             except TimeoutError:
                 problem = f"no broker is connected: there was no answer to {what}"
-                raise Unreachable(problem, "check that the cluster is up: `embarcadero status`") from None
+                raise Unreachable(problem, NO_BROKER_HINT) from None
         return usable[self.next_turn() % len(usable)]
 
     async def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta
 from functools import cache
 from typing import Any
 
@@ -34,6 +34,10 @@ GivenRecord = tuple[bytes, float | int, bytes | None, Headers | None]
 """Value, time, key, headers. A float is the clock's time in seconds; an int is a given time in microseconds."""
 
 _KEPT_BYTES = 32 * MIB
+_HEADER_OVERHEAD_BYTES = 24
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+ZONE_HINT = "use datetime.now(UTC), .replace(tzinfo=UTC) if the time is in UTC, or .astimezone() if it is local time"
 _BYTES_TYPES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 _RAW_TYPES = {field.name: field.type for field in RAW_SCHEMA if field.name not in ("key", "value")}
 
@@ -70,8 +74,8 @@ def fitted(data: Any, schemas: TopicSchemas, now_us: int, record_bytes_max: int 
 def _arranged(data: Tabular, wanted: pa.Schema, version: int) -> Tabular:
     if data.schema.equals(wanted):
         return data
-    if problems := _differences(data.schema, wanted):
-        hint = f"the topic has: {named(wanted)}" + (f" (version {version} of its schema)" if version else "")
+    if problems := _differences(data.schema, wanted, _RAW_OPTIONAL if not version else ()):
+        hint = _RAW_HINT if not version else f"the topic has: {named(wanted)} (version {version} of its schema)"
         raise BadSchema("the table does not fit the topic: " + "; ".join(problems), hint)
     names = set(data.schema.names)
     columns = [
@@ -80,14 +84,21 @@ def _arranged(data: Tabular, wanted: pa.Schema, version: int) -> Tabular:
     return type(data).from_arrays(columns, schema=wanted)
 
 
-def _differences(schema: pa.Schema, wanted: pa.Schema) -> list[str]:
+_RAW_OPTIONAL = ("key", "headers", "timestamp")
+_RAW_HINT = (
+    "the topic has no schema: rows have value, and optionally key, headers and timestamp; create the topic with "
+    "schema=... for columns of your own"
+)
+
+
+def _differences(schema: pa.Schema, wanted: pa.Schema, optional: Sequence[str] = ()) -> list[str]:
     """Return the differences that neither another order of columns nor nulls for missing nullable columns resolve."""
     problems = [f"column {name!r} is there twice" for name in sorted(set(schema.names)) if schema.names.count(name) > 1]
     if problems:
         return problems
     for field in wanted:
         if field.name not in schema.names:
-            if not field.nullable:
+            if not field.nullable and field.name not in optional:
                 problems.append(f"column {field.name!r} is missing")
         elif schema.field(field.name).type != field.type:
             problems.append(f"column {field.name!r} is {schema.field(field.name).type}, not {field.type}")
@@ -128,6 +139,50 @@ def _check_records(data: Tabular, record_bytes_max: int) -> None:
     if longest > record_bytes_max:
         problem = f"a record has {longest} bytes, and the limit is {record_bytes_max}"
         raise BadValue(problem, "split it into several records, or store it elsewhere and publish its address")
+
+
+# --- single records ---------------------------------------------------------------------------------------------------
+def given_bytes(what: str, value: Any) -> bytes:
+    """Return a value or a key as bytes. Raises BadValue with a remedy."""
+    if isinstance(value, bytearray | memoryview | bytes):
+        return bytes(value)
+    hint = "keys and values are bytes"
+    if isinstance(value, str):
+        hint = "encode it: text.encode()"
+    elif isinstance(value, Mapping | list | tuple):
+        hint = (
+            "encode it: json.dumps(value).encode(); or create the topic with a schema, and publish([row, ...]) "
+            "takes rows as dicts"
+        )
+    elif value is None:
+        hint = 'use b"" for an empty value'
+    elif isinstance(value, int | float):
+        hint = "encode it: str(value).encode()"
+    raise BadValue(f"the {what} of a record is {type(value).__name__}, not bytes", hint)
+
+
+def headers_size(headers: Any) -> int:
+    """Return the bytes that headers count for. Raises BadValue."""
+    if not isinstance(headers, Mapping):
+        raise BadValue(f"headers are {type(headers).__name__}, not a dict", "use a dict of str to bytes")
+    size = 0
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, bytes):
+            raise BadValue(f"header {name!r} has a value of type {type(value).__name__}", "use a dict of str to bytes")
+        size += len(name.encode()) + len(value) + _HEADER_OVERHEAD_BYTES
+    return size
+
+
+def given_microseconds(timestamp: Any) -> int:
+    """Return the timestamp of a record in microseconds since 1970. Raises BadValue."""
+    if isinstance(timestamp, datetime):
+        if timestamp.tzinfo is None:
+            raise BadValue(f"timestamp {timestamp.isoformat()} has no time zone", ZONE_HINT)
+        return (timestamp - _EPOCH) // _MICROSECOND
+    if isinstance(timestamp, int) and TIMESTAMP_US_MIN <= timestamp <= TIMESTAMP_US_MAX:
+        return int(timestamp)
+    hint = "use a datetime with a time zone, or microseconds since 1970, in the years 1 to 9999"
+    raise BadValue(f"timestamp {timestamp!r} is not valid", hint)
 
 
 # --- partitions -------------------------------------------------------------------------------------------------------
@@ -246,9 +301,17 @@ def to_arrow(data: Any, wanted: Mapping[str, pa.DataType]) -> Tabular:
     if _is_frame("pandas", data):
         if not data.columns.is_unique:
             raise BadSchema(f"columns {list(data.columns)} have a name twice", "rename one of them")
-        return _table({name: data[name] for name in data.columns}, wanted)  # the index is not a column
+        columns = {name: data[name] for name in data.columns}  # the index is not a column
+        for name, column in columns.items():
+            if _zoned(wanted.get(name)) and column.dtype.kind == "M" and getattr(column.dtype, "tz", None) is None:
+                raise _no_zone(name, wanted[name], f'use data[{name!r}].dt.tz_localize("UTC"), or another zone')
+        return _table(columns, wanted)
     if hasattr(data, "__arrow_c_stream__"):  # polars, and other libraries with the Arrow interface
         table = _stream(data)
+        for name in table.column_names:
+            kind = table.column(name).type
+            if _zoned(wanted.get(name)) and not _zoned(kind) and "timestamp" in str(kind):
+                raise _no_zone(name, wanted[name], 'use .dt.replace_time_zone("UTC"), or another zone')
         return _table({name: _cast(name, table.column(name), wanted.get(name)) for name in table.column_names}, wanted)
     if isinstance(data, Mapping):
         return _table(data, wanted)
@@ -309,11 +372,17 @@ def _array(name: str, values: Any, kind: pa.DataType | None) -> Any:
             values = list(values)
         if kind is not None and kinds.is_map(kind):
             values = [list(value.items()) if isinstance(value, Mapping) else value for value in values]
+        if kind is not None and _zoned(kind) and getattr(getattr(values, "dtype", None), "kind", "O") == "O":
+            for number, value in enumerate(values):
+                if (found := naive_time(value, kind)) is not None:
+                    raise _no_zone(name, kind, ZONE_HINT, f" (row {number}: {found.isoformat()})")
         if kind is not None and isinstance(values, Sequence) and may_lose(kind):
             for number, value in enumerate(values):
                 if loses(value, kind):
                     raise ValueError(f"{value!r} in row {number} would lose a part of its value")
         return pa.array(values, kind)
+    except BadSchema:
+        raise
     except _ERRORS as error:
         what = "Arrow" if kind is None else str(kind)
         raise BadSchema(f"column {name!r} can't become {what}: {error}", "convert it before you publish it") from None
@@ -325,6 +394,36 @@ def _cast(name: str, column: Any, kind: pa.DataType | None) -> Any:
     except _ERRORS as error:
         problem = f"column {name!r} is {column.type}, not {kind}: {error}"
         raise BadSchema(problem, "convert it before you publish it") from None
+
+
+def _zoned(kind: pa.DataType | None) -> bool:
+    """Whether this type, or a part of it, is a time with a zone."""
+    if kind is None:
+        return False
+    if kinds.is_timestamp(kind):
+        return kind.tz is not None
+    return any(_zoned(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def naive_time(value: Any, kind: pa.DataType) -> datetime | None:
+    """Return a datetime without a time zone where the column needs one, or None if there is none."""
+    if kinds.is_timestamp(kind):
+        naive = isinstance(value, datetime) and value.tzinfo is None and type(value).__name__ != "NaTType"
+        return value if naive and kind.tz is not None else None
+    parts: list[tuple[Any, pa.DataType]] = []
+    if kinds.is_struct(kind) and isinstance(value, Mapping):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        parts = [(value.get(field.name), field.type) for field in fields]
+    elif kinds.is_map(kind) and isinstance(value, Mapping | Sequence):
+        for key, item in value.items() if isinstance(value, Mapping) else value:
+            parts += [(key, kind.key_type), (item, kind.item_type)]
+    elif kind.num_fields and isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        parts = [(item, kind.value_type) for item in value]
+    return next((found for part, its in parts if (found := naive_time(part, its)) is not None), None)
+
+
+def _no_zone(name: str, kind: pa.DataType, hint: str, where: str = "") -> BadSchema:
+    return BadSchema(f"column {name!r} has times without a time zone{where}, and the topic's column is {kind}", hint)
 
 
 _UNITS_US = {"s": 1_000_000, "ms": 1_000}

@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -31,9 +30,18 @@ from embarcadero.client import lifetime
 from embarcadero.client.arguments import PublisherOptions, asked_order, checked_ack, checked_durable
 from embarcadero.client.batches import OutBatch
 from embarcadero.client.brokers import BrokerPool, CoreDriver, now_us
-from embarcadero.client.encoding import GivenRecord, by_partition, encoded_records, fitted, pieces
+from embarcadero.client.encoding import (
+    GivenRecord,
+    by_partition,
+    encoded_records,
+    fitted,
+    given_bytes,
+    given_microseconds,
+    headers_size,
+    pieces,
+)
 from embarcadero.client.publisher import PublisherCore
-from embarcadero.client.results import BatchResult, Receipt, RecordFuture, TopicInfo, Waitable
+from embarcadero.client.results import BatchResult, LoneWaits, Receipt, RecordFuture, TopicInfo, Waitable
 from embarcadero.client.session import PublisherSettings, merged
 from embarcadero.errors import (
     Backpressure,
@@ -53,17 +61,14 @@ from embarcadero.forks import abandon, tell_of_forks
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORD_OVERHEAD_BYTES, RECORDS_PER_BATCH_MAX
 from embarcadero.types import NO_INDEX, Ack, StagedBatch
 from embarcadero.wire.partitioners import partition_of
-from embarcadero.wire.schemas import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, TopicSchemas
+from embarcadero.wire.schemas import TopicSchemas
 
 FRAME_OVERHEAD_BYTES = 8 * 1024
 """The most that an Arrow message adds to the columns of a batch."""
-_HEADER_OVERHEAD_BYTES = 24
 _NO_MORE = 1 << 62  # bytes of a sealed builder: no record fits
 _U16, _U32 = (1 << 16) - 1, (1 << 32) - 1
 _ANY = -1  # the partition is chosen when the batch gets its number
 _POLL_S = 0.001  # shortest interval between two looks at a congested publisher
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 invariant(FRAME_BYTES_MAX < RECORD_OVERHEAD_BYTES * RECORDS_PER_BATCH_MAX, "a batch is full before it has too many")
 
@@ -349,16 +354,16 @@ class Intake:
     def checked(self, value: Any, key: Any, headers: Any, timestamp: Any) -> tuple[GivenRecord, int]:
         """Check a record. Return it and the bytes that it counts for. Raises BadValue."""
         if type(value) is not bytes:
-            value = _bytes("value", value)
+            value = given_bytes("value", value)
         size = len(value)
         if key is not None:
             if type(key) is not bytes:
-                key = _bytes("key", key)
+                key = given_bytes("key", key)
             size += len(key)
         if headers is not None:
             headers = dict(headers) if isinstance(headers, Mapping) else headers  # the caller may change it later
-            size += _headers_size(headers)
-        when = time.time() if timestamp is None else _microseconds(timestamp)
+            size += headers_size(headers)
+        when = time.time() if timestamp is None else given_microseconds(timestamp)
         return (value, when, key, headers), size + RECORD_OVERHEAD_BYTES
 
     def check_size(self, size: int) -> None:
@@ -421,35 +426,6 @@ class Intake:
         for name, (least, most) in ranges.items():
             if not least <= (value := getattr(staged, name)) <= most:
                 raise BadValue(f"the staged batch has {name} {value}", f"{name} must be {least} to {most}")
-
-
-def _bytes(what: str, value: Any) -> bytes:
-    if isinstance(value, bytearray | memoryview | bytes):
-        return bytes(value)
-    hint = "encode it: text.encode()" if isinstance(value, str) else "keys and values are bytes"
-    raise BadValue(f"the {what} of a record is {type(value).__name__}, not bytes", hint)
-
-
-def _headers_size(headers: Any) -> int:
-    if not isinstance(headers, Mapping):
-        raise BadValue(f"headers are {type(headers).__name__}, not a dict", "use a dict of str to bytes")
-    size = 0
-    for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, bytes):
-            raise BadValue(f"header {name!r} has a value of type {type(value).__name__}", "use a dict of str to bytes")
-        size += len(name.encode()) + len(value) + _HEADER_OVERHEAD_BYTES
-    return size
-
-
-def _microseconds(timestamp: Any) -> int:
-    if isinstance(timestamp, datetime):
-        if timestamp.tzinfo is None:
-            raise BadValue(f"timestamp {timestamp.isoformat()} has no time zone", "use datetime.now(UTC)")
-        return (timestamp - _EPOCH) // _MICROSECOND
-    if isinstance(timestamp, int) and TIMESTAMP_US_MIN <= timestamp <= TIMESTAMP_US_MAX:
-        return int(timestamp)
-    hint = "use a datetime with a time zone, or microseconds since 1970, in the years 1 to 9999"
-    raise BadValue(f"timestamp {timestamp!r} is not valid", hint)
 
 
 class DriverListener(Protocol):
@@ -596,6 +572,9 @@ class Pump:
             order_required=options.order is not None,
         )
         self.topic, self.loop = topic.name, asyncio.get_running_loop()
+        session = f", session {options.session!r}" if options.session else ""
+        self.label = f"topic {topic.name!r}, ack={int(options.ack)}{session}"
+        self.intake.condition.lone_waits = LoneWaits(topic.name, options.linger_ms)
         self._failed_records = 0  # of batches that ended with an error
         self._linger_s, self._patience_s = options.linger_ms / 1000, options.delivery_timeout
         self._timer: asyncio.TimerHandle | None = None
@@ -615,6 +594,16 @@ class Pump:
     def failure(self) -> EmbarcaderoError | None:
         """The error with which it failed, if it did."""
         return self.driver.core.failed
+
+    @property
+    def state(self) -> str:
+        """The state of the publisher in a few words, for people."""
+        if self.forked:
+            return "of the parent process"
+        if (why := self.failure or self.intake.refusal) is not None:
+            return "closed" if isinstance(why, Closed) else f"failed with {type(why).__name__}: {why.message}"
+        waiting = self.intake.pending_records
+        return f"{waiting:,} record{'s' * (waiting != 1)} without an outcome"
 
     def reports(self) -> list[EmbarcaderoError]:
         """Return losses that no caller has received yet, and possible losses."""

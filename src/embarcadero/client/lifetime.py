@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 from embarcadero.errors import EmbarcaderoError
+from embarcadero.forks import in_each_child
 from embarcadero.limits import CLOSE_INTERRUPTED_S, CLOSE_TIMEOUT_S, EXIT_FLUSH_S
 
 _LOG: Final = logging.getLogger("embarcadero.client")
@@ -193,4 +194,4 @@ def _hook_into_multiprocessing() -> None:
 
 
 atexit.register(close_all)
-os.register_at_fork(after_in_child=_OPEN.clear)
+in_each_child(_OPEN.clear)

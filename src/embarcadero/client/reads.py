@@ -1,15 +1,15 @@
 """Reads on an event loop: the driver of a subscriber, reads of the topic's table, spans, and scans.
 
-Brokers that can read tables are asked first. A client that reads a table itself needs an extra (`embarcadero[spark]`),
-which loads with the first table, and the keys of the store. The cluster provides the location of the store. Files of
-tables are read on worker threads, without Spark.
+Brokers that can read tables are asked first. A client that reads a table itself needs an extra
+(`embarcadero[iceberg]`), which loads with the first table, and the keys of the store. The cluster provides the location
+of the store. Files of tables are read on worker threads, without Spark.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from embarcadero.client.arguments import Lookup, check_read
+from embarcadero.client.arguments import Lookup, check_partitions, check_read
 from embarcadero.client.brokers import BrokerPool, CoreDriver, now_us
 from embarcadero.client.lanes import LanesCore
 from embarcadero.client.results import Batch, TopicInfo
@@ -97,7 +97,7 @@ class TableReads:
         except EmbarcaderoError as error:
             ask.core.on_table_failed(ask, error, now_us())
         except ImportError as error:
-            missing = NotAvailable(f"tables need PyIceberg: {error}", 'pip install "embarcadero[spark]"')
+            missing = NotAvailable(f"tables need PyIceberg: {error}", 'pip install "embarcadero[iceberg]"')
             ask.core.on_table_failed(ask, missing, now_us())
         except Exception as error:  # after any error, the reader must not wait without end
             problem = f"cannot read the table of {self._topic!r}, lane {ask.lane}, {ask.by} {ask.start}: {error!r}"
@@ -277,7 +277,7 @@ async def _of_table(
             raise refused from error
         if isinstance(error, EmbarcaderoError):
             raise
-        raise NotAvailable(f"tables need PyIceberg: {error}", 'pip install "embarcadero[spark]"') from error
+        raise NotAvailable(f"tables need PyIceberg: {error}", 'pip install "embarcadero[iceberg]"') from error
 
 
 async def _is_exact(brokers: BrokerPool, lane: int, by: str, value: int, hot: m.PlaceIs) -> bool:
@@ -299,6 +299,18 @@ def _below(tier: Tier | None, lane: int, by: str, value: int) -> bool:
 def forked_reader(topic: str) -> Forked:
     """Return the error of a reader that was opened in the parent of a forked child."""
     return Forked(f"this reader of {topic!r} was opened before the process was forked", "subscribe in the child")
+
+
+def reader_state(core: ReaderCore, ahead: Mapping[int, int], *, closed: bool, forked: bool) -> str:
+    """Return the state of a reader in a few words, for people. `ahead`: by lane, the batch that is delivered next."""
+    if closed or forked:
+        return "closed" if closed else "of the parent process"
+    positions = {**core.positions(), **ahead}
+    if isinstance(core, LanesCore):
+        at = f"reads {len(positions)} lanes"
+    else:
+        at = "position not known yet" if None in positions.values() else f"at index {next(iter(positions.values()))}"
+    return f"{at}, paused" if core.paused else at
 
 
 class SubscriberDriver(CoreDriver):
@@ -404,6 +416,9 @@ def reader_core(
     brokers: BrokerPool, topic: TopicInfo, start: Lookup, read: str, partitions: list[int] | None = None
 ) -> ReaderCore:
     """Create a reader of a whole topic: of its one lane, or (orders 0 and 1) of all its lanes."""
+    check_partitions(topic.name, topic.partitions, partitions)
+    if partitions is not None and not partitions:
+        raise BadValue("partitions=[] reads nothing", "name at least one partition, or leave partitions out")
     if topic.order > Order.BROKER:
         return SubscriberCore(reader_settings(brokers, topic, read, partitions), topic.lane, start)
     if start.by in ("index", "seq"):
@@ -582,6 +597,7 @@ class Scan:
     ) -> None:
         self._topic, self._forked = topic.name, False
         self._indices, self._patience, self._ready, self._closed = indices, patience, asyncio.Event(), False
+        check_partitions(topic.name, topic.partitions, span.partitions)
         settings = reader_settings(brokers, topic, span.read, span.partitions)
         settings = replace(settings, control=span.control, stop=indices.stop)
         self._core = SubscriberCore(settings, lane, Lookup("index", indices.start))

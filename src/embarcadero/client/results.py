@@ -13,12 +13,27 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import pyarrow as pa
 
+from embarcadero.client.arguments import timeout_s
+from embarcadero.config.key import Duration
 from embarcadero.errors import BadValue, Corrupt, EmbarcaderoError, TimedOut, fresh, invariant
 from embarcadero.fabric.layout import ORDER
 from embarcadero.forks import RefusingLock
-from embarcadero.types import NO_INDEX, NO_SESSION, EntryKind, Gap, GapKind, Position, Range, StagedBatch, Tier, Topic
+from embarcadero.orders import order_label
+from embarcadero.types import (
+    NO_INDEX,
+    NO_SESSION,
+    EntryKind,
+    Gap,
+    GapKind,
+    Position,
+    Range,
+    StagedBatch,
+    Tier,
+    Topic,
+    public_names,
+)
 from embarcadero.wire.messages import TopicIs
-from embarcadero.wire.schemas import RAW, TopicSchemas, decode_batch, decode_versions
+from embarcadero.wire.schemas import RAW, TopicSchemas, decode_batch, decode_versions, named
 
 FutureType = TypeVar("FutureType", bound="RecordFuture")
 
@@ -70,13 +85,19 @@ class BatchResult:
                 return
         _call(callback)
 
-    def wait(self, timeout: float | None) -> None:
+    def wait(self, timeout: Duration | None) -> None:
         """Wait for the outcome. Ctrl-C interrupts the wait."""
         if self.done:
             return
-        if not self.condition.wait_for(lambda: self.done, timeout):
-            problem = f"the record has no outcome after {timeout:g} s"
+        seconds = timeout_s(timeout)
+        if not self.condition.wait_for(lambda: self.done, seconds):
+            problem = f"the record has no outcome after {seconds:g} s"
             raise TimedOut(problem, "it may still be stored; call result() again later")
+
+    def waited_for(self) -> None:
+        """Count that a caller had to wait for this batch."""
+        if self.receipt is not None and self.condition.lone_waits is not None:
+            self.condition.lone_waits.waited(self.receipt.count)
 
 
 def _call(callback: Callable[[], object]) -> None:
@@ -85,6 +106,27 @@ def _call(callback: Callable[[], object]) -> None:
         callback()
     except Exception:
         _LOG.exception("a callback of a published record failed")
+
+
+class LoneWaits:
+    """Notice a program that waits for every record before it sends the next one, and log how to avoid the linger."""
+
+    def __init__(self, topic: str, linger_ms: float) -> None:
+        self._topic, self._linger_ms, self._streak, self._logged = topic, linger_ms, 0, linger_ms <= 0
+
+    def waited(self, records: int) -> None:
+        """Count that a caller waited for a batch with this many records."""
+        self._streak = self._streak + 1 if records == 1 else 0
+        if self._streak >= _LONE_WAITS_MAX and not self._logged:
+            self._logged = True
+            _LOG.warning(
+                "topic %r: the program waited for each of the last %d records before it sent the next one. Each wait "
+                "includes linger_ms=%g. Send several records before you wait for their results, or open the publisher "
+                "with linger_ms=0",
+                self._topic,
+                self._streak,
+                self._linger_ms,
+            )
 
 
 class RecordFuture(msgspec.Struct, eq=False, gc=False):
@@ -100,7 +142,7 @@ class RecordFuture(msgspec.Struct, eq=False, gc=False):
         """Whether the outcome is known."""
         return self._result.done
 
-    def result(self, timeout: float | None = None) -> Position | None:
+    def result(self, timeout: Duration | None = None) -> Position | None:
         """Wait for the outcome and return the position of the record.
 
         Args:
@@ -117,15 +159,17 @@ class RecordFuture(msgspec.Struct, eq=False, gc=False):
         Example:
             position = publisher.send(b"value").result(timeout=10)
         """
-        self._result.wait(timeout)
+        if not self._result.done:
+            self._result.wait(timeout)
+            self._result.waited_for()
         return self._outcome()
 
-    def exception(self, timeout: float | None = None) -> EmbarcaderoError | None:
+    def exception(self, timeout: Duration | None = None) -> EmbarcaderoError | None:
         """Wait for the outcome and return the error of the record, or None. Raises TimedOut."""
         self._result.wait(timeout)
         return self._result.error
 
-    def staged(self, schema: int = 0, timeout: float | None = None) -> StagedBatch:
+    def staged(self, schema: int = 0, timeout: Duration | None = None) -> StagedBatch:
         """Wait for the outcome and return a reference to the stored batch, for `publish_reference`.
 
         The batch must have been published with `publish_encoded` into a topic of order 0 or 1.
@@ -152,6 +196,20 @@ class RecordFuture(msgspec.Struct, eq=False, gc=False):
             receipt.topic_id, position.lane, position.index, receipt.size, receipt.count, receipt.crc, schema
         )
 
+    def __repr__(self) -> str:
+        result = self._result
+        if not result.done:
+            state = "waiting for the outcome"
+        elif result.error is not None:
+            state = f"failed with {type(result.error).__name__}: {result.error.message}"
+        else:
+            position = self._outcome()
+            state = "done, position not known" if position is None else repr(position)
+        return f"<{type(self).__name__} {state}>"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self)
+
     def add_done_callback(self: FutureType, callback: Callable[[FutureType], object]) -> None:
         """Call `callback(self)` when the outcome is known, in the client's own thread. It must be fast.
 
@@ -177,6 +235,9 @@ class TableResult(BatchResult):
         super().__init__(condition)
         self._parts: list[BatchResult] = []
 
+    def waited_for(self) -> None:
+        """Do nothing: tables do not linger."""
+
     def add(self, part: BatchResult) -> None:
         """Add a batch of the table."""
         self._parts.append(part)
@@ -193,6 +254,8 @@ class TableResult(BatchResult):
             self.settle(None if error else self._parts[0].position, error, receipt)
 
 
+_LONE_WAITS_MAX = 20
+"""After this many records that a program waited for one by one, a hint is logged."""
 _SLICE_S = 1.0
 """Longest sleep. The thread that should wake this one may have been interrupted."""
 
@@ -206,6 +269,7 @@ class Waitable:
 
     def __init__(self) -> None:
         self.lock: Any = allocate_lock()
+        self.lone_waits: LoneWaits | None = None
         self._waiters: list[Any] = []  # locks, each held by a sleeping thread
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None) -> bool:
@@ -437,8 +501,16 @@ class Batch:
         return self.count
 
     def __repr__(self) -> str:
-        what = f"gap={self.gap}" if self.gap is not None else f"count={self.count}"
+        if self.gap is not None:
+            what = f"gap={self.gap.kind.name} {self.gap.start} to {self.gap.stop}"
+        elif self.kind is EntryKind.BATCH:
+            what = f"count={self.count}"
+        else:
+            what = "no entry" if self.kind is None else f"kind={self.kind.name}"
         return f"Batch(lane={self.lane}, index={self.index}, seq={self.seq}, {what})"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("payload", "of_entry", "of_gap"))
 
 
 def _bytes(column: pa.Array) -> Iterable[Any]:
@@ -482,6 +554,16 @@ class TopicInfo(Topic, frozen=True, kw_only=True):
     def schemas(self) -> dict[int, pa.Schema]:
         """All versions of the schema, from 1 on; empty for a topic of raw records."""
         return self.versions.all()
+
+    def __repr__(self) -> str:
+        columns = None if self.schema is None else named(self.schema)
+        return (
+            f"TopicInfo(name={self.name!r}, order={order_label(self.order)}, partitions={self.partitions}, "
+            f"replicas={self.replicas}, durable_on={self.durable_on}, schema={columns})"
+        )
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("checkpoint_ids", "had_no_id", "told", "versions"))
 
     @classmethod
     def of(cls, answer: TopicIs) -> TopicInfo:

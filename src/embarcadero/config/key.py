@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ BYTES: Final = {
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
-SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3.6e3, "d": 86.4e3, "w": 604.8e3}
 PERCENT: Final = {"%": 0.01}
 
 _QUANTITY = re.compile(r"([-+]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*([^\s\d]*)", re.ASCII)
@@ -45,14 +46,110 @@ def quantity(text: str, units: Mapping[str, float], own: float, example: str) ->
         by_lower = {name.lower(): factor for name, factor in units.items()}
         if unit.lower() not in by_lower:
             known = f"use {', '.join(units)}" if units else "write a plain number"
-            raise BadQuantity(f"{unit!r} is not a unit of this key", f"{known}, such as {example}")
+            raise BadQuantity(f"{unit!r} is not a valid unit", f"{known}, such as {example}")
         number = number * by_lower[unit.lower()] / own
     if not math.isfinite(number):
         raise BadQuantity(f"{text!r} is too large", f"write a number such as {example}")
     return number
 
 
-def whole(number: float, text: str, unit: str) -> int:
+# --- durations and times ----------------------------------------------------------------------------------------------
+_WORDS: Final = {"microsecond": "us", "millisecond": "ms", "second": "s", "minute": "m", "hour": "h"} | {
+    "day": "d",
+    "week": "w",
+}
+_NUMBER: Final = r"(\d[\d_]*(?:\.\d+)?)"
+_PART: Final = re.compile(rf"{_NUMBER}\s*([a-z]+)\s*", re.ASCII | re.IGNORECASE)
+_ISO: Final = re.compile(
+    rf"P(?:{_NUMBER}W)?(?:{_NUMBER}D)?(?:T(?=\d)(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?",
+    re.ASCII | re.IGNORECASE,
+)
+_ISO_UNITS: Final = ("w", "d", "h", "m", "s")
+_AGO: Final = re.compile(r"(.*\S)\s+ago", re.IGNORECASE)
+
+DURATION_FORMS: Final = "30s, 10m, 2h, 7d, 1h30m, 10 minutes, or ISO 8601 (PT10M)"
+"""The forms of a duration, for help texts."""
+TIME_FORMS: Final = (
+    'write 2026-01-31T12:00:00Z (with Z or +02:00 at the end), or an age such as "10m ago", "2 hours ago", "7d ago"'
+)
+"""The forms of a time, for hints."""
+
+Duration = float | str | timedelta
+"""A duration as callers give it: a number in the parameter's own unit, a text such as `10m`, or a timedelta."""
+
+
+def duration(given: Duration, own: float = 1.0, example: str = "30s") -> float:
+    """Return a duration in units of `own` seconds. A plain number is in this unit already. Raises BadQuantity.
+
+        duration("1h30m")             # 5400.0
+        duration("20ms", own=1e-3)    # 20.0
+        duration("PT10M")             # 600.0, ISO 8601
+        duration("10 minutes")        # 600.0
+    """
+    if isinstance(given, timedelta):
+        return given.total_seconds() / own
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        raise BadQuantity(f"{given!r} is not a duration", f"write a number, or a text such as {example!r}")
+    if not isinstance(given, str):
+        return given
+    parts = _iso_parts(given.strip()) or _unit_parts(given.strip())
+    if not parts:
+        return quantity(given, SECONDS, own, example)
+    total = sum(float(number.replace("_", "")) * SECONDS[unit] for number, unit in parts) / own
+    if not math.isfinite(total):
+        raise BadQuantity(f"{given!r} is too large", f"write a number such as {example}")
+    return total
+
+
+def _iso_parts(text: str) -> list[tuple[str, str]]:
+    found = _ISO.fullmatch(text)
+    return [] if found is None else [(n, unit) for n, unit in zip(found.groups(), _ISO_UNITS, strict=True) if n]
+
+
+def _unit_parts(text: str) -> list[tuple[str, str]]:
+    """Parse numbers with units: `1h30m`, `10 minutes`. Empty for any other text."""
+    found, at = [], 0
+    for part in _PART.finditer(text):
+        unit = part[2].lower()
+        unit = unit if unit in SECONDS else _WORDS.get(unit.removesuffix("s"), "")
+        if part.start() != at or not unit:
+            return []
+        found.append((part[1], unit))
+        at = part.end()
+    return found if at == len(text) else []
+
+
+def moment(text: str, now: datetime | None = None) -> datetime:
+    """Return the time that a text stands for: ISO 8601 with a time zone, or an age. Raises BadQuantity.
+
+        moment("2026-01-31T12:00:00Z")
+        moment("10 minutes ago")
+    """
+    text = text.strip()
+    if ago := _AGO.fullmatch(text):
+        try:
+            return (now or datetime.now(UTC)) - timedelta(seconds=_age_s(ago[1]))
+        except OverflowError:
+            raise BadQuantity(f"{text!r} is too long ago", TIME_FORMS) from None
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        if _unit_parts(text) or _iso_parts(text):
+            raise BadQuantity(f"{text!r} is a duration, not a time", f'write "{text} ago"') from None
+        raise BadQuantity(f"{text!r} is not a time", TIME_FORMS) from None
+    if when.tzinfo is None:
+        raise BadQuantity(f"{text!r} has no time zone", TIME_FORMS)
+    return when
+
+
+def _age_s(text: str) -> float:
+    parts = _iso_parts(text) or _unit_parts(text)
+    if not parts:
+        raise BadQuantity(f"'{text} ago' is not a time", TIME_FORMS)
+    return duration(text)
+
+
+def whole(number: float, text: object, unit: str) -> int:
     """Check that a number has no fraction. Rounding errors of unit conversions are ignored."""
     if abs(number - round(number)) > 1e-9 * max(1.0, abs(number)):
         right = f"write a whole number of {unit}" if unit else "write a whole number"
@@ -210,13 +307,14 @@ class Key:
 
     def _checked(self, text: str) -> int | float:
         rule = self.rule
-        units: dict[Kind, tuple[dict[str, float], float, str]] = {
-            Kind.SIZE: (dict(BYTES), 1, "16MiB"),
-            Kind.SECONDS: (SECONDS, 1, "30s"),
-            Kind.MILLISECONDS: (SECONDS, 1e-3, "5ms"),
-            Kind.SHARE: (PERCENT, 1, "0.8 or 80%"),
-        }
-        number = quantity(text, *units.get(rule.kind, ({}, 1, str(self.default))))
+        if rule.kind in (Kind.SECONDS, Kind.MILLISECONDS):
+            number = duration(text, *((1.0, "30s") if rule.kind is Kind.SECONDS else (1e-3, "5ms")))
+        else:
+            units: dict[Kind, tuple[dict[str, float], float, str]] = {
+                Kind.SIZE: (dict(BYTES), 1, "16MiB"),
+                Kind.SHARE: (PERCENT, 1, "0.8 or 80%"),
+            }
+            number = quantity(text, *units.get(rule.kind, ({}, 1, str(self.default))))
         value = whole(number, text, self.unit) if self.integral else number
         if rule.fixed and value != self.default:
             right = f"it is always {self._number(self.default)}: {rule.fixed}"

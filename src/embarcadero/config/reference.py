@@ -52,7 +52,7 @@ A plain number is in the unit of the table. Other units can be written:
 | kind | units |
 | --- | --- |
 | sizes | B, KB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024) |
-| times | us, ms, s, min, h, d |
+| durations | `20ms`, `30s`, `10m`, `2h`, `7d`, `1w`, `1h30m`, `10 minutes`, or ISO 8601 (`PT10M`) |
 | shares | `0.8` or `80%` |
 
 Paths in a file are relative to that file's folder.

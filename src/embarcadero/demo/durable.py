@@ -261,7 +261,7 @@ def run_cli(brokers: int, seconds: float, json_out: bool) -> int:
         else:
             _run(demo, None)
             for line in demo.story:
-                console.print(line)
+                console.print(line, markup=False, soft_wrap=True)
         verdict = _verdict(demo)
     if json_out:
         print(json.dumps(verdict))  # noqa: T201 - asked for
@@ -282,7 +282,7 @@ def _summary(console: Console, verdict: dict[str, Any]) -> None:
     else:
         console.print("\n[bold red]A promise did not hold:[/]")
         for problem in verdict["problems"]:
-            console.print(f"  - {problem}")
+            console.print(f"  - {problem}", markup=False)
 
 
 # --- takeover ---------------------------------------------------------------------------------------------------------

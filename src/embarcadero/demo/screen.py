@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -32,7 +33,8 @@ def run_cli(brokers: int, seconds: float, steps: int, report: Path, json_out: bo
     try:
         pipeline = _second_act(console, steps, report)
     except NotAvailable as missing:
-        console.print(f"\n[yellow]The demo skips the pipeline on Spark:[/] {missing.message}\n{missing.hint}")
+        why = f"{escape(missing.message)}\n{escape(missing.hint)}"  # [spark] is not a style
+        console.print(f"\n[yellow]The demo skips the pipeline on Spark:[/] {why}", soft_wrap=True)
         return first
     return first or _show(console, pipeline, report, json_out)
 
@@ -86,7 +88,7 @@ def _plainly(console: Console, act: Act, steps: int, report: Path) -> Pipeline:
         nonlocal shown, last
         while shown < len(pipeline.facts.story):
             moment, line = pipeline.facts.story[shown]
-            console.print(f"{moment:5.1f} s  {line}")
+            console.print(f"{moment:5.1f} s  {line}", markup=False, soft_wrap=True)
             shown += 1
         if time.monotonic() - last > _REPORT_EVERY_S:
             last = time.monotonic()
@@ -128,7 +130,7 @@ def _summary(console: Console, pipeline: Pipeline, report: Path) -> None:
         table.add_column(column)
     for check in facts.checks:
         style = "green" if check.holds else "bold red"
-        table.add_row(Text("yes" if check.holds else "NO", style=style), check.what, check.detail)
+        table.add_row(Text("yes" if check.holds else "NO", style=style), Text(check.what), Text(check.detail))
     console.print(table)
     if facts.holds:
         console.print(
@@ -137,5 +139,5 @@ def _summary(console: Console, pipeline: Pipeline, report: Path) -> None:
         )
     else:
         console.print("\n[bold red]A promise did not hold.[/]")
-    console.print(f"The report, with pictures: [bold]{report.resolve()}[/]")
+    console.print(f"The report, with pictures: [bold]{escape(str(report.resolve()))}[/]", soft_wrap=True)
     console.print("Next: [bold]embarcadero up[/], then [bold]embarcadero --help[/]. The tour is in README.md.")

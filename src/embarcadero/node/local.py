@@ -117,6 +117,9 @@ class LocalCluster(ClusterProcesses):
             self.close()
             raise
 
+    def __repr__(self) -> str:
+        return f"<LocalCluster in {self.folder.path}, {'stopped' if self._process is None else 'running'}>"
+
     def _after_fork(self) -> None:
         """Disown the cluster in a forked child: it belongs to the parent and ends with the parent."""
         process, self._process, self._temporary = self._process, None, None

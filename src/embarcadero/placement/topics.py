@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from difflib import get_close_matches
 from typing import Final, NamedTuple
 
 import msgspec
@@ -302,12 +303,15 @@ class Topics:
             raise _too_few_live(f"topic {topic.name!r} must be durable on {topic.durable_on} replicas", live)
 
     def _unknown(self, name: str) -> UnknownTopic:
-        names = [topic.name for topic in self.all()]
+        names = [topic.name for topic in self.all() if not topic.hidden]
+        if not names:
+            return UnknownTopic(f"there is no topic {name!r}", "create it first: there is no topic yet")
+        close = get_close_matches(name, names, 1)
         shown = ", ".join(names[:_NAMES_SHOWN])
-        more = f", and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        return UnknownTopic(
-            f"there is no topic {name!r}", f"existing topics: {shown}{more}" if shown else "create it first"
-        )
+        if (more := len(names) - _NAMES_SHOWN) > 0:
+            shown += f", and {more} more: `embarcadero topic list` lists them all"
+        asked = f"did you mean {close[0]}? " if close else ""
+        return UnknownTopic(f"there is no topic {name!r}", f"{asked}existing topics: {shown}")
 
 
 # --- readers ----------------------------------------------------------------------------------------------------------

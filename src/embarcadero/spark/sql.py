@@ -15,6 +15,7 @@ from embarcadero.errors import BadValue
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_NAMES_SHOWN: Final = 20  # topics that an error names
 _LOOKS_AROUND: Final = re.compile(r"^\s*show\b", re.IGNORECASE)
 
 
@@ -64,7 +65,10 @@ def ask(spark: SparkSession, log: Log, query: str, read: str = "durable") -> Dat
         return spark.sql(query)
     except (AnalysisException, ParseException) as error:
         first = str(error).split("\n\n", 1)[0].split("; line ", 1)[0].strip()
-        names = ", ".join(sorted(topic.name for topic in log.topics())) or "none"
+        known = sorted(topic.name for topic in log.topics())
+        more = len(known) - _NAMES_SHOWN
+        names = ", ".join(known[:_NAMES_SHOWN]) or "none"
+        names += f" and {more} more (`embarcadero topic list`)" if more > 0 else ""
         hint = f"topics are: {names}; names with dots or dashes need `backticks`"
         raise BadValue(f"Spark refuses this query: {first}", hint) from None
 

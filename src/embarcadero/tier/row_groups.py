@@ -222,7 +222,7 @@ class RowGroupFile:
             raise NotAvailable(
                 f"row group {number} of {path} needs {size} bytes of memory; a broker reads at most "
                 f"{self._group_bytes_max}",
-                'read the table in the client (install "embarcadero[spark]"), or write it with smaller row groups',
+                'read the table in the client (install "embarcadero[iceberg]"), or write it with smaller row groups',
             )
         known = None if self._cache is None else self._cache.group(path, number, columns)
         if known is not None:

@@ -194,7 +194,7 @@ class _FetchAnswer:
         if payload.size > FRAME_BYTES_MAX:
             raise NotAvailable(
                 f"the batch at index {batch.index} needs {payload.size} bytes; a frame has at most {FRAME_BYTES_MAX}",
-                'read the table in the client: install "embarcadero[spark]"',
+                'read the table in the client: install "embarcadero[iceberg]"',
             )
         return memoryview(payload)
 

@@ -27,7 +27,7 @@ try:
     from pyiceberg.io.pyarrow import PyArrowFileIO
     from sqlalchemy.exc import SQLAlchemyError
 except ImportError as missing:  # pragma: no cover - the extra is there in tests
-    raise NotAvailable(f"tables need PyIceberg: {missing}", 'pip install "embarcadero[spark]"') from None
+    raise NotAvailable(f"tables need PyIceberg: {missing}", 'pip install "embarcadero[iceberg]"') from None
 
 NAMESPACE: Final = "embarcadero"
 _BUSY_S: Final = 10  # the time that SQLite waits for another process's transaction
@@ -134,7 +134,7 @@ class _FileIO(PyArrowFileIO):
             raise NotAvailable(
                 f"{location} is outside the warehouse whose tables this broker reads",
                 "set tier.warehouse of the cluster to the warehouse of the tier job, or read the table in the client: "
-                'install "embarcadero[spark]"',
+                'install "embarcadero[iceberg]"',
             )
 
     def _parts(self, location: str) -> list[str]:

@@ -25,6 +25,7 @@ import msgspec
 
 from embarcadero.limits import MIB, WATCH_CONNECTIONS_MAX, WATCH_REQUEST_BYTES_MAX, WATCH_REQUEST_S_MAX
 from embarcadero.watch.metrics import CONTENT_TYPE, Page, WatchedRole, write_process
+from embarcadero.wire.codec import MAGIC
 
 
 class NodeEndpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,6 +234,8 @@ def quantile(buckets: dict[float, float], share: float) -> float | None:
 # --- server -----------------------------------------------------------------------------------------------------------
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 _JSON = "application/json"
+_MAGIC = MAGIC.to_bytes(2, "little")
+_NO_BROKER = b'{"error":"this port serves metrics; brokers listen on other ports"}'
 _HOST = re.compile(rb"\r\nhost:[ \t]*\[?([0-9A-Za-z.:_-]{1,253}?)\]?(?::\d+)?\r\n", re.IGNORECASE)
 
 HttpAnswer = tuple[int, str, bytes]
@@ -264,7 +267,11 @@ class Endpoint:
         try:
             if self._open <= WATCH_CONNECTIONS_MAX:
                 async with asyncio.timeout(WATCH_REQUEST_S_MAX):
-                    head = await reader.readuntil(b"\r\n\r\n")
+                    start = await reader.readexactly(len(_MAGIC))
+                    if start == _MAGIC:  # a client of brokers recognises an answer in HTTP
+                        writer.write(_response(400, _JSON, _NO_BROKER, body_too=True))
+                        return
+                    head = start + await reader.readuntil(b"\r\n\r\n")
                     writer.write(_response(*await self._answer(head), body_too=not head.startswith(b"HEAD")))
                     await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):

@@ -41,6 +41,7 @@ peer violates the protocol, or ChecksumMismatch if bytes are damaged.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from enum import IntEnum
@@ -56,6 +57,7 @@ from embarcadero import limits
 from embarcadero.errors import (
     BadFrame,
     BadMagic,
+    BadValue,
     BadVersion,
     ChecksumMismatch,
     EmbarcaderoError,
@@ -244,6 +246,22 @@ def control_frame(message: Message, request: int = 0) -> bytes:
             "request less in one call",
         )
     return _SHORT.pack(WORDS[FrameKind.CONTROL], len(body), request) + body
+
+
+_PLACE: Final = re.compile(r" - at `\$\.(\w+)[^`]*`$")
+
+
+def check_message(message: Message) -> None:
+    """Refuse a message with a field of a wrong type, which the peer could not decode. Raises BadValue."""
+    try:
+        _decode_message(_encode_message(message))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        why = str(error)
+        if found := _PLACE.search(why):
+            name = found[1]
+            expected = why[: found.start()].replace("`", "").replace(" | null", " or None")
+            raise BadValue(f"{name}={getattr(message, name, None)!r} has a wrong type or value", expected) from None
+        raise BadValue(f"an argument has a wrong type: {why}", "use plain int, str, bytes and float") from None
 
 
 def decode_control(body: BytesLike) -> AnyMessage:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from embarcadero.client.arguments import AS_CONFIGURED, PublisherOptions, Timeout
+from embarcadero.client.arguments import AS_CONFIGURED, PublisherOptions, Timeout, whole_in_unit
 from embarcadero.client.brokers import BatchLimits, BrokerPool
 from embarcadero.client.reads import (
     LaneSpan,
@@ -19,6 +19,7 @@ from embarcadero.client.reads import (
     with_lags,
 )
 from embarcadero.client.results import TopicInfo
+from embarcadero.config.key import Duration
 from embarcadero.config.secrets import public_properties
 from embarcadero.errors import BadFrame, NotAvailable, Refused, Trimmed, UnknownTopic, invariant
 from embarcadero.limits import PIECES_MAX
@@ -59,7 +60,7 @@ class TierCalls:
         table_id: str,
         warehouse: str,
         table: str,
-        hot_retention_s: int | None = None,
+        hot_retention_s: Duration | None = None,
         take_over: bool = False,
         properties: Mapping[str, str] | None = None,
         topic_id: int = 0,
@@ -94,7 +95,7 @@ class TierCalls:
             id=table_id,
             warehouse=warehouse,
             table=table,
-            hot_retention_s=hot_retention_s,
+            hot_retention_s=whole_in_unit("hot_retention_s", hot_retention_s, 1.0),
             take_over=take_over,
             properties=public_properties(properties or {}),
             topic_id=topic_id,

@@ -17,13 +17,13 @@ from embarcadero.client.api.aio_calls import ReaderCalls, SessionCalls, SurveyCa
 from embarcadero.client.api.aio_streams import Opening, Publisher, Subscriber
 from embarcadero.client.arguments import (
     AS_CONFIGURED,
+    Moment,
     PublisherArguments,
     StartPosition,
     Timeout,
     TopicChanges,
     broker_addresses,
     check_read,
-    check_timeout,
     checked_changes,
     close_patience,
     parse_addresses,
@@ -32,9 +32,11 @@ from embarcadero.client.arguments import (
     seek_lookup,
     start_lookup,
     time_us,
+    timeout_s,
     trim_lookup,
+    whole_in_unit,
 )
-from embarcadero.client.brokers import BrokerPool
+from embarcadero.client.brokers import NO_BROKER_HINT, BrokerPool
 from embarcadero.client.reads import (
     LaneSpan,
     Scan,
@@ -49,6 +51,7 @@ from embarcadero.client.reads import (
 )
 from embarcadero.client.results import Batch, TopicInfo
 from embarcadero.config import Config, load
+from embarcadero.config.key import Duration
 from embarcadero.errors import (
     EmbarcaderoError,
     TopicReplaced,
@@ -59,7 +62,7 @@ from embarcadero.errors import (
 from embarcadero.forks import tell_of_forks
 from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.orders import parse_order
-from embarcadero.types import MURMUR2, Order, Position, Tail, Topic
+from embarcadero.types import MURMUR2, Order, Position, Tail, Topic, public_names
 from embarcadero.wire import messages as m
 from embarcadero.wire.schemas import encode_schema
 
@@ -95,7 +98,7 @@ def connect(
         async with emb.aio.connect("127.0.0.1:9092", timeout=2.0) as log: ...
         async with emb.aio.connect(config="embarcadero.yaml") as log: ...
     """
-    return Opening(open_log(addresses, config, timeout))
+    return Opening(open_log(addresses, config, timeout), "Log")
 
 
 async def open_log(
@@ -117,8 +120,7 @@ async def open_log(
         await brokers.close()
         if isinstance(error, EmbarcaderoError):
             raise
-        hint = "start the cluster, or check the addresses"
-        raise Unreachable(f"no broker answered at {name} within {patience:g} s", hint) from None
+        raise Unreachable(f"no broker answered at {name} within {patience:g} s", NO_BROKER_HINT) from None
     except BaseException:
         await brokers.close()
         raise
@@ -145,6 +147,12 @@ class Log(TierCalls, SessionCalls, SurveyCalls, ReaderCalls):
         self._parts = set()
         self._finalizer.detach()
 
+    def __repr__(self) -> str:
+        return f"<embarcadero.aio.Log of {self._address}, {self.brokers.state}>"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("brokers",))
+
     @property
     def address(self) -> str:
         """The addresses that this client was given, in the form that `connect` accepts."""
@@ -161,10 +169,10 @@ class Log(TierCalls, SessionCalls, SurveyCalls, ReaderCalls):
         durable_on: int | None = None,
         schema: pa.Schema | None = None,
         on_gap: str | None = None,
-        gap_timeout_ms: int | None = None,
-        session_ttl_s: int | None = None,
+        gap_timeout_ms: Duration | None = None,
+        session_ttl_s: Duration | None = None,
         retention_bytes: int | None = None,
-        retention_s: int | None = None,
+        retention_s: Duration | None = None,
         partitioner: str | None = None,
         key: str | None = None,
         timeout: Timeout = AS_CONFIGURED,
@@ -208,10 +216,10 @@ class Log(TierCalls, SessionCalls, SurveyCalls, ReaderCalls):
             replicas=replicas,
             durable_on=durable_on,
             on_gap=on_gap,
-            gap_timeout_ms=gap_timeout_ms,
-            session_ttl_s=session_ttl_s,
+            gap_timeout_ms=whole_in_unit("gap_timeout_ms", gap_timeout_ms, 1e-3),
+            session_ttl_s=whole_in_unit("session_ttl_s", session_ttl_s, 1.0),
             retention_bytes=retention_bytes,
-            retention_s=retention_s,
+            retention_s=whole_in_unit("retention_s", retention_s, 1.0),
             columns=b"" if schema is None else encode_schema(schema),
             partitioner=MURMUR2 if partitioner is None else partitioner,
             key=key or "",
@@ -354,7 +362,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls, ReaderCalls):
         *,
         before_seq: int | None = None,
         before_index: int | None = None,
-        before_time: datetime | None = None,
+        before_time: Moment | None = None,
         lane: int | None = None,
         cold: bool = True,
         timeout: Timeout = AS_CONFIGURED,
@@ -392,7 +400,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls, ReaderCalls):
         return Position(about.lane, sum(start.index for start in found), sum(start.seq for start in found))
 
     async def position_at(
-        self, topic: str, time: datetime, *, lane: int | None = None, timeout: Timeout = AS_CONFIGURED
+        self, topic: str, time: Moment, *, lane: int | None = None, timeout: Timeout = AS_CONFIGURED
     ) -> Position:
         """Find the first batch that was appended at or after a time.
 
@@ -505,7 +513,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls, ReaderCalls):
         Example:
             async with log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
         """
-        return Opening(self._open_publisher(topic, options, timeout))
+        return Opening(self._open_publisher(topic, options, timeout), "Publisher")
 
     async def _open_publisher(self, topic: str | TopicInfo, options: PublisherArguments, timeout: Timeout) -> Publisher:
         chosen = publisher_options(self.brokers.settings, options)
@@ -545,7 +553,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls, ReaderCalls):
         Example:
             async for batch in await log.subscribe("orders", start=datetime.now(UTC) - timedelta(minutes=10)): ...
         """
-        return Opening(self._open_subscriber(topic, start, read, partitions, group, timeout))
+        return Opening(self._open_subscriber(topic, start, read, partitions, group, timeout), "Subscriber")
 
     async def _open_subscriber(
         self,
@@ -566,8 +574,8 @@ class Log(TierCalls, SessionCalls, SurveyCalls, ReaderCalls):
     async def read(
         self,
         topic: str,
-        start: int | datetime | None = None,
-        end: int | datetime | None = None,
+        start: int | Moment | None = None,
+        end: int | Moment | None = None,
         *,
         lane: int | None = None,
         read: str = "durable",
@@ -608,8 +616,8 @@ class Log(TierCalls, SessionCalls, SurveyCalls, ReaderCalls):
         self,
         topic: TopicInfo,
         lane: int,
-        start: int | datetime | None,
-        end: int | datetime | None,
+        start: int | Moment | None,
+        end: int | Moment | None,
         read: str,
         timeout: Timeout,
     ) -> pa.Table:
@@ -618,9 +626,9 @@ class Log(TierCalls, SessionCalls, SurveyCalls, ReaderCalls):
         patience = self._patience(timeout)
         return await read_span(self.brokers, topic, tail, seq_span(tail, first, stop), patience, read)
 
-    async def _seq_of(self, topic: TopicInfo, lane: int, where: int | datetime | None, timeout: Timeout) -> int | None:
+    async def _seq_of(self, topic: TopicInfo, lane: int, where: int | Moment | None, timeout: Timeout) -> int | None:
         """Return the seq of the first batch at or after a time. A seq or None is returned unchanged."""
-        if not isinstance(where, datetime):
+        if not isinstance(where, datetime | str):
             return where
         return (await find_position(self.brokers, topic, lane, "time", time_us(where), self._patience(timeout)))[1]
 
@@ -693,7 +701,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls, ReaderCalls):
         """Remove a closed publisher or subscriber."""
         self._parts.discard(part)
 
-    async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
+    async def close(self, timeout: Duration | None = CLOSE_TIMEOUT_S) -> None:
         """Close all publishers and subscribers, then disconnect. A second call does nothing.
 
         This also reports the errors of publishers whose own `close` was interrupted.
@@ -709,7 +717,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls, ReaderCalls):
         Example:
             await log.close(timeout=5)
         """
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         self._finalizer.detach()
         parts = list(self._parts)
         publishers = [part for part in parts if isinstance(part, Publisher)]

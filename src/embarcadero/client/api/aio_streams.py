@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from embarcadero.client.arguments import PublisherOptions, check_timeout, close_patience, seek_lookup
+from embarcadero.client.arguments import Moment, PublisherOptions, close_patience, seek_lookup, timeout_s
 from embarcadero.client.brokers import BrokerPool
-from embarcadero.client.reads import ReaderCore, SubscriberDriver, forked_reader
+from embarcadero.client.reads import ReaderCore, SubscriberDriver, forked_reader, reader_state
 from embarcadero.client.results import Batch, RecordFuture, TableResult, TopicInfo
+from embarcadero.config.key import Duration
 from embarcadero.errors import (
     Backpressure,
     Closed,
@@ -27,7 +27,7 @@ from embarcadero.errors import (
 )
 from embarcadero.forks import tell_of_forks
 from embarcadero.limits import CLOSE_TIMEOUT_S
-from embarcadero.types import Position, StagedBatch
+from embarcadero.types import Position, StagedBatch, public_names
 
 if TYPE_CHECKING:
     from embarcadero.client.intake import Sealed
@@ -48,9 +48,15 @@ class Opening(Coroutine[Any, Any, Opened], Generic[Opened]):
         publisher = await log.publisher("orders")
     """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Opened]) -> None:
-        self._coroutine = coroutine
+    def __init__(self, coroutine: Coroutine[Any, Any, Opened], what: str = "object") -> None:
+        self._coroutine, self._what = coroutine, what
         self._opened: Opened | None = None
+
+    def __repr__(self) -> str:
+        return f"<Opening of a {self._what}: use it with 'async with', or await it>"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("send", "throw", "close"))
 
     def __await__(self) -> Generator[Any, None, Opened]:
         return self._coroutine.__await__()
@@ -88,6 +94,7 @@ class RecordAwaitable(RecordFuture):
             done: asyncio.Future[None] = loop.create_future()
             self._result.on_done(lambda: None if done.done() else done.set_result(None))
             yield from done
+            self._result.waited_for()
         return self._outcome()
 
 
@@ -103,6 +110,12 @@ class Publisher:
         self._pump = Pump(brokers, topic, options, RecordAwaitable)
         tell_of_forks(self)
 
+    def __repr__(self) -> str:
+        return f"<embarcadero.aio.Publisher into {self._pump.label}, {self._pump.state}>"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self)
+
     def _after_fork(self) -> None:
         """In a forked child, refuse every call. The session stays with the parent."""
         self._pump._after_fork()
@@ -114,7 +127,7 @@ class Publisher:
         headers: Mapping[str, bytes] | None = None,
         timestamp: Any = None,
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> RecordAwaitable:
         """Add a record to the current batch. Wait while the window is full.
 
@@ -162,7 +175,7 @@ class Publisher:
         *,
         partition: int | None = None,
         session_seq: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> RecordAwaitable:
         """Publish rows. Wait while the window is full.
 
@@ -194,7 +207,7 @@ class Publisher:
             await publisher.publish([{"symbol": "EMB", "price": 12.5}, {"symbol": "ARC", "price": 3.25}])
             await publisher.publish(data_frame, partition=3)
         """
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         self._pump.raise_lost()
         first = None if session_seq is None else await self._pump.first_sequence(timeout)
         intake, whole = self._pump.intake, TableResult(self._pump.intake.condition)
@@ -216,7 +229,7 @@ class Publisher:
         return RecordAwaitable(whole, 0)
 
     async def publish_encoded(
-        self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: float | None = None
+        self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: Duration | None = None
     ) -> RecordAwaitable:
         """Publish one batch that the caller has encoded, for programs that must know its bytes before it is sent.
 
@@ -237,12 +250,12 @@ class Publisher:
         Example:
             await publisher.publish_encoded(encode_batch(record_batch), record_batch.num_rows)
         """
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         self._pump.raise_lost()
         return await self._add_alone(self._pump.intake.encoded_piece(payload, count, partition), timeout)
 
     async def publish_reference(
-        self, reference: StagedBatch, *, partition: int = 0, timeout: float | None = None
+        self, reference: StagedBatch, *, partition: int = 0, timeout: Duration | None = None
     ) -> RecordAwaitable:
         """Publish a batch that is staged in a topic of order 0 or 1. A broker copies its bytes inside the cluster.
 
@@ -264,11 +277,11 @@ class Publisher:
             staged = (await staging.publish_encoded(payload, count)).staged(schema=1)   # once it is awaited
             position = await (await publisher.publish_reference(staged))
         """
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         self._pump.raise_lost()
         return await self._add_alone(self._pump.intake.reference_piece(reference, partition), timeout)
 
-    async def _add_alone(self, piece: Sealed, timeout: float | None) -> RecordAwaitable:
+    async def _add_alone(self, piece: Sealed, timeout: Duration | None) -> RecordAwaitable:
         intake = self._pump.intake
         whole = TableResult(intake.condition)
         await self._room(timeout)
@@ -279,7 +292,7 @@ class Publisher:
         whole.complete()
         return RecordAwaitable(whole, 0)
 
-    async def next_session_seq(self, timeout: float | None = None) -> int:
+    async def next_session_seq(self, timeout: Duration | None = None) -> int:
         """Wait until the session is open, and return the sequence of its next batch.
 
         Raises:
@@ -289,12 +302,12 @@ class Publisher:
             async with log.publisher("orders", session="job-7") as publisher:
                 done = await publisher.next_session_seq()     # the log has this number of batches
         """
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         first = await self._pump.first_sequence(timeout)
         with self._pump.intake.lock:
             return self._pump.next_sequence(first)
 
-    async def already_in(self, timeout: float | None = None) -> int:
+    async def already_in(self, timeout: Duration | None = None) -> int:
         """Return how many sequences from `session_at` on an earlier holder of this session has used.
 
         The log has some or all of these batches.
@@ -306,15 +319,15 @@ class Publisher:
             async with log.publisher("orders", session="job-7", session_at=4096) as publisher:
                 used = await publisher.already_in()           # 4096 to 4096 + used - 1 were used before
         """
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         return await self._pump.already_in(timeout)
 
-    async def _room(self, timeout: float | None, patient: bool = False) -> None:
+    async def _room(self, timeout: Duration | None, patient: bool = False) -> None:
         """Wait for space in the window. Raise the reason if the publisher accepts no record, now or permanently.
 
         A caller without a timeout is not `patient`: it does not wait for a cluster that has been full for too long.
         """
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         intake, moved = self._pump.intake, self._pump.moved
         patient |= timeout is not None
         if self._waits(patient):
@@ -333,7 +346,7 @@ class Publisher:
         with self._pump.intake.lock:
             return self._pump.intake.waits(patient)
 
-    async def flush(self, timeout: float | None = None) -> None:
+    async def flush(self, timeout: Duration | None = None) -> None:
         """Wait until every record so far has an outcome.
 
         Args:
@@ -347,7 +360,7 @@ class Publisher:
         Example:
             await publisher.flush(timeout=10)
         """
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         intake, moved = self._pump.intake, self._pump.moved
         with intake.lock:
             intake.seal()
@@ -362,7 +375,7 @@ class Publisher:
             raise TimedOut(f"some records have no outcome after {timeout:g} s", "call flush again") from None
         self._pump.raise_problem()
 
-    async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
+    async def close(self, timeout: Duration | None = CLOSE_TIMEOUT_S) -> None:
         """Wait for every outcome, then close. A second call does nothing.
 
         Args:
@@ -380,9 +393,9 @@ class Publisher:
         await self._end(timeout)
         raise_as_one(self._problems())
 
-    async def _end(self, timeout: float | None) -> None:
+    async def _end(self, timeout: Duration | None) -> None:
         """Close without raising an error; `_problems` returns the errors."""
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         await self._pump.close(timeout)
         self._forget(self)  # not reached when cancelled: closing the log then raises the errors
 
@@ -419,6 +432,13 @@ class Subscriber:
         self._reader = SubscriberDriver(brokers, core, self._ready.set, topic=topic)
         tell_of_forks(self)
 
+    def __repr__(self) -> str:
+        state = reader_state(self._reader.core, {}, closed=self._closed, forked=self._forked)
+        return f"<embarcadero.aio.Subscriber of topic {self._topic!r}, {state}>"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self)
+
     def _after_fork(self) -> None:
         """In a forked child, refuse every call. The position stays with the parent."""
         self._forked = True
@@ -429,7 +449,7 @@ class Subscriber:
             raise forked_reader(self._topic)
         return self._reader
 
-    async def poll(self, timeout: float | None = None) -> Batch | None:
+    async def poll(self, timeout: Duration | None = None) -> Batch | None:
         """Return the next batch. A gap is a batch with `batch.gap`.
 
         Args:
@@ -446,7 +466,7 @@ class Subscriber:
         Example:
             batch = await subscriber.poll(timeout=1.0)
         """
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -468,7 +488,7 @@ class Subscriber:
         *,
         seq: int | None = None,
         index: int | None = None,
-        time: datetime | None = None,
+        time: Moment | None = None,
         lane: int | None = None,
     ) -> None:
         """Continue at another position. Give exactly one.
@@ -517,7 +537,7 @@ class Subscriber:
         """Return, by lane, the index of the next batch, or None while it is not known."""
         return self._driver.core.positions()
 
-    async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:  # noqa: ARG002 - nothing to wait for
+    async def close(self, timeout: Duration | None = CLOSE_TIMEOUT_S) -> None:  # noqa: ARG002 - nothing to wait for
         """Stop reading. A second call does nothing, and neither does a call in a forked child."""
         if self._forked:
             return

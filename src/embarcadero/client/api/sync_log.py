@@ -6,7 +6,6 @@ The sources are `aio_log`, `aio_calls` and `aio_streams`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,10 +14,18 @@ import pyarrow as pa
 from embarcadero.client.api.aio_calls import HeldName, LanePositions, Survey
 from embarcadero.client.api.aio_log import open_log
 from embarcadero.client.api.threads import ThreadedLog, ThreadedPublisher, ThreadedSubscriber, opened
-from embarcadero.client.arguments import AS_CONFIGURED, PublisherArguments, StartPosition, Timeout, TopicChanges
+from embarcadero.client.arguments import (
+    AS_CONFIGURED,
+    Moment,
+    PublisherArguments,
+    StartPosition,
+    Timeout,
+    TopicChanges,
+)
 from embarcadero.client.brokers import BatchLimits
 from embarcadero.client.results import Batch, RecordFuture, TopicInfo
 from embarcadero.config import Config
+from embarcadero.config.key import Duration
 from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Cut, Position, ReaderProgress, StagedBatch, Tail, Tier, Topic
 
@@ -74,10 +81,10 @@ class Log(ThreadedLog):
         durable_on: int | None = None,
         schema: pa.Schema | None = None,
         on_gap: str | None = None,
-        gap_timeout_ms: int | None = None,
-        session_ttl_s: int | None = None,
+        gap_timeout_ms: Duration | None = None,
+        session_ttl_s: Duration | None = None,
         retention_bytes: int | None = None,
-        retention_s: int | None = None,
+        retention_s: Duration | None = None,
         partitioner: str | None = None,
         key: str | None = None,
         timeout: Timeout = AS_CONFIGURED,
@@ -217,7 +224,7 @@ class Log(ThreadedLog):
         *,
         before_seq: int | None = None,
         before_index: int | None = None,
-        before_time: datetime | None = None,
+        before_time: Moment | None = None,
         lane: int | None = None,
         cold: bool = True,
         timeout: Timeout = AS_CONFIGURED,
@@ -252,7 +259,7 @@ class Log(ThreadedLog):
         )
 
     def position_at(
-        self, topic: str, time: datetime, *, lane: int | None = None, timeout: Timeout = AS_CONFIGURED
+        self, topic: str, time: Moment, *, lane: int | None = None, timeout: Timeout = AS_CONFIGURED
     ) -> Position:
         """Find the first batch that was appended at or after a time.
 
@@ -375,8 +382,8 @@ class Log(ThreadedLog):
     def read(
         self,
         topic: str,
-        start: int | datetime | None = None,
-        end: int | datetime | None = None,
+        start: int | Moment | None = None,
+        end: int | Moment | None = None,
         *,
         lane: int | None = None,
         read: str = "durable",
@@ -450,7 +457,7 @@ class Log(ThreadedLog):
             timeout=timeout,
         )
 
-    def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
+    def close(self, timeout: Duration | None = CLOSE_TIMEOUT_S) -> None:
         """Close all publishers and subscribers, then disconnect. A second call does nothing.
 
         This also reports the errors of publishers whose own `close` was interrupted.
@@ -553,7 +560,7 @@ class Log(ThreadedLog):
         table_id: str,
         warehouse: str,
         table: str,
-        hot_retention_s: int | None = None,
+        hot_retention_s: Duration | None = None,
         take_over: bool = False,
         properties: Mapping[str, str] | None = None,
         topic_id: int = 0,
@@ -767,7 +774,7 @@ class Publisher(ThreadedPublisher):
         *,
         partition: int | None = None,
         session_seq: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> RecordFuture:
         """Publish rows. Wait while the window is full.
 
@@ -802,7 +809,7 @@ class Publisher(ThreadedPublisher):
         return self._publish(data, partition=partition, session_seq=session_seq, timeout=timeout)
 
     def publish_encoded(
-        self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: float | None = None
+        self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: Duration | None = None
     ) -> RecordFuture:
         """Publish one batch that the caller has encoded, for programs that must know its bytes before it is sent.
 
@@ -826,7 +833,7 @@ class Publisher(ThreadedPublisher):
         return self._publish_encoded(payload, count, partition=partition, timeout=timeout)
 
     def publish_reference(
-        self, reference: StagedBatch, *, partition: int = 0, timeout: float | None = None
+        self, reference: StagedBatch, *, partition: int = 0, timeout: Duration | None = None
     ) -> RecordFuture:
         """Publish a batch that is staged in a topic of order 0 or 1. A broker copies its bytes inside the cluster.
 
@@ -850,7 +857,7 @@ class Publisher(ThreadedPublisher):
         """
         return self._publish_reference(reference, partition=partition, timeout=timeout)
 
-    def next_session_seq(self, timeout: float | None = None) -> int:
+    def next_session_seq(self, timeout: Duration | None = None) -> int:
         """Wait until the session is open, and return the sequence of its next batch.
 
         Raises:
@@ -862,7 +869,7 @@ class Publisher(ThreadedPublisher):
         """
         return self._next_session_seq(timeout)
 
-    def already_in(self, timeout: float | None = None) -> int:
+    def already_in(self, timeout: Duration | None = None) -> int:
         """Return how many sequences from `session_at` on an earlier holder of this session has used.
 
         The log has some or all of these batches.
@@ -876,7 +883,7 @@ class Publisher(ThreadedPublisher):
         """
         return self._already_in(timeout)
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: Duration | None = None) -> None:
         """Wait until every record so far has an outcome.
 
         Args:
@@ -892,7 +899,7 @@ class Publisher(ThreadedPublisher):
         """
         self._flush(timeout)
 
-    def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
+    def close(self, timeout: Duration | None = CLOSE_TIMEOUT_S) -> None:
         """Wait for every outcome, then close. A second call does nothing.
 
         Args:
@@ -917,7 +924,7 @@ class Subscriber(ThreadedSubscriber):
     until the subscriber is closed.
     """
 
-    def poll(self, timeout: float | None = None) -> Batch | None:
+    def poll(self, timeout: Duration | None = None) -> Batch | None:
         """Return the next batch. A gap is a batch with `batch.gap`.
 
         Args:
@@ -942,7 +949,7 @@ class Subscriber(ThreadedSubscriber):
         *,
         seq: int | None = None,
         index: int | None = None,
-        time: datetime | None = None,
+        time: Moment | None = None,
         lane: int | None = None,
     ) -> None:
         """Continue at another position. Give exactly one.
@@ -988,6 +995,6 @@ class Subscriber(ThreadedSubscriber):
         """Return, by lane, the index of the next batch, or None while it is not known."""
         return self._positions()
 
-    def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
+    def close(self, timeout: Duration | None = CLOSE_TIMEOUT_S) -> None:
         """Stop reading. A second call does nothing, and neither does a call in a forked child."""
         self._close(timeout)

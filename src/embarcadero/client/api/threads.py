@@ -16,7 +16,6 @@ import threading
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from datetime import datetime
 from time import monotonic
 from time import time as now_s
 from types import TracebackType
@@ -27,19 +26,21 @@ import pyarrow as pa
 from embarcadero.client import lifetime
 from embarcadero.client.api import aio_log
 from embarcadero.client.arguments import (
+    Moment,
     PublisherArguments,
     StartPosition,
     Timeout,
     check_read,
-    check_timeout,
     close_patience,
     patience_s,
     publisher_options,
     seek_lookup,
     start_lookup,
+    timeout_s,
 )
-from embarcadero.client.reads import LaneSpan, ReaderCore, SubscriberDriver, forked_reader, reader_core
+from embarcadero.client.reads import LaneSpan, ReaderCore, SubscriberDriver, forked_reader, reader_core, reader_state
 from embarcadero.client.results import Batch, RecordFuture, TableResult, TopicInfo, Waitable
+from embarcadero.config.key import Duration
 from embarcadero.errors import (
     Backpressure,
     Closed,
@@ -53,7 +54,7 @@ from embarcadero.errors import (
 )
 from embarcadero.forks import abandon, blank, tell_of_forks
 from embarcadero.limits import RECORD_OVERHEAD_BYTES
-from embarcadero.types import Position, StagedBatch
+from embarcadero.types import Position, StagedBatch, public_names
 
 if TYPE_CHECKING:
     from embarcadero.client.encoding import GivenRecord
@@ -239,6 +240,13 @@ class ThreadedLog:
         self._finalizer = lifetime.close_when_dropped(self, log.brokers, thread.end)
         tell_of_forks(self)
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed or self.ended else self.brokers.state
+        return f"<embarcadero.Log of {self._log.address}, {state}>"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("brokers", "thread"))
+
     def _after_fork(self) -> None:
         """In a forked child, connect again with the first call. Only the parent keeps publishers and subscribers."""
         self._parts = set()
@@ -337,9 +345,9 @@ class ThreadedLog:
         self._parts.discard(part)
 
     # --- the end ---
-    def _close(self, timeout: float | None) -> None:
+    def _close(self, timeout: Duration | None) -> None:
         """Close. Ctrl-C ends the wait; another call continues the closing."""
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         if self._closed:
             return
         try:
@@ -401,6 +409,12 @@ class ThreadedPublisher:
         self._closed = False
         tell_of_forks(self)
 
+    def __repr__(self) -> str:
+        return f"<embarcadero.Publisher into {self.pump.label}, {self.pump.state}>"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("pump",))
+
     def _after_fork(self) -> None:
         """In a forked child, refuse every call. The session stays with the parent."""
         self.pump._after_fork()
@@ -414,7 +428,7 @@ class ThreadedPublisher:
         headers: Mapping[str, bytes] | None = None,
         timestamp: Any = None,
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> RecordFuture:
         """Add a record to the current batch. Wait while the window is full.
 
@@ -461,7 +475,7 @@ class ThreadedPublisher:
                 return self._future(builder.result, number)
         return self._send_first(record, size, timeout)
 
-    def _send_first(self, record: GivenRecord, size: int, timeout: float | None) -> RecordFuture:
+    def _send_first(self, record: GivenRecord, size: int, timeout: Duration | None) -> RecordFuture:
         """Send a record that does not fit the open batch, or when no batch is open."""
         self.pump.raise_lost()
         intake = self._intake
@@ -476,9 +490,9 @@ class ThreadedPublisher:
             timeout = self._room(timeout)
 
     def _publish(
-        self, data: Any, *, partition: int | None, session_seq: int | None, timeout: float | None
+        self, data: Any, *, partition: int | None, session_seq: int | None, timeout: Duration | None
     ) -> RecordFuture:
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         self.pump.raise_lost()
         first = None if session_seq is None else self._thread.wait(self.pump.first_sequence(timeout))
         intake, whole = self._intake, TableResult(self._condition)
@@ -495,18 +509,18 @@ class ThreadedPublisher:
         return RecordFuture(whole, 0)
 
     def _publish_encoded(
-        self, payload: pa.Buffer, count: int, *, partition: int, timeout: float | None
+        self, payload: pa.Buffer, count: int, *, partition: int, timeout: Duration | None
     ) -> RecordFuture:
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         self.pump.raise_lost()
         return self._add_alone(self._intake.encoded_piece(payload, count, partition), timeout)
 
-    def _publish_reference(self, reference: StagedBatch, *, partition: int, timeout: float | None) -> RecordFuture:
-        check_timeout(timeout)
+    def _publish_reference(self, reference: StagedBatch, *, partition: int, timeout: Duration | None) -> RecordFuture:
+        timeout = timeout_s(timeout)
         self.pump.raise_lost()
         return self._add_alone(self._intake.reference_piece(reference, partition), timeout)
 
-    def _add_alone(self, piece: Sealed, timeout: float | None) -> RecordFuture:
+    def _add_alone(self, piece: Sealed, timeout: Duration | None) -> RecordFuture:
         whole = TableResult(self._condition)
         self._add_piece(piece, whole, None, timeout)
         whole.complete()
@@ -517,7 +531,7 @@ class ThreadedPublisher:
         piece: Sealed,
         whole: TableResult,
         claim: tuple[int, int] | None,
-        timeout: float | None,
+        timeout: Duration | None,
         patient: bool = False,
     ) -> None:
         """Add a piece of a table as soon as the window has space. `claim` is the sequence that it must get."""
@@ -533,23 +547,23 @@ class ThreadedPublisher:
                 self.pump.wake(self._thread.call)
                 return
 
-    def _next_session_seq(self, timeout: float | None) -> int:
-        check_timeout(timeout)
+    def _next_session_seq(self, timeout: Duration | None) -> int:
+        timeout = timeout_s(timeout)
         first = self._thread.wait(self.pump.first_sequence(timeout))
         with self._lock:
             return self.pump.next_sequence(first)
 
-    def _already_in(self, timeout: float | None) -> int:
-        check_timeout(timeout)
+    def _already_in(self, timeout: Duration | None) -> int:
+        timeout = timeout_s(timeout)
         return self._thread.wait(self.pump.already_in(timeout))
 
-    def _room(self, timeout: float | None, patient: bool = False) -> float | None:
+    def _room(self, timeout: Duration | None, patient: bool = False) -> float | None:
         """Wait for space in the window, and return the remaining time.
 
         Raise the reason if the publisher accepts no record, now or permanently. A caller without a timeout is not
         `patient`: it does not wait for a cluster that has been full for too long.
         """
-        check_timeout(timeout)
+        timeout = timeout_s(timeout)
         began, intake = monotonic(), self._intake
         patient |= timeout is not None
         if not self._condition.wait_for(lambda: not intake.waits(patient), timeout):
@@ -559,8 +573,8 @@ class ThreadedPublisher:
             raise fresh(why)
         return None if timeout is None else max(0.0, timeout - (monotonic() - began))
 
-    def _flush(self, timeout: float | None) -> None:
-        check_timeout(timeout)
+    def _flush(self, timeout: Duration | None) -> None:
+        timeout = timeout_s(timeout)
         with self._lock:
             self._intake.seal()
             waiting = list(self._intake.unsettled)
@@ -569,8 +583,8 @@ class ThreadedPublisher:
             raise TimedOut(f"some records have no outcome after {timeout:g} s", "call flush again")
         self.pump.raise_problem()
 
-    def _close(self, timeout: float | None) -> None:
-        check_timeout(timeout)
+    def _close(self, timeout: Duration | None) -> None:
+        timeout = timeout_s(timeout)
         if self._closed or not self._thread.alive:
             return
         try:
@@ -605,6 +619,14 @@ class ThreadedSubscriber:
         self._driver = SubscriberDriver(log.brokers, core, self._refill, topic=topic)
         tell_of_forks(self)
 
+    def __repr__(self) -> str:
+        ahead = {batch.lane: batch.index for batch in reversed(list(self._ready))}
+        state = reader_state(self._driver.core, ahead, closed=self._closed, forked=self._forked)
+        return f"<embarcadero.Subscriber of topic {self._topic!r}, {state}>"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self)
+
     def _after_fork(self) -> None:
         """In a forked child, refuse every call. The position stays with the parent."""
         self._forked = True
@@ -619,8 +641,8 @@ class ThreadedSubscriber:
                 self._error = None if self._ready else self._driver.core.failed
                 self._condition.notify_all()
 
-    def _poll(self, timeout: float | None = None) -> Batch | None:
-        check_timeout(timeout)
+    def _poll(self, timeout: Duration | None = None) -> Batch | None:
+        timeout = timeout_s(timeout)
         give_up = None if timeout is None else monotonic() + timeout
         while True:
             with self._lock:
@@ -655,7 +677,7 @@ class ThreadedSubscriber:
         *,
         seq: int | None,
         index: int | None,
-        time: datetime | None,
+        time: Moment | None,
         lane: int | None,
     ) -> None:
         if isinstance(where, Position):
@@ -692,7 +714,7 @@ class ThreadedSubscriber:
             ahead = {batch.lane: batch.index for batch in reversed(self._ready)}
             return self._driver.core.positions() | ahead
 
-    def _close(self, timeout: float | None) -> None:  # noqa: ARG002 - nothing to wait for
+    def _close(self, timeout: Duration | None) -> None:  # noqa: ARG002 - nothing to wait for
         if self._forked:
             return
         with self._lock:

@@ -48,7 +48,8 @@ READ_OPTIONS: Final = {
     "startingOffsets": 'earliest, latest, a seq, or JSON by lane: {"0": {"seq": 1000}}; of several topics JSON by '
     'topic, then lane: {"orders": {"0": {"seq": 1000}}, "clicks": "earliest"}',
     "endingOffsets": "as startingOffsets, exclusive; batch reads only",
-    "startingTimestamp": "an ISO 8601 time with a zone, or microseconds since 1970; instead of startingOffsets",
+    "startingTimestamp": 'a time with a zone (2026-01-31T12:00:00Z), an age ("10m ago"), or microseconds since 1970; '
+    "instead of startingOffsets",
     "endingTimestamp": "as startingTimestamp: the first batch appended then or later ends the read; batch reads only",
     "maxRecordsPerTrigger": "the most records in a micro-batch",
     "maxBytesPerTrigger": "the most payload bytes in a micro-batch, in whole batches, at least one of each lane",
@@ -311,14 +312,7 @@ def _bounded(number: int, what: str) -> int:
 
 
 def _time(text: str) -> Where:
-    if _is_number(text):
-        us = _bounded(int(text), "a time")
-    else:
-        try:
-            us = time_us(datetime.fromisoformat(text))
-        except ValueError as error:
-            message = error.message if isinstance(error, BadValue) else str(error)
-            raise BadValue(f"it is not a time: {message}") from None
+    us = _bounded(int(text), "a time") if _is_number(text) else time_us(text)
     if us > datetime.now(UTC).timestamp() * 1e6:
         raise BadValue("it is in the future; a number is in microseconds since 1970")
     return Where(WhereBy.TIME, us)
