@@ -12,7 +12,7 @@ from embarcadero_proof.prose import LIMITS, Prose, by_folder, limits, markdown, 
 
 ROOT = Path(__file__).parent.parent
 NEW_FOLDER_MAX = 3.0
-CHECKED_FROM = "ce0b8de"  # subjects of later commits are checked
+CHECKED_FROM = "0cb50d7"  # subjects of later commits are checked
 SUBJECT = re.compile(r"[a-z][\w ,./-]*: \S.*")
 PAST_OR_THIRD = re.compile(r": (\w+(ed|ing)|\w+[^s]s) ")
 NOUNS = {"process", "address", "focus", "bypass", "pass", "miss", "feed", "need", "seed", "embed", "bring", "string"}
