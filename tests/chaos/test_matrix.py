@@ -38,5 +38,6 @@ def test_an_impossible_case_fails_and_the_others_go_on(tmp_path: Path, monkeypat
     found = matrix.run(settings, Progress(disable=True))
     assert not found["good"]
     assert [case["problems"] for case in found["cases"]] == [
-        ["PortInUse: calm finds its port taken"], ["PortInUse: kill-any finds its port taken"],
+        ["PortInUse: calm finds its port taken [docs/errors.md#portinuse]"],
+        ["PortInUse: kill-any finds its port taken [docs/errors.md#portinuse]"],
     ]  # fmt: skip

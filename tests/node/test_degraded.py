@@ -170,7 +170,7 @@ def test_replicas_that_are_drained_or_gone(cluster: Cluster) -> None:
     cluster.directory.replicas.mark_dead(1, 1)
     scene = ClusterView(cluster.fabric, cluster.directory, {"sequencer": 1})
     replicas = [replica_report(scene, member, {}) for member in scene.members.values()]
-    assert any("They are not copied: 1 of its ranges could go" in one for one in degraded(scene, replicas, []))
+    assert any("They are not copied: 1 of its ranges have no replica" in one for one in degraded(scene, replicas, []))
     cluster.directory.replicas.register(4, "disk-4", "/replica-4", "here", 0)
     assert any("replica 1 is dead, and 1 ranges name it" in one for one in degraded(scene, replicas, []))
     assert any("copy its sealed ranges after placement.replace" in one for one in degraded(scene, replicas, []))

@@ -71,7 +71,7 @@ def test_another_user_is_informed_of_the_missing_permission(folder: ClusterFolde
 
     assert len(lines) == 2
     for line in lines:
-        assert re.fullmatch(r"ClusterError: user \w+ is not allowed to read .* \(run this as user root; .*\)", line)
+        assert re.match(r"ClusterError: user \w+ is not allowed to read .* \(run this as user root; .*\)", line)
 
 
 def test_hugetlbfs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
